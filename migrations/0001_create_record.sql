@@ -20,7 +20,8 @@ create table idempotency.record (
     attempt          integer not null default 1,
     -- An operator permits attempts up to this number, however small the service's limit is.
     granted_attempt  integer,
-    -- The start of the claiming transaction. Completion requires that now() is still the same, which no COMMIT survives.
+    -- The start of the claiming transaction. Completion requires that now() is still the same. No COMMIT survives this, unless the
+    -- claim is in the same message: then `complete` asks for the mark of the claim, too.
     claimed_at       timestamptz not null default now(),
     -- The deadline of a lease: null where the transaction itself is the lease, -infinity once the claim is released.
     lease_until      timestamptz,
@@ -229,8 +230,8 @@ $$;
 
 -- Claims the key, or finds the answer that src/claim/answer.rs gives; then nothing was done, and the transaction is usable. A null
 -- wait is 5 seconds, or half the retention if that is shorter. statement_timestamp() stands still in a function and in a statement
--- that calls it, so states are judged as of the beginning of the statement; clock_timestamp() shows what is left of the wait, and from
--- when the retention counts.
+-- that calls it, such as the CALL of a worker's loop, which may be hours old. So clock_timestamp() decides what has expired, from
+-- when the retention counts, and what is left of the wait. Leases are judged as of the beginning of the statement, which is safe.
 create function idempotency.ensure(
     scope text, operation text, value text, fingerprint bytea,
     retention interval default '24 hours', wait interval default null, trace text default null,
@@ -243,7 +244,9 @@ declare
     keyed bytea := '';
     refusal text;
     patience interval := coalesce($6, least(interval '5 s', greatest($5 / 2::float8, interval '1 ms')));
-    waits_until timestamptz;
+    -- A clock that has jumped back must not give an expired record another answer than its state.
+    asked constant timestamptz := greatest(clock_timestamp(), statement_timestamp());
+    waits_until constant timestamptz := clock_timestamp() + patience;
     milliseconds int8; lock_id int8;
     -- 62 of its bits are random. random() is not used, because its seed is a setting.
     drawn constant int8 := ('x'::text || encode(substr(uuid_send(gen_random_uuid()), 9), 'hex'))::bit(64)::int8;
@@ -271,11 +274,8 @@ begin
     if refusal is not null then
         raise exception 'idempotency.ensure does not take these arguments' using errcode = 'IK008', hint = refusal;
     end if;
-    waits_until := clock_timestamp() + patience;
-    -- In a long statement, such as the CALL of a worker's loop, the call began later than the statement: otherwise its record
-    -- would be born expired. Without days, whose length would depend on the session's time zone.
-    remembered := make_interval(secs => extract(epoch from $5)::float8
-        + greatest(0::float8, extract(epoch from clock_timestamp() - statement_timestamp())::float8));
+    -- The statements add it to the beginning of the statement. Without days, whose length would depend on the session's time zone.
+    remembered := make_interval(secs => extract(epoch from $5)::float8 + extract(epoch from asked - statement_timestamp())::float8);
     -- As src/key.rs and src/trace.rs. What is no traceparent counts as none.
     lock_id := ('x'::text || encode(substr(sha256(keyed), 1, 8), 'hex'))::bit(64)::int8;
     trace := case
@@ -323,7 +323,8 @@ begin
             -- As src/claim/answer.rs.
             next_attempt := 1;
             outcome := case
-                when seen.state = 'expired' then 'take over'
+                when seen.expires_at <= asked and (seen.lease_until is null or seen.lease_until <= statement_timestamp())
+                    then 'take over'
                 when seen.mode not in ('transaction', 'at_least_once', 'at_most_once', 'in_steps', 'mark') then 'unknown_mode'
                 when seen.mode <> 'transaction' then 'other_mode'
                 when seen.state = 'released' and (seen.attempt = 0 or seen.compared <> 'same') then 'take over'
@@ -364,7 +365,7 @@ begin
                     last_error = case when next_attempt > 1 then last_error end, steps = null, request = null, looks = null, trace = $7
                 where outcome = 'overtaken' and record.scope = $1 and record.operation = $2 and record.value = $3
                     and record.token = seen.token
-                    and ((expires_at <= statement_timestamp() and (lease_until is null or lease_until <= statement_timestamp()))
+                    and ((expires_at <= asked and (lease_until is null or lease_until <= statement_timestamp()))
                         or (mode = 'transaction' and completed_at is null and lease_until = '-infinity'));
                 if found then
                     perform set_config('idempotency.claim', concat(current_setting('idempotency.claim', true), ' ', drawn), true);
@@ -376,7 +377,7 @@ begin
         milliseconds := ceil(extract(epoch from least(waits_until - clock_timestamp(), patience)) * 1000);
         if outcome = 'held' then
             exit when milliseconds <= 0;
-            outcome := idempotency.await_key($1, $2, $3, lock_id, milliseconds, statement_timestamp(), 'transaction');
+            outcome := idempotency.await_key($1, $2, $3, lock_id, milliseconds, asked, 'transaction');
             may_claim := outcome = 'claim';
             -- One more look, because the owner may have ended at this moment.
             patience := case outcome when 'timeout' then '0' else patience end;
@@ -397,9 +398,15 @@ create function idempotency.complete(
 )
 returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
+    -- As src/http/replay.rs.
+    never_replayed constant text[] := array[
+        'authentication-info', 'authorization', 'connection', 'content-length', 'date', 'idempotency-key', 'idempotent-replayed',
+        'keep-alive', 'proxy-authenticate', 'proxy-authorization', 'set-cookie', 'te', 'trailer', 'transfer-encoding', 'upgrade',
+        'www-authenticate'
+    ];
     refusal constant text := case
         when token is null then 'ensure returns a token with the outcome claimed; otherwise there is nothing to complete'
-        when status not between 100 and 599 then 'a status is between 100 and 599'
+        when status not between 200 and 599 then 'a status is between 200 and 599, because a response with a lower one is not the last'
         when headers is not null and (status is null or jsonb_typeof(headers) <> 'array' or exists (
             select from jsonb_array_elements(case jsonb_typeof(headers) when 'array' then headers end) as header
             where case
@@ -407,10 +414,12 @@ declare
                 when jsonb_array_length(header) <> 2 then true
                 else jsonb_typeof(header -> 0) <> 'string' or jsonb_typeof(header -> 1) <> 'string'
                     or (header ->> 0) !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'
+                    or lower(header ->> 0) = any (never_replayed)
                     -- Each character of a value stands for one byte (src/http/replay.rs), and none for a control character.
                     or encode(convert_to(header ->> 1, 'UTF8'), 'hex') ~ '^(..)*(0[0-8a-f]|1.|7f|c[4-9a-f]|[def].)'
             end
-        )) then 'headers come with a status, and are [["name", "value"], ...], as HTTP permits them'
+        )) then 'headers come with a status, and are [["name", "value"], ...], as HTTP permits them; no replay may repeat '
+            || array_to_string(never_replayed, ', ')
     end;
 begin
     if refusal is not null then
@@ -424,7 +433,10 @@ begin
         raise exception 'the retention of the idempotency key has ended' using
             errcode = 'IK003', hint = 'Roll back. The retention must be longer than the transaction.';
     end if;
-    perform idempotency.store_response($1, $2, $3, $4,
+    -- Transactions in one message share now(), the time of the claim. So that time does not show that the transaction of the claim
+    -- has ended; the end of the mark does. Without a token, store_response finds no claim.
+    perform idempotency.store_response($1, $2, $3,
+        case when $4::text = any (string_to_array(current_setting('idempotency.claim', true), ' ')) then $4 end,
         case when status is null then body else coalesce(body, '') end, status::int2,
         case when status is not null then coalesce(headers, '[]')::text end);
 end
@@ -515,6 +527,9 @@ begin
             when relkind in ('v', 'm') then 'it is a view; protect the tables behind it'
             when relkind = 'f' then 'it is a foreign table, whose writes commit in another database'
             when relkind not in ('r', 'p') then 'it is no table'
+            -- Its trigger would not fire for a write that names the parent.
+            when target = relation and exists (select from pg_inherits where inhrelid = target)
+                then 'it is a partition or a child of another table; protect that table'
         end into reason from pg_class where oid = target;
         if not found then
             reason := 'it does not exist';

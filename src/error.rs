@@ -40,7 +40,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 #[non_exhaustive]
 pub enum Error {
     /// The key was used before for another request. Nothing was performed. Do not retry: a new request needs a new key.
-    #[error("the key was used before for another request; take a new key for a new one (operation {:?})", key.operation())]
+    #[error("the key was used before for another request; send that one again, or take a new key for another operation (operation {:?})", key.operation())]
     #[non_exhaustive]
     KeyReused {
         /// The key.

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header, response};
 
 use super::body::LayerBody;
+use super::key_header::IDEMPOTENCY_KEY;
 use super::rejection::Rejection;
 use crate::response::Response as Stored;
 
@@ -20,13 +21,15 @@ pub(super) const REPLAYED: [HeaderName; 13] = [
 ];
 
 /// No replay may repeat the session or the challenge of the first request, the headers of one connection (RFC 9110,
-/// section 7.6.1), or the headers that the server computes for each response.
+/// section 7.6.1), or the headers that the server or the layer computes for each response. `idempotency.complete` refuses
+/// the same names.
 #[rustfmt::skip]
-pub(super) const NEVER_REPLAYED: [HeaderName; 15] = [
+pub(super) const NEVER_REPLAYED: [HeaderName; 16] = [
     header::AUTHORIZATION, header::CONNECTION, header::CONTENT_LENGTH, header::DATE, header::PROXY_AUTHENTICATE,
     header::PROXY_AUTHORIZATION, header::SET_COOKIE, header::TE, header::TRAILER, header::TRANSFER_ENCODING,
     header::UPGRADE, header::WWW_AUTHENTICATE,
-    HeaderName::from_static("authentication-info"), HeaderName::from_static("keep-alive"), IDEMPOTENT_REPLAYED,
+    HeaderName::from_static("authentication-info"), HeaderName::from_static("keep-alive"), IDEMPOTENCY_KEY,
+    IDEMPOTENT_REPLAYED,
 ];
 
 /// The record of a response, with its headers and its body, or without them if they are not to be stored.

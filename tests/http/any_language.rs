@@ -2,13 +2,13 @@
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderName, StatusCode, header};
 use axum::routing::post;
-use pg_idempotency::http::IdempotentTx;
+use pg_idempotency::http::{IDEMPOTENCY_KEY, IDEMPOTENT_REPLAYED, IdempotentTx};
 use pg_idempotency::{Fingerprint, Key};
 use rig::functions::{complete, ensure};
 use serde_json::{Value, json};
-use sqlx::PgPool;
+use sqlx::{Connection as _, PgPool};
 
 use crate::support::{app, create_effects, effects, post_to, transactional};
 
@@ -104,5 +104,38 @@ async fn the_layer_computes_the_vectors_of_requests(pool: PgPool) -> anyhow::Res
         requests += 1;
     }
     assert_eq!(requests, 3);
+    Ok(())
+}
+
+/// A stored `Content-Length` of another body would end the replay early, and its rest would begin the next response.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
+async fn the_sql_functions_refuse_the_headers_that_the_layer_never_replays(pool: PgPool) -> anyhow::Result<()> {
+    let ours = [IDEMPOTENCY_KEY, IDEMPOTENT_REPLAYED];
+    let connection = [header::CONNECTION, header::TE, header::TRAILER, header::TRANSFER_ENCODING, header::UPGRADE];
+    let credentials = [
+        header::AUTHORIZATION,
+        header::PROXY_AUTHENTICATE,
+        header::PROXY_AUTHORIZATION,
+        header::SET_COOKIE,
+        header::WWW_AUTHENTICATE,
+    ];
+    let others = ["authentication-info", "keep-alive"].map(HeaderName::from_static);
+    let replayable = [header::CONTENT_TYPE, header::ETAG, header::LOCATION, HeaderName::from_static("x-request-id")];
+    let mut tx = pool.begin().await?;
+    let mut refused = 0;
+    let names = ours.into_iter().chain(connection).chain(credentials).chain(others).chain(replayable);
+    for name in names.chain([header::CONTENT_LENGTH, header::DATE]) {
+        let by_the_layer = transactional(&pool).with_replayed_header(name.clone()).is_err();
+        let mut savepoint = tx.begin().await?;
+        let claimed = ensure(&mut savepoint, &key("o", "v"), &asked("/", ""), None).await?;
+        let headers = json!([[name.as_str().to_uppercase(), "1"]]).to_string();
+        let completed =
+            complete(&mut savepoint, &key("o", "v"), claimed.token, (Some(200), Some(&headers), None)).await;
+        assert_eq!(completed.is_err(), by_the_layer, "{name}: {completed:?}");
+        refused += usize::from(by_the_layer);
+        savepoint.rollback().await?;
+    }
+    assert_eq!(refused, 16);
     Ok(())
 }

@@ -127,7 +127,7 @@ impl IdempotencyLayer {
     /// # Errors
     ///
     /// [`InvalidSetting::HeaderNotReplayable`] for `Set-Cookie`, authentication, hop-by-hop headers, `Date`,
-    /// `Content-Length`.
+    /// `Content-Length`, and the headers that the layer adds itself.
     pub fn with_replayed_header(mut self, name: HeaderName) -> Result<Self, InvalidSetting> {
         if NEVER_REPLAYED.contains(&name) {
             return Err(InvalidSetting::HeaderNotReplayable(name));

@@ -87,6 +87,20 @@ async fn the_retention_counts_from_the_call_also_in_a_long_statement(pool: PgPoo
         $$";
     let refused = sqlx::raw_sql(late).execute(&pool).await.expect_err("its retention has ended");
     assert_eq!(refused.as_database_error().and_then(|error| error.code()).as_deref(), Some("IK003"), "{refused:?}");
+
+    // A retention that ended inside one statement, after a COMMIT: the key is new.
+    let twice = "do $$
+        declare one record; other record;
+        begin
+            select * into one from idempotency.ensure('scope', 'operation', 'c', idempotency.fingerprint('x'), '50 ms', '1 ms');
+            perform idempotency.complete('scope', 'operation', 'c', one.token);
+            commit;
+            perform pg_catalog.pg_sleep(0.06);
+            select * into other from idempotency.ensure('scope', 'operation', 'c', idempotency.fingerprint('y'), '1 hour');
+            perform idempotency.complete('scope', 'operation', 'c', other.token);
+        end
+        $$";
+    sqlx::raw_sql(twice).execute(&pool).await?;
     Ok(())
 }
 

@@ -86,7 +86,7 @@ async fn a_response_of_another_shape_is_refused_and_the_claim_remains(pool: PgPo
     let mut tx = pool.begin().await?;
     let claimed = ensure(&mut tx, &key("a"), &fingerprint(), None).await?;
     for (status, headers) in [
-        (Some(99), None),
+        (Some(199), None),
         (Some(600), None),
         (None, Some("[]")),
         (Some(200), Some("{}")),
@@ -210,6 +210,21 @@ async fn only_the_claim_of_this_transaction_completes_and_only_once(pool: PgPool
         .await?;
     let (code, hint) = refusal(complete(&mut owner, &key("c"), claimed.token, NOTHING).await);
     assert!(code == "IK003" && hint.contains("retention"), "{code} {hint}");
+    Ok(())
+}
+
+/// The transactions of one message share `now()`, which is the time of the claim.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
+async fn a_claim_does_not_survive_a_commit_inside_one_message(pool: PgPool) -> anyhow::Result<()> {
+    let message = "begin;
+        select outcome from idempotency.ensure('s', 'o', 'v', idempotency.fingerprint('x'));
+        commit;
+        begin;
+        select idempotency.complete('s', 'o', 'v', (select token from idempotency.record));
+        commit";
+    let (code, hint) = refusal(sqlx::raw_sql(message).execute(&pool).await);
+    assert!(code == "IK002" && hint.contains("one transaction"), "{code} {hint}");
     Ok(())
 }
 

@@ -48,6 +48,7 @@ async fn only_a_table_of_the_service_can_be_protected(pool: PgPool) -> anyhow::R
         ("kept", "public.kept cannot be protected: it is a view"),
         ("numbers", "it is no table"),
         ("remote", "it is a foreign table"),
+        ("mixed_1", "public.mixed_1 cannot be protected: it is a partition"),
         ("mixed", "public.mixed_2 cannot be protected: it is a foreign table"),
         ("idempotency.record", "it is a table of pg-idempotency itself"),
         ("idempotency._sqlx_migrations", "it is a table of pg-idempotency itself"),
