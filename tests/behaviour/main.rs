@@ -27,7 +27,6 @@ mod transaction {
 }
 
 mod lease {
-    mod fencing;
     mod granted;
     mod in_doubt;
     pub(crate) mod leases;

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy, ensure_leased};
 use pg_idempotency::operator::{State, release, resolve, show};
-use pg_idempotency::testing::{Gate, lapse};
+use pg_idempotency::testing::{Gate, expire, lapse};
 use pg_idempotency::{Error, InFlight, Outcome};
 use sqlx::{Executor as _, PgPool};
 
 use crate::lease::steps::IN_STEPS;
-use crate::support::{expire_in, key};
+use crate::support::{expire_in, janitor, key};
 
 const LEASE: Duration = Duration::from_secs(40);
 pub(crate) const AT_LEAST_ONCE: Policy = Policy::AtLeastOnce { lease: LEASE };
@@ -148,6 +148,17 @@ async fn a_poison_message_is_exhausted(pool: PgPool) -> anyhow::Result<()> {
         assert_ne!(token, 0);
     }
     Ok(())
+}
+
+/// A token that counts would come back after a purge.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn an_owner_whose_record_was_purged_is_fenced_from_the_next_one(pool: PgPool) -> anyhow::Result<()> {
+    let overtaken = acquired(&pool, AT_LEAST_ONCE).await;
+    expire(&pool, &key("a")).await?;
+    assert_eq!(janitor(&pool).sweep_once(10).await?.rows(), 1);
+    let next = acquired(&pool, AT_LEAST_ONCE).await;
+    assert!(matches!(overtaken.complete(&"late".to_owned()).await, Err(Error::LeaseLost)));
+    Ok(next.complete(&"done".to_owned()).await?)
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
