@@ -6,15 +6,13 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
 use pg_idempotency::testing::{Gate, cancel_after};
-use pg_idempotency::{Error, Idempotency, Mode, Outcome, ensure_idempotent};
+use pg_idempotency::{Error, Idempotency, Outcome, ensure_idempotent};
 use rig::database::until_blocked;
-use rig::fixture::Fixture;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgConnection, PgPool};
 
 use crate::support::{
-    clear, create_effects, create_open_effects, effects, key, leave_effect, once, rejecting, setting, waiting,
-    wide_pool,
+    create_effects, create_open_effects, effects, key, leave_effect, once, rejecting, setting, waiting, wide_pool,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -227,58 +225,6 @@ async fn a_wait_for_a_locked_row_ends_at_its_limit(pool: PgPool) -> anyhow::Resu
     Ok(())
 }
 
-/// Many calls wait to take over an expired or released record, behind an owner that rolls back. Exactly one performs, and
-/// none is told *in flight*. They run on several threads, because a slow client hides the fault.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn of_many_waiting_calls_one_takes_over_and_the_others_replay(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    const CALLS: i64 = 60;
-    let observer = PgPool::connect_with(options.clone()).await?;
-    create_effects(&observer).await;
-    for state in [
-        "expires_at = statement_timestamp()",
-        "completed_at = null, response_body = null, lease_until = '-infinity'",
-        "expires_at = statement_timestamp(), completed_at = null, response_body = null",
-    ] {
-        clear(&observer).await;
-        let _ = once(&observer, &key("a"), "body").await?;
-        let update = format!("update idempotency.record set {state}");
-        sqlx::raw_sql(sqlx::AssertSqlSafe(update)).execute(&observer).await?;
-        let first = owner(&observer, "a").await;
-        let options = options.clone();
-        let takers = std::thread::spawn(move || -> anyhow::Result<(i64, i64)> {
-            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build()?;
-            runtime.block_on(async move {
-                let pool = PgPoolOptions::new().max_connections(u32::try_from(CALLS)?).connect_with(options).await?;
-                let calls: Vec<_> = (0..CALLS)
-                    .map(|_| {
-                        let pool = pool.clone();
-                        tokio::spawn(async move {
-                            let perform = async |conn: &mut PgConnection| leave_effect(conn, "effect").await;
-                            waiting(PATIENCE).run(&pool, &key("a"), "body", perform).await
-                        })
-                    })
-                    .collect();
-                let (mut performed, mut replayed) = (0, 0);
-                for call in calls {
-                    *if call.await??.is_replayed() { &mut replayed } else { &mut performed } += 1;
-                }
-                pool.close().await;
-                Ok((performed, replayed))
-            })
-        });
-        until_blocked(&observer, CALLS).await?;
-        first.rollback().await?;
-        let ended = tokio::task::spawn_blocking(|| takers.join()).await?;
-        let (performed, replayed) = ended.map_err(|_| anyhow::anyhow!("a panic"))??;
-        assert_eq!((performed, replayed), (1, CALLS - 1), "{state}");
-        assert_eq!(effects(&observer).await, 2, "{state}: the first one, and one more");
-    }
-    Ok(())
-}
-
 /// A clock that has jumped back since the call asked must not end a record before its time.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_time_of_asking_ahead_of_the_clock_ends_nothing_that_is_live(pool: PgPool) -> anyhow::Result<()> {
@@ -292,20 +238,5 @@ async fn a_time_of_asking_ahead_of_the_clock_ends_nothing_that_is_live(pool: PgP
     sqlx::query("update idempotency.record set expires_at = statement_timestamp()").execute(&pool).await?;
     let answer: String = sqlx::query_scalar(wait).fetch_one(&mut *tx).await?;
     assert_eq!((answer.as_str(), locks(&mut tx).await), ("look", 1), "it can, and by one");
-    Ok(())
-}
-
-/// The call answers `OtherMode`, and its transaction may last.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_wait_does_not_keep_the_lock_of_a_released_key_in_another_mode(pool: PgPool) -> anyhow::Result<()> {
-    let released = Fixture::released(&key("a"), "body")?;
-    for (mode, kept) in [(Mode::Transaction, 1), (Mode::AtLeastOnce, 0), (Mode::AtMostOnce, 0)] {
-        sqlx::query("delete from idempotency.record").execute(&pool).await?;
-        released.clone().with_mode(mode).write(&pool).await?;
-        let mut tx = pool.begin().await?;
-        let wait = "select idempotency.await_key('tenant', 'operation', 'a', 1, 1000, now(), 'transaction')";
-        let answer: String = sqlx::query_scalar(wait).fetch_one(&mut *tx).await?;
-        assert_eq!((answer.as_str(), locks(&mut tx).await), ("look", kept), "{mode}");
-    }
     Ok(())
 }
