@@ -1,5 +1,4 @@
-//! Marks: the window, places in a batch, limits, plans, and storms of many consumers. The interleavings have single
-//! marks and batches in flight.
+//! Marks: the window, places in a batch, limits and plans. The interleavings have single marks and batches in flight.
 
 use std::time::Duration;
 
@@ -194,69 +193,5 @@ async fn autocommit_is_refused_before_anything_is_marked(pool: PgPool) -> anyhow
     let error = Marking::new(WINDOW)?.mark_many(&mut conn, &[key("a")]).await;
     assert!(matches!(error, Err(Error::NotInTransaction)), "{error:?}");
     assert_eq!(marked(&pool, &keys(["a"])).await?, [First]);
-    Ok(())
-}
-
-/// What one consumer asks for in one transaction, and whether that commits.
-#[derive(Clone, Debug)]
-struct Batch {
-    keys: Vec<u8>,
-    commits: bool,
-}
-
-fn any_consumers() -> impl proptest::strategy::Strategy<Value = Vec<Vec<Batch>>> {
-    use proptest::prelude::*;
-    // Sixty keys in batches of up to forty: they overlap, and have the same key more than once.
-    let batch =
-        (prop::collection::vec(0_u8..60, 0..40), any::<bool>()).prop_map(|(keys, commits)| Batch { keys, commits });
-    prop::collection::vec(prop::collection::vec(batch, 1..5), 2..5)
-}
-
-/// Against a set: among the transactions that commit, every key that was asked for is first exactly once.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn every_key_is_first_once_among_transactions_that_commit(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    use proptest::strategy::{Strategy as _, ValueTree as _};
-    let pool = wide_pool(&options, 5).await;
-    let mut runner = proptest::test_runner::TestRunner::default();
-    for case in 0..40 {
-        let consumers = any_consumers().new_tree(&mut runner).map_err(|error| anyhow::anyhow!("{error}"))?.current();
-        let running: Vec<_> = consumers
-            .clone()
-            .into_iter()
-            .map(|batches| {
-                let pool = pool.clone();
-                tokio::spawn(async move {
-                    let (mut firsts, mut asked) = (Vec::new(), Vec::new());
-                    for Batch { keys: numbers, commits } in batches {
-                        let input = keys(numbers.iter().map(|n| format!("{case}/{n}")));
-                        let mut tx = pool.begin().await?;
-                        let result = mark_many(&mut tx, &input, WINDOW).await?;
-                        if !commits {
-                            tx.rollback().await?;
-                            continue;
-                        }
-                        tx.commit().await?;
-                        asked.extend(numbers.iter().copied());
-                        firsts.extend(
-                            numbers.into_iter().zip(result).filter(|(_, marked)| *marked == First).map(|(n, _)| n),
-                        );
-                    }
-                    Ok::<_, Error>((firsts, asked))
-                })
-            })
-            .collect();
-        let (mut firsts, mut asked) = (Vec::new(), std::collections::BTreeSet::new());
-        for consumer in running {
-            let (first, ask) = consumer.await??;
-            firsts.extend(first);
-            asked.extend(ask);
-        }
-        firsts.sort_unstable();
-        assert_eq!(firsts, asked.into_iter().collect::<Vec<_>>(), "case {case}: {consumers:?}");
-    }
-    pool.close().await;
     Ok(())
 }
