@@ -1,7 +1,6 @@
 //! The SQL functions beside the Rust functions, on the same keys.
 
 use std::sync::LazyLock;
-use std::time::Duration;
 
 use pg_idempotency::{Fingerprint, Idempotency, InFlight, Outcome, ensure_idempotent};
 use rig::database::until_blocked;
@@ -9,7 +8,7 @@ use rig::functions::{complete, ensure};
 use serde_json::Value;
 use sqlx::{Connection as _, PgConnection, PgPool};
 
-use crate::support::{connect, create_effects, effects, expire_in, key, leave_effect, records};
+use crate::support::{connect, create_effects, effects, key, leave_effect, records};
 
 const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
@@ -205,31 +204,6 @@ async fn a_savepoint_undoes_a_claim(pool: PgPool) -> anyhow::Result<()> {
     complete(&mut tx, &key("a"), claimed.token, (None, None, None)).await?;
     tx.commit().await?;
     assert_eq!(effects(&pool).await, 1);
-    Ok(())
-}
-
-/// Of two callers that meet an expired record, one takes it over.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
-async fn an_expired_record_is_taken_over_by_one_caller(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let call = async || {
-        let mut tx = pool.begin().await?;
-        let answer = ensure(&mut tx, &key("a"), fingerprint().as_bytes(), None).await?;
-        if answer.outcome == "claimed" {
-            leave_effect(&mut tx, "one").await?;
-            complete(&mut tx, &key("a"), answer.token, (None, None, Some(b"1"))).await?;
-        }
-        tx.commit().await?;
-        anyhow::Ok(answer.outcome)
-    };
-    assert_eq!(call().await?, "claimed");
-    expire_in(&pool, &key("a"), Duration::ZERO).await?;
-    let (one, other) = tokio::join!(call(), call());
-    let mut outcomes = [one?, other?];
-    outcomes.sort();
-    assert_eq!(outcomes, ["claimed", "replayed"]);
-    assert_eq!((effects(&pool).await, records(&pool).await), (2, 1));
     Ok(())
 }
 

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use pg_idempotency::Fingerprint;
-use pg_idempotency::mark::{Marked, mark};
 use rig::functions::{complete, ensure};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 
@@ -225,18 +224,6 @@ async fn a_claim_does_not_survive_a_commit_inside_one_message(pool: PgPool) -> a
         commit";
     let (code, hint) = refusal(sqlx::raw_sql(message).execute(&pool).await);
     assert!(code == "IK002" && hint.contains("one transaction"), "{code} {hint}");
-    Ok(())
-}
-
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
-async fn a_mark_and_a_call_never_share_a_key(pool: PgPool) -> anyhow::Result<()> {
-    let mut tx = pool.begin().await?;
-    assert_eq!(mark(&mut tx, &key("a"), Duration::from_secs(60)).await?, Marked::First);
-    tx.commit().await?;
-    let mut tx = pool.begin().await?;
-    assert_eq!(ensure(&mut tx, &key("a"), &fingerprint(), None).await?.outcome, "other_mode");
-    tx.commit().await?;
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! `idempotency.run`: the claim, the effect and the completion in one statement.
 
 use pg_idempotency::Fingerprint;
-use rig::database::{backend, until_blocked};
+use rig::database::backend;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgExecutor, PgPool};
 
 use crate::support::{connect, create_effects, effects, records};
@@ -81,30 +81,6 @@ async fn it_performs_once_and_replays_the_same_bytes(pool: PgPool) -> anyhow::Re
     both.sort_by_key(|answer| answer.outcome.clone());
     assert_eq!(both, [Answer::of("performed", "3"), Answer::of("replayed", "3")]);
     assert_eq!((effects(&pool).await, records(&pool).await), (3, 3));
-    Ok(())
-}
-
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
-async fn a_second_call_waits_for_the_transaction_of_the_first_one(pool: PgPool) -> anyhow::Result<()> {
-    prepared(&pool).await?;
-    for (commits, outcome, body) in [(true, "replayed", "1"), (false, "performed", "2")] {
-        let mut tx = pool.begin().await?;
-        assert_eq!(pay(&mut *tx, outcome, "one", None).await?.outcome, "performed");
-        let end = async {
-            until_blocked(&pool, 1).await?;
-            if commits {
-                tx.commit().await?
-            } else {
-                tx.rollback().await?
-            }
-            anyhow::Ok(())
-        };
-        let (answer, ended) = tokio::join!(pay(&pool, outcome, "one", None), end);
-        ended?;
-        assert_eq!(answer?, Answer::of(outcome, body));
-    }
-    assert_eq!(effects(&pool).await, 2);
     Ok(())
 }
 
