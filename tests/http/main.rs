@@ -26,6 +26,5 @@ mod support;
 mod tool_calls;
 mod traces;
 mod transactional;
-mod unbegun;
 mod vanished;
 mod wire;

@@ -36,7 +36,7 @@ struct Held {
 }
 
 impl Held {
-    async fn new(server: &PgConnectOptions, level: &str) -> anyhow::Result<Self> {
+    async fn new(server: &PgConnectOptions) -> anyhow::Result<Self> {
         let direct = wide_pool(server, 3).await;
         sqlx::raw_sql(
             "create function held() returns trigger language plpgsql as
@@ -47,8 +47,7 @@ impl Held {
         .execute(&direct)
         .await?;
         let proxy = Proxy::before(server).await?;
-        let options = proxy.options.clone().options([("default_transaction_isolation", level)]);
-        let service = PgPoolOptions::new().max_connections(3).connect_with(options).await?;
+        let service = PgPoolOptions::new().max_connections(3).connect_with(proxy.options.clone()).await?;
         Ok(Self { direct, service, proxy, gate: PgConnection::connect_with(server).await? })
     }
 
@@ -100,8 +99,13 @@ fn assert_lost(result: Result<Outcome<i64>, Error>) {
 }
 
 /// The COMMIT is executed, and its answer is lost. Until it is executed, the release must not give up.
-async fn the_answer_of_a_commit_is_lost(server: &PgConnectOptions, level: &str) -> anyhow::Result<()> {
-    let mut held = Held::new(server, level).await?;
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "Citus takes no trigger")]
+async fn a_claim_whose_commit_lost_its_answer_is_released(
+    _: PgPoolOptions,
+    server: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let mut held = Held::new(&server).await?;
     for policy in POLICIES {
         let leasing = Leasing::new(policy)?;
         held.hold().await?;
@@ -123,30 +127,11 @@ async fn the_answer_of_a_commit_is_lost(server: &PgConnectOptions, level: &str) 
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "Citus takes no trigger")]
-async fn a_claim_whose_commit_lost_its_answer_is_released(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
-    the_answer_of_a_commit_is_lost(&server, "read committed").await
-}
-
-/// In the session's own level, the release would look with the snapshot of the try of the lock.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "Citus takes no trigger")]
-async fn a_claim_is_released_whatever_the_level_of_the_session_is(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
-    the_answer_of_a_commit_is_lost(&server, "repeatable read").await
-}
-
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "Citus takes no trigger")]
 async fn a_claim_whose_future_was_dropped_during_its_commit_is_released(
     _: PgPoolOptions,
     server: PgConnectOptions,
 ) -> anyhow::Result<()> {
-    let mut held = Held::new(&server, "read committed").await?;
+    let mut held = Held::new(&server).await?;
     for inside_a_runtime in [true, false] {
         let leasing = Leasing::new(AT_MOST_ONCE)?;
         held.hold().await?;
@@ -174,26 +159,6 @@ async fn a_claim_whose_future_was_dropped_during_its_commit_is_released(
     Ok(())
 }
 
-/// Under the key's lock there is no row, so the claim never was. The next call is the first.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "Citus takes no trigger")]
-async fn a_claim_that_was_rolled_back_leaves_nothing(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
-    let mut held = Held::new(&server, "read committed").await?;
-    let leasing = Leasing::new(AT_MOST_ONCE)?;
-    held.hold().await?;
-    let call = held.committing(leasing).await?;
-    sqlx::query(
-        "select pg_terminate_backend(pid) from pg_stat_activity
-         where datname = current_database() and wait_event_type = 'Lock'",
-    )
-    .execute(&held.direct)
-    .await?;
-    assert_lost(call.await?);
-    held.let_go().await?;
-    assert_eq!(held.perform(leasing, "another body").await?, 1);
-    Ok(())
-}
-
 /// What earlier attempts have left stays, and the permission of an operator is not used up.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "Citus takes no trigger")]
@@ -201,7 +166,7 @@ async fn a_further_claim_that_never_began_leaves_the_record_as_it_was(
     _: PgPoolOptions,
     server: PgConnectOptions,
 ) -> anyhow::Result<()> {
-    let mut held = Held::new(&server, "read committed").await?;
+    let mut held = Held::new(&server).await?;
     let leasing = Leasing::new(IN_STEPS)?.with_max_attempts(NonZeroU32::MIN).with_stored_request(true);
     let leasing = leasing.with_resume_after(Duration::ZERO)?;
     let failing = async |lease: &Lease| -> Result<u32, WorkError> {
