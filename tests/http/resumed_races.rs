@@ -1,4 +1,4 @@
-//! Two resumers, clients that come back in between, and layers that meet a lease: nobody gets a second claim or a wrong
+//! Clients that come back while a resumer decides, and layers that meet a lease: nobody gets a second claim or a wrong
 //! answer.
 
 use std::sync::{Arc, Mutex};
@@ -14,31 +14,8 @@ use pg_idempotency::{Error, Key, NotResumable, operator};
 use sqlx::{Executor as _, PgPool};
 use tokio::sync::oneshot;
 
-use crate::resumed::{Account, MINUTE, OPERATION, Service, key, many, options, permit, signed};
+use crate::resumed::{Account, MINUTE, OPERATION, Service, key, options, permit, signed};
 use crate::support::{post_to, records, send, spawned_post, user};
-
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn two_resumers_send_each_request_once(pool: PgPool) -> anyhow::Result<()> {
-    let service = Service::new(&pool);
-    service.abandoned(&pool, "key-", "/payments/ada").await;
-    many(&pool, "key-", 5).await;
-    // They have the same fingerprint, and keys of their own in the request.
-    pool.execute("delete from idempotency.record where value = 'key-'").await?;
-    let routes = Router::new().fallback(async |lease: Lease| lease.key().value().to_owned());
-    for _ in 0..3 {
-        let one = service.layer.resume_one(OPERATION, permit, routes.clone());
-        let other = service.layer.resume_one(OPERATION, permit, routes.clone());
-        let _ = tokio::try_join!(one, other)?;
-    }
-    while service.layer.resume_one(OPERATION, permit, routes.clone()).await?.is_some() {}
-    let answers: Vec<(i32, String)> =
-        sqlx::query_as("select attempt, convert_from(response_body, 'UTF8') from idempotency.record order by value")
-            .fetch_all(&pool)
-            .await?;
-    let expected: Vec<_> = (1..=5).map(|n| (2, format!("key-{n}"))).collect();
-    assert_eq!(answers, expected);
-    Ok(())
-}
 
 /// Between the search and the claim, the client comes back, or the record is another operation's.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]

@@ -304,29 +304,6 @@ async fn a_revived_lease_sets_the_looks_and_the_quiet_time_back(pool: PgPool) ->
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_lease_that_is_revived_during_a_look_makes_it_count_nothing(pool: PgPool) -> anyhow::Result<()> {
-    for (finds, lives) in [(false, false), (false, true), (true, false), (true, true)] {
-        pool.execute("truncate idempotency.record").await?;
-        in_doubt(&pool, "a").await;
-        note(&pool, &reconciler()).await;
-        for _ in 0..2 {
-            assert_eq!(says(&pool, &reconciler(), Finding::NoTrace).await, Visit::Undecided);
-            pass_time(&pool).await;
-        }
-        let reviving = async |_: &InDoubt| {
-            revive_and_lapse(&pool).await;
-            if lives {
-                pool.execute("update idempotency.record set lease_until = now() + interval '1 min'").await?;
-            }
-            Ok::<_, Error>(if finds { sent() } else { Finding::NoTrace })
-        };
-        assert_eq!(reconciler().visit_one(&pool, reviving).await?, Visit::Overtaken, "{finds} {lives}");
-        assert_eq!(state(&pool).await, if lives { State::InFlight } else { State::Indeterminate });
-    }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_looks_at_one_step_settle_no_other(pool: PgPool) -> anyhow::Result<()> {
     steps_in_doubt(&pool, &["email", "text"]).await;
     note(&pool, &of_steps()).await;

@@ -123,26 +123,6 @@ async fn only_operations_in_doubt_that_have_stored_their_request_are_visited(poo
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn several_reconcilers_share_the_operations(pool: PgPool) -> anyhow::Result<()> {
-    let pool = crate::support::wide_pool(&pool.connect_options(), 12).await;
-    for value in ["1", "2", "3", "4", "5", "6"] {
-        in_doubt(&pool, value).await;
-    }
-    note(&pool, &reconciler()).await;
-    let asked = std::sync::Mutex::new(Vec::new());
-    let look_up = async |look: &InDoubt| {
-        asked.lock().expect("not poisoned").push(look.key().value().to_owned());
-        Ok::<_, Error>(sent())
-    };
-    let work = async || while reconciler().visit_one(&pool, look_up).await.expect("no error") != Visit::Nothing {};
-    futures_util::future::join3(work(), work(), work()).await;
-    let mut asked = asked.into_inner()?;
-    asked.sort();
-    assert_eq!(asked, ["1", "2", "3", "4", "5", "6"]);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn somebody_elses_decision_wins(pool: PgPool) -> anyhow::Result<()> {
     let decisions = [
         "completed late",
