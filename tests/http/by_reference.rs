@@ -240,23 +240,6 @@ async fn a_stored_body_is_replayed_as_it_is(pool: PgPool) {
     assert_eq!(replay.replays.load(Ordering::Relaxed), 0);
 }
 
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn nobody_gets_the_answer_of_another_request(pool: PgPool) {
-    create_effects(&pool).await;
-    for layer in layers(&pool) {
-        outside(&pool, "delete from idempotency.record; delete from effect").await;
-        let replay = OrdersById::default();
-        let app = orders(&pool).layer(layer.with_replay(replay.clone()));
-        post_to(&app, "/orders", "key-1", "x").await;
-        assert_eq!(post_to(&app, "/orders", "key-1", "y").await.problem(), "key-reused");
-        let mut other = request("POST", "/orders", Some("key-1"), "x");
-        other.headers_mut().insert("x-user", "bob".parse().expect("a name"));
-        let other = send(&app, other).await;
-        assert_eq!((other.status, other.is_replayed()), (StatusCode::CREATED, false));
-        assert_eq!((effects(&pool).await, replay.replays.load(Ordering::Relaxed)), (2, 0));
-    }
-}
-
 /// What can go wrong in the service's code.
 struct Failing;
 

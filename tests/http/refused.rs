@@ -6,14 +6,12 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{Json, Request};
 use axum::http::StatusCode;
-use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use pg_idempotency::lease::{Lease, Leasing, Policy};
 use pg_idempotency::operator::{Shown, State, show};
-use pg_idempotency::testing::{age, lapse};
+use pg_idempotency::testing::age;
 use pg_idempotency::{Error, Key};
 use serde_json::Value;
 use sqlx::PgPool;
@@ -22,7 +20,6 @@ use crate::support::{Answer, leased, post_to};
 
 const LEASE: Duration = Duration::from_secs(60);
 const IN_STEPS: Policy = Policy::InSteps { lease: LEASE };
-const POLICIES: [Policy; 3] = [IN_STEPS, Policy::AtLeastOnce { lease: LEASE }, Policy::AtMostOnce { lease: LEASE }];
 
 fn key() -> Key {
     Key::new("ada", "POST /rides", "key-1").expect("a key")
@@ -137,58 +134,6 @@ async fn what_a_client_was_told_is_refused_is_never_resumed(pool: PgPool) -> any
             let done = leasing.resume_one(&pool, "POST /rides", work).await?.is_some();
             assert_eq!((done, charges.load(Ordering::SeqCst)), (resumed, u32::from(resumed)), "{policy:?} {status}");
         }
-    }
-    Ok(())
-}
-
-/// Under every policy: what is checked in front of the layer leaves no record.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_refusal_in_front_of_the_layer_leaves_the_key_free(pool: PgPool) -> anyhow::Result<()> {
-    async fn check(body: Bytes) -> Result<Bytes, StatusCode> {
-        match serde_json::from_slice::<Value>(&body) {
-            Ok(Value::Object(ride)) if ride.contains_key("to") => Ok(body),
-            _ => Err(StatusCode::UNPROCESSABLE_ENTITY),
-        }
-    }
-    for policy in POLICIES {
-        sqlx::raw_sql("truncate idempotency.record").execute(&pool).await?;
-        let handler = async |_: Lease, Json(_): Json<Value>| "booked";
-        let checked = from_fn(async |request: Request, next: Next| {
-            let (mut parts, body) = request.into_parts();
-            let Ok(body) = axum::body::to_bytes(body, 64 * 1024).await else {
-                return StatusCode::PAYLOAD_TOO_LARGE.into_response();
-            };
-            parts.headers.insert("content-type", "application/json".parse().expect("a value"));
-            match check(body).await {
-                Ok(body) => next.run(Request::from_parts(parts, body.into())).await,
-                Err(refused) => refused.into_response(),
-            }
-        });
-        let app = Router::new().route("/rides", post(handler)).layer(leased(&pool, policy)).layer(checked);
-        assert_eq!(ask(&app, r#"{"too": "Rome"}"#).await.status, StatusCode::UNPROCESSABLE_ENTITY);
-        assert!(show(&pool, &key()).await?.is_none(), "{policy:?}");
-        assert_eq!(ask(&app, r#"{"to": "Rome"}"#).await.body, "booked", "{policy:?}");
-    }
-    Ok(())
-}
-
-/// Under every policy: a refusal that is stored is final, and says so to each retry.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_stored_refusal_is_replayed(pool: PgPool) -> anyhow::Result<()> {
-    for policy in POLICIES {
-        sqlx::raw_sql("truncate idempotency.record").execute(&pool).await?;
-        let handler = async |_: Lease, _: Bytes| StatusCode::UNPROCESSABLE_ENTITY;
-        let layer = leased(&pool, policy).with_stored_errors([StatusCode::UNPROCESSABLE_ENTITY])?;
-        let app = Router::new().route("/rides", post(handler)).layer(layer);
-        for replayed in [false, true] {
-            let answer = ask(&app, "body").await;
-            assert_eq!(
-                (answer.status, answer.is_replayed()),
-                (StatusCode::UNPROCESSABLE_ENTITY, replayed),
-                "{policy:?}"
-            );
-        }
-        assert!(lapse(&pool, &key()).await.is_err(), "it is completed");
     }
     Ok(())
 }

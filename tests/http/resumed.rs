@@ -328,19 +328,6 @@ async fn a_request_of_another_version_is_left_alone(pool: PgPool) -> anyhow::Res
     Ok(())
 }
 
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_request_that_fails_at_the_limit_is_exhausted(pool: PgPool) -> anyhow::Result<()> {
-    let service = Service::new(&pool);
-    service.abandoned(&pool, "key-1", "/payments/failing").await;
-    assert_eq!(service.resume().await, Some(ResumedRequest::Failed(key("key-1"))));
-    age(&pool, &key("key-1"), MINUTE * 60).await?;
-    assert_eq!(service.resume().await, None);
-    let listed = operator::unsettled(&pool, 9, Some(TWO), None).await?;
-    let [shown] = &listed[..] else { panic!("{listed:?}") };
-    assert_eq!((shown.last_error.as_deref(), shown.is_exhausted(TWO)), (Some("closed"), true));
-    Ok(())
-}
-
 /// The access has ended after the decision, and the handler refuses.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_request_that_the_handler_refuses_is_not_sent_again(pool: PgPool) -> anyhow::Result<()> {

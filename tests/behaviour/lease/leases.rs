@@ -1,9 +1,8 @@
 //! Lease mode: what each policy does with a claim that completes, fails, lapses or is given up.
 
-use std::num::NonZeroU32;
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy, ensure_leased};
+use pg_idempotency::lease::{Acquired, LeaseOwner, Leasing, Policy, ensure_leased};
 use pg_idempotency::operator::{State, release, resolve, show};
 use pg_idempotency::testing::{Gate, expire, lapse};
 use pg_idempotency::{Error, InFlight, Outcome};
@@ -93,23 +92,6 @@ async fn an_attempt_that_fails_keeps_its_reason_and_gets_a_new_token(pool: PgPoo
     Ok(())
 }
 
-/// A gateway that has charged and did not answer would charge again for another body, under another downstream key.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn after_a_failure_only_the_same_body_is_tried_again(pool: PgPool) -> anyhow::Result<()> {
-    let mut sent = Vec::new();
-    for body in ["100", "200", "100"] {
-        let work = async |lease: &Lease| -> Result<String, WorkError> {
-            sent.push(lease.downstream_key());
-            Err(WorkError::Gateway)
-        };
-        let failed = ensure_leased(&pool, &key("a"), body, AT_LEAST_ONCE, work).await.expect_err("it fails");
-        let refused = matches!(failed, WorkError::Idempotency(Error::KeyReused { .. }));
-        assert_eq!(refused, body == "200", "{body}: {failed}");
-    }
-    assert!(sent.len() == 2 && sent[0] == sent[1], "the gateway recognises the charge: {sent:?}");
-    Ok(())
-}
-
 /// The owner was suspended, and its operator has found the result meanwhile.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_owners_release_does_not_undo_what_an_operator_has_resolved(pool: PgPool) -> anyhow::Result<()> {
@@ -119,34 +101,6 @@ async fn an_owners_release_does_not_undo_what_an_operator_has_resolved(pool: PgP
     let released = lease.release("too late").await;
     assert!(matches!(released, Err(Error::LeaseLost)), "{released:?}");
     assert!(matches!(acquire(&pool, AT_MOST_ONCE, "body").await?, Acquired::Replayed(response) if response == "sent"));
-    Ok(())
-}
-
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_poison_message_is_exhausted(pool: PgPool) -> anyhow::Result<()> {
-    let leasing = Leasing::new(AT_LEAST_ONCE)?.with_max_attempts(NonZeroU32::new(3).expect("three"));
-    let attempt = async || {
-        let result: Result<Outcome<String>, WorkError> =
-            leasing.ensure(&pool, &key("a"), "body", async |_| Err(WorkError::Gateway)).await;
-        result.expect_err("fails")
-    };
-    for _ in 0..2 {
-        assert!(matches!(attempt().await, WorkError::Gateway));
-    }
-    // The third is lost with its process instead of failing.
-    match leasing.acquire::<String, _>(&pool, &key("a"), "body").await? {
-        Acquired::Owner(lease) => assert_eq!(lease.attempt(), 3),
-        Acquired::Replayed(_) => panic!("nothing to replay"),
-    }
-    lapse(&pool, &key("a")).await?;
-    for _ in 0..2 {
-        let error = attempt().await;
-        let WorkError::Idempotency(Error::Exhausted { attempts: 3, last_error, token, .. }) = error else {
-            panic!("{error:?}")
-        };
-        assert_eq!(last_error.as_deref(), Some("gateway said no"));
-        assert_ne!(token, 0);
-    }
     Ok(())
 }
 
