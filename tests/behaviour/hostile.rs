@@ -1,116 +1,15 @@
 //! A role that may CREATE in a schema of the search path, behind pg_catalog, decides nothing, and runs nothing as another role.
-//! script/hostile.sql proves it for every pair of types; these are attacks that did succeed.
+//! Each database of the tests has a failing operator of public for every pair of types (script/hostile.sql). So these tests are
+//! about functions, and about the SQL of the pages.
 
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
-use pg_idempotency::testing::lapse;
-use pg_idempotency::{Error, Idempotency, ensure_idempotent, operator};
-use rig::database::backend;
-use rig::fixture::Fixture;
+use pg_idempotency::{Error, Idempotency, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 
-use crate::lease::steps::{Kind, acquired};
-use crate::support::{
-    DEPLOYMENTS, WAYS, connect, create_effects, janitor, key, leave_effect, records, waiting, wide_pool,
-};
-
-/// What the guide grants to this role of it.
-fn grants(whose: &str, role: &str) -> String {
-    include_str!("../../src/guide/production.md")
-        .lines()
-        .filter(|line| line.starts_with("grant ") && line.contains(whose))
-        .map(|line| format!("{} to {role};", line.split(" to ").next().unwrap_or_default()))
-        .collect()
-}
-
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
-async fn a_role_that_may_create_in_public_runs_nothing_as_the_janitor_or_as_a_superuser(
-    pool: PgPool,
-) -> anyhow::Result<()> {
-    Fixture::completed(&key("paid"), "body", "the secret of a tenant")?.write(&pool).await?;
-    Fixture::marked(&key("old")).expired().write(&pool).await?;
-    let mut conn = connect(&pool).await;
-    let process = backend(&mut conn).await?;
-    let (mallory, sweeper) = (format!("mallory_{process}"), format!("sweeper_{process}"));
-    let attack = async {
-        // One of health's statements only runs its operator for such a role.
-        let roles = format!(
-            "create role {mallory} login; grant create, usage on schema public to {mallory};
-             create role {sweeper} login; {} alter role {sweeper} set synchronous_commit = 'on'; set role {mallory}",
-            grants("shop_janitor", &sweeper)
-        );
-        conn.execute(AssertSqlSafe(roles)).await?;
-        if rig::strict::partitioned() {
-            // The sweep deletes from each leaf by name. Here the leaves were there before the grants of the page.
-            let leaves = format!(
-                "reset role; grant select, delete, update on all tables in schema idempotency to {sweeper}; set role {mallory}"
-            );
-            conn.execute(AssertSqlSafe(leaves)).await?;
-        }
-        conn.execute("create table public.loot (role text, what text); grant all on public.loot to public").await?;
-        for (name, left, right) in [
-            ("=", "oid", "regclass"),
-            ("=", "oid", "regproc"),
-            ("=", "oid", "int4"),
-            ("=", "regclass", "regclass"),
-            ("||", "name", "name"),
-        ] {
-            let operator = format!(
-                "reset role; drop operator if exists public.{name} ({left}, {right}); set role {mallory};
-                 create function public.steal({left}, {right}) returns bool language plpgsql as $$ begin
-                     insert into public.loot
-                     select current_user, pg_catalog.convert_from(response_body, 'UTF8') from idempotency.record;
-                     delete from idempotency.record;
-                     return true;
-                 end $$;
-                 create operator public.{name} (leftarg = {left}, rightarg = {right}, function = public.steal)"
-            );
-            conn.execute(AssertSqlSafe(operator)).await?;
-        }
-        let as_sweeper = wide_pool(&(*pool.connect_options()).clone().username(&sweeper), 1).await;
-        let swept = janitor(&as_sweeper).sweep_once(100).await?;
-        for looked in [&as_sweeper, &pool] {
-            operator::health(looked, Duration::from_secs(3600)).await?;
-            operator::stats(looked).await?;
-        }
-        anyhow::Ok(swept.rows())
-    }
-    .await;
-    let loot: Vec<(String, Option<String>)> =
-        sqlx::query_as("select role, what from public.loot").fetch_all(&pool).await?;
-    let kept = records(&pool).await;
-    let clean = format!("reset role; drop owned by {mallory}, {sweeper}; drop role {mallory}, {sweeper}");
-    conn.execute(AssertSqlSafe(clean)).await?;
-    assert_eq!(loot, []);
-    assert_eq!((attack?, kept), (1, 1));
-    Ok(())
-}
-
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn an_operator_of_public_stops_no_step(pool: PgPool) -> anyhow::Result<()> {
-    pool.execute(
-        "drop operator if exists public.-> (jsonb, jsonb);
-         create function public.member(jsonb, jsonb) returns jsonb language sql as 'select null::jsonb';
-         create operator public.-> (leftarg = jsonb, rightarg = jsonb, function = public.member)",
-    )
-    .await?;
-    create_effects(&pool).await;
-    let lease = acquired(&pool).await;
-    for kind in [Kind::InDatabase, Kind::AtLeastOnce, Kind::AtMostOnce] {
-        kind.step(&lease, &format!("{kind:?}"), 1).await?;
-    }
-    assert!(Kind::AtMostOnce.failing(&lease, "text").await.is_err());
-    let token = lease.token();
-    drop(lease);
-    lapse(&pool, &key("a")).await?;
-    operator::resolve_step(&pool, &key("a"), token, "text", &1).await?;
-    let steps = operator::show(&pool, &key("a")).await?.expect("a record").steps;
-    assert_eq!(steps.iter().filter(|step| !step.in_doubt).count(), 4, "{steps:?}");
-    Ok(())
-}
+use crate::support::{DEPLOYMENTS, WAYS, connect, create_effects, janitor, key, leave_effect, waiting, wide_pool};
 
 /// Functions that fit a call better than those of pg_catalog, and operators that fit exactly.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
