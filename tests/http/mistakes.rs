@@ -21,32 +21,6 @@ use crate::support::{
 
 const STEPS: Policy = Policy::InSteps { lease: Duration::from_secs(40) };
 
-/// A raw BEGIN, which sqlx does not count, or forgotten values of sqlx's `Transaction`, which leave its depth above 0.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_connection_returned_with_a_forgotten_transaction_does_not_fail_the_next_request(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) {
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await.expect("a pool");
-    create_effects(&pool).await;
-    let app = app(transactional(&pool));
-    for depth in 0..=2 {
-        let mut conn = pool.acquire().await.expect("a connection");
-        if depth == 0 {
-            sqlx::raw_sql("begin").execute(&mut *conn).await.expect("begun");
-        }
-        for _ in 0..depth {
-            std::mem::forget(conn.begin().await.expect("begun"));
-        }
-        outside(&mut *conn, "insert into effect (note) values ('not ours')").await;
-        drop(conn);
-        let answer = post_to(&app, "/effects", &format!("key-{depth}"), "x").await;
-        assert_eq!(answer.status, StatusCode::CREATED, "{answer:?}");
-    }
-    let notes: Vec<String> = sqlx::query_scalar("select note from effect").fetch_all(&pool).await.expect("rows");
-    assert_eq!(notes, ["x"; 3], "what is not ours was not committed");
-}
-
 /// The inner layer would wait for the key that the outer one holds, and the client would be told *in flight* for ever.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn two_layers_on_one_router_are_a_mistake_that_is_named(pool: PgPool) {

@@ -92,7 +92,6 @@ pub(crate) fn app_without_layer() -> Router {
         .route("/headers", post(headers))
         .route("/broken", post(broken))
         .route("/keep", post(keep))
-        .route("/commit", post(commit))
         .route("/swallow", post(swallow))
         .route("/echo", post(async |_: IdempotentTx, body: Bytes| body))
         .route("/read", get(async || "read"))
@@ -176,12 +175,6 @@ async fn keep(mut tx: IdempotentTx) -> &'static str {
         drop(tx);
     });
     "kept"
-}
-
-async fn commit(mut tx: IdempotentTx) -> &'static str {
-    insert(&mut tx, "committed").await;
-    sqlx::raw_sql("commit").execute(&mut *tx).await.expect("a commit");
-    "committed"
 }
 
 /// Ignores an error of the database.

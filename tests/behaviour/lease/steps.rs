@@ -253,7 +253,8 @@ async fn a_step_that_took_no_effect_may_be_performed_again(pool: PgPool) -> anyh
 async fn a_step_that_ends_its_own_transaction_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let lease = acquired(&pool).await;
-    for ending in ["commit", "rollback", "commit; begin", "rollback; begin", "a nested begin that is dropped"] {
+    let by_sqlx = ["a nested begin that is dropped", "a guard that is forgotten"];
+    for ending in ["commit", "rollback", "commit; begin", "rollback; begin"].into_iter().chain(by_sqlx) {
         let error = lease
             .step("ride", async |conn| {
                 leave_effect(&mut *conn, ending).await?;
@@ -263,6 +264,7 @@ async fn a_step_that_ends_its_own_transaction_is_never_acknowledged(pool: PgPool
                         cancel_after(1, conn.execute("select pg_sleep(0.2)")).await;
                         assert!(cancel_after(1, conn.begin()).await.is_none());
                     }
+                    "a guard that is forgotten" => std::mem::forget(conn.begin().await?),
                     ending => {
                         conn.execute(ending).await?;
                     }
@@ -271,7 +273,10 @@ async fn a_step_that_ends_its_own_transaction_is_never_acknowledged(pool: PgPool
             })
             .await
             .expect_err(ending);
-        assert!(matches!(error, Error::NotInTransaction), "{ending}: {error:?}");
+        match ending {
+            "a guard that is forgotten" => assert!(matches!(error, Error::NestedTransaction), "{error:?}"),
+            _ => assert!(matches!(error, Error::NotInTransaction), "{ending}: {error:?}"),
+        }
         assert_eq!(steps(&pool).await, None, "{ending}");
     }
     assert_eq!(Kind::InDatabase.step(&lease, "ride", 7).await?, 7, "it may be asked for again");

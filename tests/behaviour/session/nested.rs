@@ -4,7 +4,6 @@
 use std::mem::forget;
 use std::time::Duration;
 
-use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Error, Idempotency, Verdict, commit, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -138,30 +137,6 @@ async fn an_isolated_call_releases_the_key_and_leaves_the_callers_transaction_us
     assert!(!Idempotency::new().ensure_isolated(&mut tx, &key("a"), "body", perform).await?.is_replayed());
     commit(tx).await?;
     assert_eq!((effects(&other).await, records(&other).await), (1, 1));
-    Ok(())
-}
-
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_step_with_a_forgotten_guard_stores_nothing(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPoolOptions::new().max_connections(2).connect_with(options).await?;
-    create_open_effects(&pool).await;
-    let leasing = Leasing::new(Policy::InSteps { lease: Duration::from_secs(30) })?;
-    let worked = leasing
-        .ensure(&pool, &key("a"), "body", async |lease| -> Result<i64, Error> {
-            lease
-                .step("forgets", async |conn| -> Result<i64, Error> {
-                    leave_effect_and_forget(conn).await?;
-                    Ok(1)
-                })
-                .await
-        })
-        .await
-        .expect_err("forgotten");
-    assert!(matches!(worked, Error::NestedTransaction), "{worked:?}");
-    assert_eq!(effects(&pool).await, 0);
     Ok(())
 }
 

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Error, Idempotency, Verdict, ensure_idempotent};
 use rig::database::backend;
 use rig::fixture::Fixture;
@@ -67,40 +66,6 @@ async fn run_rolls_back_a_foreign_transaction(_: PgPoolOptions, options: PgConne
             assert_eq!(backend(&mut conn).await?, leaked, "{way:?}, {leak}: the connection is kept");
             let notes: Vec<String> = sqlx::query_scalar("select note from effect").fetch_all(&mut *conn).await?;
             assert_eq!(notes, ["body"], "{way:?}, {leak}: the leaked transaction was not committed");
-        }
-    }
-    Ok(())
-}
-
-/// sqlx 0.9 answers a cancelled nested `begin` by rolling back the outer transaction. The begin is pending for sure,
-/// because it has to wait for the answer to a sleep that was sent before it.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_cancelled_nested_begin_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
-    create_open_effects(&pool).await;
-    for way in WAYS {
-        clear(&pool).await;
-        for own in [true, false] {
-            let key = key(if own { "own" } else { "caller's" });
-            let perform = async |conn: &mut sqlx::PgConnection| {
-                leave_effect(&mut *conn, "before").await?;
-                let sleep = cancel_after(1, conn.execute("select pg_sleep(0.2)")).await;
-                assert!(sleep.is_none(), "it sleeps");
-                assert!(cancel_after(1, sqlx::Connection::begin(conn)).await.is_none(), "the begin was pending");
-                leave_effect(conn, "after").await
-            };
-            let error = if own {
-                way.run(&pool, &key, "body", perform).await.expect_err("the transaction is gone")
-            } else {
-                let mut tx = pool.begin().await?;
-                let error =
-                    ensure_idempotent(&mut tx, &key, "body", perform).await.expect_err("the transaction is gone");
-                tx.commit().await?;
-                error
-            };
-            assert!(matches!(error, Error::NotInTransaction), "{error:?}");
-            let notes: Vec<String> = sqlx::query_scalar("delete from effect returning note").fetch_all(&pool).await?;
-            assert_eq!(notes, ["after"], "documented: written in autocommit, it stays");
-            assert_eq!(records(&pool).await, 0, "the claim was rolled back");
         }
     }
     Ok(())

@@ -1,5 +1,6 @@
 //! What `perform` can do wrong, and what is left of it.
 
+use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Error, ensure_idempotent};
 use sqlx::{Acquire as _, Executor as _, PgPool};
 
@@ -58,18 +59,29 @@ async fn a_swallowed_sql_error_is_not_acknowledged(pool: PgPool) -> anyhow::Resu
     Ok(())
 }
 
+/// sqlx 0.9 answers it by rolling back the outer transaction.
+const DROPPED_BEGIN: &str = "a nested begin that is dropped";
+
 /// How `perform` ends the claim's transaction, and the effects that stay: after a COMMIT, the key is indeterminate.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_transaction_that_perform_ends_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
     create_open_effects(&pool).await;
     for way in WAYS {
         // Without a new BEGIN, the effect after the end is in autocommit, and stays.
-        for (ending, stay) in [("commit", 2), ("commit; begin", 1), ("rollback", 1), ("rollback; begin", 0)] {
+        let endings =
+            [("commit", 2), ("commit; begin", 1), ("rollback", 1), ("rollback; begin", 0), (DROPPED_BEGIN, 1)];
+        for (ending, stay) in endings {
             clear(&pool).await;
             let error = way
                 .run(&pool, &key("a"), "body", async |conn| {
                     leave_effect(&mut *conn, "before").await?;
-                    conn.execute(ending).await?;
+                    if ending == DROPPED_BEGIN {
+                        // The answer to the sleep comes first, so the begin waits for sure.
+                        cancel_after(1, conn.execute("select pg_sleep(0.2)")).await;
+                        assert!(cancel_after(1, sqlx::Connection::begin(&mut *conn)).await.is_none());
+                    } else {
+                        conn.execute(ending).await?;
+                    }
                     leave_effect(conn, "after").await
                 })
                 .await
