@@ -106,27 +106,6 @@ async fn run_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOp
     Ok(())
 }
 
-/// In the caller's transaction, dropped with the call, as `?` and a timeout around both do.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_callers_transaction_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> {
-    tables(&pool).await;
-    at_every_poll(async |polls| {
-        let key = key(&polls.to_string());
-        let mut tx = pool.begin().await?;
-        let whole = async {
-            let outcome: Outcome<i64> =
-                ensure_idempotent(&mut tx, &key, "body", async |conn| leave_effect(conn, "effect").await).await?;
-            tx.commit().await?;
-            Ok::<_, Error>(outcome)
-        };
-        let completed = cancel_after(polls, whole).await.transpose()?.is_some();
-        let _ = once(&pool, &key, "body").await?;
-        assert_whole(&pool, &format!("{polls} polls")).await;
-        Ok(completed)
-    })
-    .await
-}
-
 /// A caller that drops the call alone and commits: at worst the key is indeterminate, and there is never a second effect.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_call_dropped_in_a_transaction_that_commits_is_at_worst_indeterminate(pool: PgPool) -> anyhow::Result<()> {

@@ -10,24 +10,6 @@ use sqlx::PgPool;
 
 use crate::support::{WAYS, create_effects, effects, key, leave_effect, once};
 
-/// Both sides of the edge, in one transaction whose `statement_timestamp()` moves on: never replayed past the end,
-/// never performed before it.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_short_retention_ends_when_the_clock_says_so(pool: PgPool) -> anyhow::Result<()> {
-    let options = Idempotency::new().with_retention(Duration::from_millis(200))?;
-    let _ = options.run(&pool, &key("a"), "body", async |_| -> Result<i64, Error> { Ok(1) }).await?;
-    let mut turned = false;
-    while !turned {
-        let before: bool = sqlx::query_scalar("select clock_timestamp() >= expires_at from idempotency.record")
-            .fetch_one(&pool)
-            .await?;
-        let outcome = options.run(&pool, &key("a"), "body", async |_| -> Result<i64, Error> { Ok(2) }).await?;
-        turned = !outcome.is_replayed();
-        assert!(turned || !before, "replayed although it was past its end before it was asked for");
-    }
-    Ok(())
-}
-
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_transaction_longer_than_its_retention_is_not_acknowledged(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;

@@ -86,13 +86,3 @@ async fn a_record_whose_lease_or_steps_have_changed_since_it_was_shown_is_not_fo
     }
     Ok(())
 }
-
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn an_indeterminate_transaction_that_is_released_is_performed_again(pool: PgPool) -> anyhow::Result<()> {
-    Fixture::indeterminate(&key(1), "body")?.write(&pool).await?;
-    let shown = operator::show(&pool, &key(1)).await?.expect("a record");
-    operator::release(&pool, &key(1), shown.token, &[], "looked it up").await?;
-    let performed = Idempotency::new().run(&pool, &key(1), "body", async |_| Ok::<_, Error>(1)).await?;
-    assert!(!performed.is_replayed());
-    Ok(())
-}
