@@ -32,7 +32,7 @@ use crate::random::Random;
 use crate::request::{Door, INDETERMINATE, Request, ending};
 use crate::service::Service;
 use crate::subject;
-use crate::world::{Least, PAUSE, World, pool, pool_that_waits};
+use crate::world::{PAUSE, World, pool, pool_that_waits};
 
 use in_doubt::Doubt;
 pub(crate) use lease::Leased;
@@ -116,9 +116,9 @@ impl Callers {
 
     /// Callers of operations in steps beside the other calls, in the same database and under the same fault. The steps of
     /// a call run side by side at times, so there are more connections than callers.
-    pub(crate) fn in_steps_beside(world: &World, least: Least) -> Self {
+    pub(crate) fn in_steps_beside(world: &World) -> Self {
         let leased = Leased { promise: Promise::InSteps, lease: Duration::from_millis(400), work: 60 };
-        let world = world.beside(least, None);
+        let world = world.beside(&[], None);
         let pool = pool_that_waits(&world.options, 12, Duration::from_millis(250));
         Self::start(&world, Way::Lease(leased), pool, "steps", 3)
     }

@@ -177,42 +177,6 @@ fn later_calls_see_earlier_answers(calls: &[&Call], say: &mut impl FnMut(String)
     }
 }
 
-/// Checks transaction mode where the calls whose name ends in `brief` are remembered for milliseconds.
-pub(crate) fn violations_with_brief_retention(calls: &[Call], after: &Aftermath) -> Vec<String> {
-    let mut all = Vec::new();
-    for (key, one) in by_key(calls, after) {
-        let mut say = |what: String| all.push(format!("{key}: {what}"));
-        for call in &one.calls {
-            let effects = one.effects.iter().filter(|effect| effect.call == call.name).count();
-            match &call.end {
-                What::Performed(_) if effects != 1 => say(format!("{} performed, with {effects} effects", call.name)),
-                What::Replayed(response) if !one.has_effect_of(response) => {
-                    say(format!("{} was told of the effect of {response}, which is not there", call.name));
-                }
-                What::Refused(why) if effects > 0 => say(format!("{} was refused ({why}), with an effect", call.name)),
-                What::Wrong(why) | What::Barred(why) => say(format!("{} was told: {why}", call.name)),
-                _ => {}
-            }
-        }
-        let kept = |call: &&&Call| matches!(call.end, What::Performed(_)) && !call.name.ends_with("brief");
-        let kept: Vec<_> = one.calls.iter().filter(kept).collect();
-        if kept.len() > 1 {
-            say(format!("{} calls performed that are to be remembered for a day", kept.len()));
-        }
-        let Some(first) = kept.first() else { continue };
-        if !one.stores(&first.name) {
-            say(format!("the response of {} is to be remembered for a day, and is gone", first.name));
-        }
-        for later in one.calls.iter().filter(|later| later.invoked > first.ended) {
-            if later.response().is_some_and(|response| response != first.name) {
-                say(format!("{} did not get the response of {}", later.name, first.name));
-            }
-        }
-    }
-    all.sort();
-    all
-}
-
 /// The number of answers that were given and are not true any more. Set-ups that promise nothing count them.
 pub(crate) fn lost(calls: &[Call], after: &Aftermath) -> usize {
     let keys = by_key(calls, after);

@@ -12,8 +12,6 @@ pub(crate) enum Mutant {
     PlainSql,
     /// Lease mode: an owner that has lost its lease takes its result for stored.
     LossIgnored,
-    /// The sweep deletes by a list of keys, and does not look again.
-    JanitorByKey,
     /// The claim commits before the effect.
     AutocommitClaim,
     /// The effect commits before the claim.

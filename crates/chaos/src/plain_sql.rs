@@ -169,21 +169,20 @@ impl Mutant {
     async fn claim(self, conn: &mut PgConnection, request: &Request) -> Result<bool, Failure> {
         let inserted = sqlx::query(
             "insert into idempotency.record (mode, scope, operation, value, fingerprint, token, expires_at)
-            values ('transaction', $1::text, 'chaos', $1::text, '\\x0100', 1, now() + $2::float8 * interval '1 s')
+            values ('transaction', $1::text, 'chaos', $1::text, '\\x0100', 1, now() + interval '1 day')
             on conflict (scope, operation, value) do nothing",
         )
         .bind(&request.key)
-        .bind(request.retention.as_secs_f64())
         .execute(conn)
         .await?;
         Ok(inserted.rows_affected() == 1)
     }
 
-    /// The record, unless it has expired. The response of an unfinished one is `None`.
+    /// The record. The response of an unfinished one is `None`.
     async fn look(self, conn: &mut PgConnection, request: &Request) -> Result<Option<Option<String>>, Failure> {
         let found = sqlx::query_scalar(
             "select convert_from(response_body, 'utf8')::json #>> '{}'::text[] from idempotency.record
-            where scope = $1::text and operation = 'chaos' and value = $1::text and expires_at > statement_timestamp()",
+            where scope = $1::text and operation = 'chaos' and value = $1::text",
         );
         Ok(found.bind(&request.key).fetch_optional(conn).await?)
     }
@@ -191,27 +190,14 @@ impl Mutant {
     async fn take_over(self, conn: &mut PgConnection, request: &Request) -> Result<bool, Failure> {
         let updated = sqlx::query(
             "update idempotency.record
-            set completed_at = null, response_body = null, claimed_at = now(),
-                expires_at = now() + $2::float8 * interval '1 s'
-            where scope = $1::text and operation = 'chaos' and value = $1::text
-                and (expires_at <= statement_timestamp() or ($3::bool and completed_at is null))",
+            set claimed_at = now()
+            where scope = $1::text and operation = 'chaos' and value = $1::text and completed_at is null
+                and $2::bool",
         )
         .bind(&request.key)
-        .bind(request.retention.as_secs_f64())
         .bind(self == UnfinishedIsFree)
         .execute(conn)
         .await?;
         Ok(updated.rows_affected() == 1)
-    }
-
-    /// The sweep of this variant. `None` means that it is not the broken part.
-    pub(crate) async fn sweep(self, pool: &PgPool) -> Option<sqlx::Result<u64>> {
-        let delete = "
-            delete from idempotency.record
-            where value in (select value from idempotency.record where expires_at <= statement_timestamp() limit 500)";
-        match self {
-            JanitorByKey => Some(pool.execute(delete).await.map(|done| done.rows_affected())),
-            _ => None,
-        }
     }
 }

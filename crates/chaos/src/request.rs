@@ -1,12 +1,11 @@
 //! One call in transaction mode, and what its caller may conclude from the result.
 
 use std::error::Error as _;
-use std::time::Duration;
 
 use pg_idempotency::http::{Misconfigured, Rejection};
 use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{
-    DEFAULT_RETENTION, Deployment, Error, Fingerprint, Idempotency, InFlight, Key, Outcome, RoundTrips,
+    Deployment, Error, Fingerprint, Idempotency, InFlight, Key, Outcome, RoundTrips,
 };
 use sqlx::{Connection as _, Executor as _, PgConnection};
 
@@ -68,7 +67,6 @@ pub(crate) struct Request {
     pub(crate) ends: Option<Ends>,
     /// The call's future is dropped after so many polls.
     pub(crate) polls: Option<usize>,
-    pub(crate) retention: Duration,
     pub(crate) distributed: bool,
 }
 
@@ -82,7 +80,6 @@ impl Request {
             fails: false,
             ends: None,
             polls: None,
-            retention: DEFAULT_RETENTION,
             distributed: false,
         }
     }
@@ -119,7 +116,7 @@ impl Request {
 
     pub(crate) fn options(&self) -> Result<Idempotency, Error> {
         let deployment = Deployment::new().with_distributed(self.distributed);
-        let options = Idempotency::new().with_deployment(deployment).with_retention(self.retention)?;
+        let options = Idempotency::new().with_deployment(deployment);
         let options = options.with_round_trips(match self.door {
             Door::RunSelectFirst => RoundTrips::SelectFirst,
             Door::RunFewest => RoundTrips::Fewest,

@@ -6,7 +6,6 @@ mod committed_errors;
 mod cut_connections;
 mod dropped_futures;
 mod duplicate_storm;
-mod janitor_races;
 mod killed_server;
 mod killed_workers;
 mod patroni;
@@ -108,8 +107,6 @@ pub(crate) static SCENARIOS: &[Scenario] = table! {
         [trial(BegunNotWritten, TWO_TEXTS), trial(SettlesAllInDoubt, TWO_TEXTS)];
     Own "killed-server-steps" 3, |stage| killed_server::play_steps(stage).boxed_local(),
         [trial(BegunNotDurable, TWO_TEXTS)];
-    Own "janitor-races" 2, |stage| janitor_races::play(stage).boxed_local(),
-        [trial(JanitorByKey, "calls performed that are to be remembered"), PASSES];
     Own "rolling-upgrade" 2, |stage| rolling_upgrade::play(stage).boxed_local(),
         [trial(NewerSchemaRefused, "does not start"), PASSES];
     Own "clock-jumps" 3, |stage| clock_jumps::play(stage).boxed_local(),

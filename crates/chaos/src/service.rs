@@ -14,7 +14,7 @@ use pg_idempotency::http::{
     Denied, IDEMPOTENCY_KEY, IDEMPOTENT_REPLAYED, IdempotencyLayer, IdempotentTx, LayerBody, Rejection,
 };
 use pg_idempotency::lease::{Lease, Leasing};
-use pg_idempotency::{DEFAULT_RETENTION, Error, InFlight, Outcome};
+use pg_idempotency::{Error, InFlight, Outcome};
 use sqlx::PgPool;
 use tokio::sync::mpsc;
 use tower::{Layer as _, ServiceExt as _, service_fn};
@@ -44,7 +44,7 @@ impl Service {
     /// Makes the call of a request, whose effect is in the layer's transaction.
     pub(crate) async fn transactional(&self, mutant: Option<Mutant>, request: &Request) -> Called {
         let options = request.options()?;
-        let in_flight = if request.reject { InFlight::Reject } else { InFlight::Wait(WAIT.min(request.retention / 2)) };
+        let in_flight = if request.reject { InFlight::Reject } else { InFlight::Wait(WAIT) };
         let options = options.with_in_flight(in_flight).map_err(Error::from)?;
         let layer = self.layer(&options, |pool, scope| IdempotencyLayer::transactional(pool, options, scope));
         let (shared, pool) = (Arc::new(request.clone()), self.pool.clone());
@@ -69,8 +69,7 @@ impl Service {
             Some(response) = answered_early.recv() => return Ok(Outcome::Performed(response)),
             called = ask(&layer, key, key, perform.clone()) => called,
         };
-        // A key with a brief retention is free again at any moment, and a replay may be of such a record.
-        if matches!(called, Ok(Outcome::Performed(_))) && request.retention == DEFAULT_RETENTION {
+        if matches!(called, Ok(Outcome::Performed(_))) {
             let other = ask(&layer, key, "another body", perform).await;
             if other.is_ok() {
                 return Err(Failure::Barred("another body got an answer"));

@@ -4,7 +4,7 @@
 use super::errors::left_by_committed_errors;
 use super::leases::{Promise, check, unbegun};
 use super::steps::{CHARGE, Checked, EMAIL, OVERTAKEN, Part, ROW, TEXT};
-use super::{Aftermath, Effect, Stored, lost, marks, steps, violations, violations_with_brief_retention};
+use super::{Aftermath, Effect, Stored, lost, marks, steps, violations};
 use crate::history::{Event, What, calls};
 use crate::request::INDETERMINATE;
 
@@ -146,17 +146,6 @@ fn each_bad_history_is_caught() {
     ] {
         bad.must_be_caught(by);
     }
-}
-
-#[test]
-fn a_kept_record_that_was_swept_is_caught() {
-    let brief = || World::default().invoked("a-brief").performed("a-brief").effect("a-brief");
-    let kept = || brief().invoked("b").performed("b").effect("b");
-    let found = |world: World| violations_with_brief_retention(&calls(&world.events), &world.after);
-    assert_eq!(found(kept().stored(1, Some("b"))), [""; 0]);
-    assert_eq!(found(kept()).len(), 1, "gone");
-    let again = kept().invoked("c").performed("c").effect("c").stored(1, Some("c"));
-    assert!(found(again).iter().any(|violation| violation.contains("2 calls performed")));
 }
 
 #[test]

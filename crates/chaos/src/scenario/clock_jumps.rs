@@ -51,7 +51,7 @@ pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let mut finding = jump(&clock, callers).await?;
 
     let world = World::create(&half, LEAST).await?;
-    let steps = Callers::in_steps_beside(&world, &[]);
+    let steps = Callers::in_steps_beside(&world);
     let callers = Callers::start(&world, Way::Lease(LEASED), pool(&world.options, 6), "owner", CLIENTS);
     finding.add(jump(&clock, callers).await?);
     finding.add(steps.finding().await?);

@@ -40,7 +40,7 @@ const LEAST: Least = &[("newer migration under load", 1), ("service started", 10
 
 pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let world = World::create(stage, LEAST).await?;
-    let steps = Callers::in_steps_beside(&world, &[]);
+    let steps = Callers::in_steps_beside(&world);
     let way = Way::Transaction(|random, request| {
         request.enter(random, EVERY_DOOR);
         request.reject = random.one_in(4);
