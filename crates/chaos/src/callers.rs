@@ -323,11 +323,11 @@ impl Caller {
         let (world, service, pool) = (&self.world, &self.service, &self.service.pool);
         match self.way {
             Way::Transaction(_) => {
-                let (what, fault) = request.conclude(subject::call(world.mutant, service, request).await);
-                if let Some(fault) = fault {
-                    world.fault(fault);
-                }
-                what
+                let Some(result) = subject::call(world.mutant, service, request).await else {
+                    world.fault("future dropped");
+                    return What::Unknown("dropped".to_owned());
+                };
+                ending(result)
             }
             Way::Mark => ending(mark::call(pool, request).await),
             Way::Lease(leased) if leased.promise == Promise::InSteps => {

@@ -2,11 +2,9 @@
 //!
 //! # Layout
 //!
-//! - [`marks`], [`leases`] and [`steps`] are the promises of the other modes, and [`errors`] those for callers that
-//!   commit errors.
+//! - [`marks`], [`leases`] and [`steps`] are the promises of the other modes.
 //! - `tests` has a bad history for each rule.
 
-pub(crate) mod errors;
 pub(crate) mod leases;
 pub(crate) mod marks;
 pub(crate) mod steps;
@@ -131,7 +129,6 @@ fn told_the_truth(call: &Call, one: &OneKey<'_>, say: &mut impl FnMut(String)) {
         }
         What::Refused(why) if one.has_effect_of(name) => say(format!("{name} was refused ({why}), and has an effect")),
         What::Wrong(why) | What::Barred(why) => say(format!("{name} was told: {why}")),
-        What::Unfinished => say(format!("{name} has committed its claim without a response")),
         What::Refused(_) | What::Unknown(_) | What::Invoked | What::Claimed(_) => {}
     }
 }

@@ -47,8 +47,6 @@ pub(crate) enum What {
     /// The error *indeterminate*, which stays until an operator has settled the record. It is wrong where no caller has
     /// left such a record.
     Barred(String),
-    /// An error, although the caller or `perform` has committed the claim.
-    Unfinished,
     /// An answer that must not be given here.
     Wrong(String),
 }
@@ -57,7 +55,7 @@ impl What {
     /// Whether a caller that gets it does not ask again.
     pub(crate) fn is_answer(&self) -> bool {
         match self {
-            Self::Performed(_) | Self::Replayed(_) | Self::Barred(_) | Self::Unfinished | Self::Wrong(_) => true,
+            Self::Performed(_) | Self::Replayed(_) | Self::Barred(_) | Self::Wrong(_) => true,
             Self::Invoked | Self::Claimed(_) | Self::Refused(_) | Self::Unknown(_) => false,
         }
     }

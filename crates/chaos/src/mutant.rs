@@ -18,8 +18,6 @@ pub(crate) enum Mutant {
     EffectOutside,
     /// Ignores the errors of `perform` and of the completion.
     ErrorsSwallowed,
-    /// Takes a claim without a response for a failed one, and takes it over.
-    UnfinishedIsFree,
     /// A service does not start on a schema with migrations that it does not know.
     NewerSchemaRefused,
     /// Lease mode: takes over a lapsed claim also at most once.

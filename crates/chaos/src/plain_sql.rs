@@ -126,13 +126,12 @@ impl Mutant {
         performed
     }
 
-    pub(crate) async fn perform(self, conn: &mut PgConnection, request: &Request) -> Result<Outcome<String>, Failure> {
+    async fn perform(self, conn: &mut PgConnection, request: &Request) -> Result<Outcome<String>, Failure> {
         if self != AutocommitClaim && !self.claim(conn, request).await? {
             match self.look(conn, request).await? {
                 Some(Some(response)) => return Ok(Outcome::Replayed(response)),
-                Some(_) if self != UnfinishedIsFree => return Err(Failure::Barred(INDETERMINATE)),
-                _ if self.take_over(conn, request).await? => {}
-                _ => return Err(Failure::Refused("neither won nor found")),
+                Some(None) => return Err(Failure::Barred(INDETERMINATE)),
+                None => return Err(Failure::Refused("neither won nor found")),
             }
         }
         let response = match self {
@@ -163,7 +162,7 @@ impl Mutant {
         .bind(fenced)
         .execute(conn)
         .await?;
-        if fenced && completed.rows_affected() != 1 { Err(Failure::Torn) } else { Ok(()) }
+        if fenced && completed.rows_affected() != 1 { Err(Failure::Refused("the claim is not there")) } else { Ok(()) }
     }
 
     async fn claim(self, conn: &mut PgConnection, request: &Request) -> Result<bool, Failure> {
@@ -185,19 +184,5 @@ impl Mutant {
             where scope = $1::text and operation = 'chaos' and value = $1::text",
         );
         Ok(found.bind(&request.key).fetch_optional(conn).await?)
-    }
-
-    async fn take_over(self, conn: &mut PgConnection, request: &Request) -> Result<bool, Failure> {
-        let updated = sqlx::query(
-            "update idempotency.record
-            set claimed_at = now()
-            where scope = $1::text and operation = 'chaos' and value = $1::text and completed_at is null
-                and $2::bool",
-        )
-        .bind(&request.key)
-        .bind(self == UnfinishedIsFree)
-        .execute(conn)
-        .await?;
-        Ok(updated.rows_affected() == 1)
     }
 }

@@ -3,17 +3,14 @@
 use std::error::Error as _;
 
 use pg_idempotency::http::{Misconfigured, Rejection};
-use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{
     Deployment, Error, Fingerprint, Idempotency, InFlight, Key, Outcome, RoundTrips,
 };
-use sqlx::{Connection as _, Executor as _, PgConnection};
+use sqlx::PgConnection;
 
 use crate::history::What;
 use crate::random::Random;
 
-/// The suffix of the name of an effect that `perform` wrote after it had ended the transaction.
-pub(crate) const APART: &str = "-apart";
 /// The suffix of the name of a call through the SQL functions.
 pub(crate) const THROUGH_SQL: &str = "-sql";
 /// The prefix of the keys for which callers of the SQL functions ask, too; none of world.rs begins so.
@@ -32,8 +29,6 @@ pub(crate) enum Door {
     RunIsolated,
     /// In a transaction of the caller. Its `begin` is sqlx's, which is not safe to drop.
     OwnTransaction,
-    /// In a transaction of a caller that commits it whatever the result is.
-    Careless,
     /// Over HTTP, to a handler behind the layer with these round trips.
     Layer(RoundTrips),
     /// The SQL functions.
@@ -63,8 +58,6 @@ pub(crate) struct Request {
     pub(crate) reject: bool,
     /// `perform` fails, after its effect.
     pub(crate) fails: bool,
-    /// `perform` ends the transaction that it is in, after its effect and before another one.
-    pub(crate) ends: Option<Ends>,
     /// The call's future is dropped after so many polls.
     pub(crate) polls: Option<usize>,
     pub(crate) distributed: bool,
@@ -78,7 +71,6 @@ impl Request {
             door: if is_over_http(key) { OVER_HTTP[0] } else { Door::Run },
             reject: false,
             fails: false,
-            ends: None,
             polls: None,
             distributed: false,
         }
@@ -128,68 +120,8 @@ impl Request {
 
     pub(crate) async fn effect(&self, conn: &mut PgConnection) -> Result<String, Failure> {
         let insert = sqlx::query("insert into effect (key, call) values ($1::text, $2::text)");
-        insert.bind(&self.key).bind(&self.call).execute(&mut *conn).await?;
-        if let Some(ends) = self.ends {
-            ends.end_transaction(conn).await?;
-            // The database would refuse it, and the crate has to notice it where it is not asked to.
-            let insert = sqlx::query("select affect_outside($1::text, $2::text, null, null)");
-            insert.bind(&self.key).bind(format!("{}{APART}", self.call)).execute(&mut *conn).await?;
-        }
+        insert.bind(&self.key).bind(&self.call).execute(conn).await?;
         if self.fails { Err(Failure::AskedFor) } else { Ok(self.call.clone()) }
-    }
-
-    /// What the caller may conclude, and the fault that the request itself was. The result of a call that was dropped
-    /// is `None`.
-    pub(crate) fn conclude(&self, result: Option<Result<Outcome<String>, Failure>>) -> (What, Option<&'static str>) {
-        let careless = self.door == Door::Careless;
-        match (result, self.ends) {
-            (None, _) if careless => (dropped(), Some("committed after a dropped call")),
-            (None, _) => (dropped(), Some("future dropped")),
-            (Some(Err(Failure::AskedFor)), _) if careless => (What::Unfinished, Some("committed after an error")),
-            (Some(Err(failure)), Some(ends)) if failure.is_torn() => ends.conclude(),
-            (Some(result), _) => (ending(result), None),
-        }
-    }
-}
-
-fn dropped() -> What {
-    What::Unknown("dropped".to_owned())
-}
-
-/// How a `perform` ends the transaction that it is in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ends {
-    Commit,
-    CommitAndBegin,
-    Rollback,
-    /// A nested `begin` that is dropped while it waits. Then sqlx rolls back the outer transaction.
-    DroppedBegin,
-}
-
-impl Ends {
-    async fn end_transaction(self, conn: &mut PgConnection) -> sqlx::Result<()> {
-        match self {
-            Self::Commit => conn.execute("commit").await.map(drop),
-            Self::CommitAndBegin => conn.execute(sqlx::raw_sql("commit; begin")).await.map(drop),
-            Self::Rollback => conn.execute("rollback").await.map(drop),
-            Self::DroppedBegin => {
-                // The begin surely waits, because the answer to the sleep comes first.
-                cancel_after(1, conn.execute("select pg_sleep(0.02)")).await;
-                cancel_after(1, conn.begin()).await;
-                Ok(())
-            }
-        }
-    }
-
-    /// A COMMIT commits the claim too.
-    fn conclude(self) -> (What, Option<&'static str>) {
-        let torn = || What::Refused("torn".to_owned());
-        match self {
-            Self::Commit => (What::Unfinished, Some("COMMIT in perform")),
-            Self::CommitAndBegin => (What::Unfinished, Some("COMMIT and BEGIN in perform")),
-            Self::Rollback => (torn(), Some("ROLLBACK in perform")),
-            Self::DroppedBegin => (torn(), Some("nested begin dropped in perform")),
-        }
     }
 }
 
@@ -209,22 +141,8 @@ pub(crate) enum Failure {
     Barred(&'static str),
     #[error(transparent)]
     Rejected(#[from] Rejection),
-    #[error("a mutant says that the claim's transaction is gone")]
-    Torn,
     #[error(transparent)]
     Of(#[from] Error),
-}
-
-impl Failure {
-    /// Whether the transaction of the claim had ended.
-    fn is_torn(&self) -> bool {
-        let torn = |mistake: &Misconfigured| matches!(mistake, Misconfigured::Refused(Error::NotInTransaction));
-        match self {
-            Self::Torn | Self::Of(Error::NotInTransaction) => true,
-            Self::Rejected(Rejection::Misconfigured(mistake)) => torn(mistake),
-            _ => false,
-        }
-    }
 }
 
 impl From<sqlx::Error> for Failure {
@@ -241,7 +159,6 @@ pub(crate) fn ending(result: Result<Outcome<String>, Failure>) -> What {
         Err(Failure::AskedFor) => What::Refused("as the request says".to_owned()),
         Err(Failure::Refused(why)) => What::Refused(why.to_owned()),
         Err(Failure::Barred(why)) => What::Barred(why.to_owned()),
-        Err(Failure::Torn) => What::Refused("torn".to_owned()),
         Err(Failure::Rejected(rejection)) => of_rejection(&rejection),
         Err(Failure::Of(error)) => of_error(&error),
     }

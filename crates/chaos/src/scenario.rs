@@ -2,7 +2,6 @@
 
 mod citus;
 mod clock_jumps;
-mod committed_errors;
 mod cut_connections;
 mod dropped_futures;
 mod duplicate_storm;
@@ -89,8 +88,6 @@ pub(crate) static SCENARIOS: &[Scenario] = table! {
         [trial(ClaimNotReleased, "no call has begun its work")];
     Own "duplicate-storm" 2, |stage| duplicate_storm::play(stage).boxed_local(),
         [trial(EffectOutside, TWICE), trial(PlainBegin, "of another caller")];
-    Own "committed-errors" 2, |stage| committed_errors::play(stage).boxed_local(),
-        [trial(UnfinishedIsFree, TWICE), PASSES];
     Own "suspended-owners" 3, |stage| suspended_owners::play(stage, Promise::AtLeastOnce).boxed_local(),
         [trial(LossIgnored, TWO_COMPLETIONS)];
     Own "suspended-at-most-once" 2, |stage| suspended_owners::play(stage, Promise::AtMostOnce).boxed_local(),

@@ -14,9 +14,6 @@ type Called = Result<Outcome<String>, Failure>;
 /// Makes the call. `None` means that its future was dropped, as the request says.
 pub(crate) async fn call(mutant: Option<Mutant>, service: &Service, request: &Request) -> Option<Called> {
     let pool = &service.pool;
-    if request.door == Door::Careless {
-        return careless(mutant, pool, request).await;
-    }
     let polls = request.polls.unwrap_or(usize::MAX);
     let call = async {
         match mutant {
@@ -28,28 +25,6 @@ pub(crate) async fn call(mutant: Option<Mutant>, service: &Service, request: &Re
         }
     };
     cancel_after(polls, call).await
-}
-
-/// Makes the call in a transaction that the caller commits or rolls back.
-pub(crate) async fn within(mutant: Option<Mutant>, conn: &mut PgConnection, request: &Request) -> Called {
-    match mutant {
-        Some(mutant) if !mutant.is_a_caller() => mutant.perform(conn, request).await,
-        _ => {
-            let perform = async |conn: &mut PgConnection| request.effect(conn).await;
-            request.options()?.ensure(conn, &key(&request.key), &request.fingerprint(), perform).await
-        }
-    }
-}
-
-/// Commits, whatever the result is.
-async fn careless(mutant: Option<Mutant>, pool: &PgPool, request: &Request) -> Option<Called> {
-    let both = async {
-        let mut tx = pool.begin().await?;
-        let called = cancel_after(request.polls.unwrap_or(usize::MAX), within(mutant, &mut tx, request)).await;
-        tx.commit().await?;
-        Ok::<_, sqlx::Error>(called)
-    };
-    both.await.unwrap_or_else(|error| Some(Err(error.into())))
 }
 
 async fn by_the_crate(pool: &PgPool, request: &Request) -> Called {
@@ -64,9 +39,9 @@ async fn by_the_crate(pool: &PgPool, request: &Request) -> Called {
             };
             options.run_isolated(pool, &key, &body, perform).await
         }
-        Door::OwnTransaction | Door::Careless | Door::Layer(_) | Door::Sql | Door::SqlRun => {
+        Door::OwnTransaction | Door::Layer(_) | Door::Sql | Door::SqlRun => {
             let mut tx = pool.begin().await?;
-            let called = within(None, &mut tx, request).await;
+            let called = options.ensure(&mut tx, &key, &body, async |conn| request.effect(conn).await).await;
             match &called {
                 Ok(_) => tx.commit().await?,
                 Err(_) => drop(tx.rollback().await),

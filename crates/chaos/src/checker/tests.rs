@@ -1,7 +1,6 @@
 //! The checker against histories made by hand: a good one passes, and each bad one is seen. A checker that sees nothing
 //! would pass every fault.
 
-use super::errors::left_by_committed_errors;
 use super::leases::{Promise, check, unbegun};
 use super::steps::{CHARGE, Checked, EMAIL, OVERTAKEN, Part, ROW, TEXT};
 use super::{Aftermath, Effect, Stored, lost, marks, steps, violations};
@@ -66,19 +65,6 @@ impl World {
     #[track_caller]
     fn must_be_caught(self, by: &str) {
         let found = violations(&calls(&self.events), &self.after);
-        assert!(found.iter().any(|violation| violation.contains(by)), "not caught by {by:?}: {found:?}");
-    }
-
-    /// The numbers of indeterminate keys and of effects apart, where callers commit errors.
-    #[track_caller]
-    fn leaves(self, expected: (usize, usize)) {
-        let left = left_by_committed_errors(&calls(&self.events), &self.after);
-        assert_eq!((left.violations, left.indeterminate, left.apart), (Vec::new(), expected.0, expected.1));
-    }
-
-    #[track_caller]
-    fn error_must_be_caught(self, by: &str) {
-        let found = left_by_committed_errors(&calls(&self.events), &self.after).violations;
         assert!(found.iter().any(|violation| violation.contains(by)), "not caught by {by:?}: {found:?}");
     }
 
@@ -261,42 +247,4 @@ fn an_operation_in_steps_without_an_answer_is_caught() {
     let mut world = in_steps();
     world.after.records.clear();
     world.step_must_be_caught("0 records");
-}
-
-/// `a` has committed after an error, and `b` gets *indeterminate*.
-fn unfinished() -> World {
-    World::default().invoked("a").then("a", What::Unfinished).invoked("b").then("b", indeterminate()).stored(1, None)
-}
-
-fn indeterminate() -> What {
-    What::Barred("indeterminate".to_owned())
-}
-
-#[test]
-fn an_error_that_was_committed_is_indeterminate_for_good() {
-    unfinished().effect("a").leaves((1, 0));
-    once().leaves((0, 0));
-    let dropped = World::default().invoked("a").then("a", What::Unknown("dropped".to_owned()));
-    dropped.invoked("b").then("b", indeterminate()).stored(1, None).leaves((1, 0));
-
-    unfinished().error_must_be_caught("which is not there");
-    unfinished().effect("a").effect("b").error_must_be_caught("2 effects");
-    unfinished().effect("a").invoked("c").performed("c").error_must_be_caught("was answered");
-    let late = unfinished().effect("a").invoked("c").then("c", What::Refused("in flight".to_owned()));
-    late.error_must_be_caught("c was not told");
-    let silent = World::default().invoked("a").then("a", What::Unfinished).effect("a").stored(1, None);
-    silent.error_must_be_caught("nobody was told");
-    let gone = World::default().invoked("a").then("a", What::Unfinished).invoked("b").performed("b");
-    gone.effect("b").stored(1, Some("b")).error_must_be_caught("without a response");
-    once().invoked("b").then("b", indeterminate()).error_must_be_caught("b was told: indeterminate");
-}
-
-#[test]
-fn what_perform_wrote_after_its_transaction_is_listed_apart() {
-    unfinished().effect("a").effect("a-apart").leaves((1, 1));
-    let torn = || World::default().invoked("a").then("a", What::Refused("torn".to_owned())).effect("a-apart");
-    torn().invoked("b").performed("b").effect("b").stored(1, Some("b")).leaves((0, 1));
-    once().effect("a-apart").error_must_be_caught("was acknowledged, and has ended its transaction");
-    let undone = torn().effect("a").invoked("b").performed("b").effect("b").stored(1, Some("b"));
-    undone.error_must_be_caught("a was refused (torn), and has an effect");
 }
