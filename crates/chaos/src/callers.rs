@@ -179,10 +179,6 @@ impl Callers {
     pub(crate) async fn check(&self, answers: Answers) -> anyhow::Result<(Finding, String)> {
         let world = &self.world;
         let before = world.history.calls();
-        let unfinished = match self.way {
-            Way::Lease(leased) if leased.promise == Promise::InSteps => steps::finish(world, leased).await?,
-            _ => 0,
-        };
         let decided = self.settle().await?;
         if matches!(self.way, Way::Lease(Leased { promise: Promise::Reconciled, .. })) {
             return Ok((in_doubt::check(world, decided).await?, String::new()));
@@ -196,7 +192,7 @@ impl Callers {
             Way::Mark => world.finding(marks::violations(&calls, &after)),
             Way::Lease(leased) if leased.promise == Promise::InSteps => {
                 stored = Some(results(&after));
-                steps::check(world, &calls, &after, unfinished).await?
+                steps::check(world, &calls, &after).await?
             }
             Way::Lease(leased) => {
                 stored = Some(results(&after));

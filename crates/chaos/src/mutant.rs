@@ -57,11 +57,6 @@ pub(crate) enum Mutant {
 }
 
 impl Mutant {
-    /// Steps: whether only the fault of its scenario may reveal it. Then nothing else goes wrong in an attempt.
-    pub(crate) fn needs_the_fault(self) -> bool {
-        matches!(self, Self::RowOutside | Self::BegunNotWritten | Self::BegunNotDurable)
-    }
-
     /// Whether the calls are the crate's, and a handler behind the layer or a caller of the SQL functions is broken.
     pub(crate) fn is_a_caller(self) -> bool {
         matches!(self, Self::WritesApart | Self::AnswersBeforeCommit | Self::EffectBeforeAnswer | Self::CompletesApart)
