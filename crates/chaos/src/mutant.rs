@@ -22,8 +22,6 @@ pub(crate) enum Mutant {
     NewerSchemaRefused,
     /// Lease mode: takes over a lapsed claim also at most once.
     TakesOverAtMostOnce,
-    /// Lease mode: a claim whose COMMIT got no answer stays.
-    ClaimNotReleased,
     /// Reconcilers: the first look without a trace releases the key.
     OneLookSuffices,
     /// Reconcilers: the quiet time counts from the claim.

@@ -22,13 +22,6 @@ impl Mutant {
                     when (old.steps is distinct from new.steps) execute function not_durable()";
                 conn.execute(trigger).await?;
             }
-            ClaimNotReleased => {
-                let trigger = "
-                    create function not_released() returns trigger language plpgsql as $$ begin return null; end $$;
-                    create trigger not_released before update on idempotency.record for each row
-                    when (new.attempt < old.attempt) execute function not_released()";
-                conn.execute(trigger).await?;
-            }
             OneLookSuffices => {
                 let trigger = r#"
                     create function one_look() returns trigger language plpgsql as $$

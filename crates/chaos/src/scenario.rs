@@ -84,8 +84,6 @@ pub(crate) static SCENARIOS: &[Scenario] = table! {
         [trial(SynchronousCommitOff, GONE), trial(ErrorsSwallowed, GONE), trial(AnswersBeforeCommit, GONE), PASSES];
     Own "cut-connections" 3, |stage| cut_connections::play(stage).boxed_local(),
         [trial(LostAnswerIsFailure, TWICE), PASSES];
-    Own "cut-leases-at-most-once" 2, |stage| cut_connections::play_leases(stage).boxed_local(),
-        [trial(ClaimNotReleased, "no call has begun its work")];
     Own "duplicate-storm" 2, |stage| duplicate_storm::play(stage).boxed_local(),
         [trial(EffectOutside, TWICE), trial(PlainBegin, "of another caller")];
     Own "suspended-owners" 3, |stage| suspended_owners::play(stage, Promise::AtLeastOnce).boxed_local(),

@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 
 use super::{Aftermath, OneKey, answers_agree, by_key, one_completion_and_no_wrong_answer};
 use crate::history::{Call, What};
-use crate::request::INDETERMINATE;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Promise {
@@ -46,19 +45,6 @@ pub(crate) fn check(calls: &[Call], after: &Aftermath, promise: Promise) -> Chec
     }
     checked.violations.sort();
     checked
-}
-
-/// The keys that became indeterminate although no call has begun its work, where no process is killed or stopped, and
-/// where the database is never away for a whole lease.
-pub(crate) fn unbegun(calls: &[Call]) -> Vec<String> {
-    let barred = calls.iter().filter(|call| call.end == What::Barred(INDETERMINATE.to_owned()));
-    let begun = |barred: &Call| {
-        calls.iter().any(|call| call.key == barred.key && call.token.is_some() && call.invoked < barred.ended)
-    };
-    let of_nobody = barred.filter(|barred| !begun(barred));
-    of_nobody
-        .map(|call| format!("{}: {} found it indeterminate, and no call has begun its work", call.key, call.name))
-        .collect()
 }
 
 fn one_result_is_stored(one: &OneKey<'_>, say: &mut impl FnMut(String)) {

@@ -1,11 +1,10 @@
 //! The checker against histories made by hand: a good one passes, and each bad one is seen. A checker that sees nothing
 //! would pass every fault.
 
-use super::leases::{Promise, check, unbegun};
+use super::leases::{Promise, check};
 use super::steps::{CHARGE, Checked, EMAIL, OVERTAKEN, Part, ROW, TEXT};
 use super::{Aftermath, Effect, Stored, lost, marks, steps, violations};
 use crate::history::{Event, What, calls};
-use crate::request::INDETERMINATE;
 
 /// A world with one key in it.
 #[derive(Default)]
@@ -149,16 +148,6 @@ fn a_double_outside_is_counted_at_least_once_and_caught_at_most_once() {
     let checked = check(&calls(&world.events), &world.after, Promise::AtLeastOnce);
     assert_eq!((checked.violations.len(), checked.doubles), (0, 1));
     doubled().lease_must_be_caught(Promise::AtMostOnce, "under at most once");
-}
-
-#[test]
-fn a_key_is_indeterminate_only_if_a_call_has_begun_its_work_before() {
-    let barred = |world: World, call: &str| world.invoked(call).then(call, What::Barred(INDETERMINATE.to_owned()));
-    let lost = || World::default().invoked("a").then("a", What::Unknown("connection lost".to_owned()));
-    let begun = |world: World| world.invoked("c").then("c", What::Claimed(1));
-    assert_eq!(unbegun(&calls(&barred(lost(), "b").events)).len(), 1);
-    assert_eq!(unbegun(&calls(&begun(barred(lost(), "b")).events)).len(), 1);
-    assert_eq!(unbegun(&calls(&barred(begun(lost()), "b").events)), [""; 0]);
 }
 
 #[test]

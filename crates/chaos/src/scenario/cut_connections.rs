@@ -1,21 +1,16 @@
 //! A caller whose connection is cut at COMMIT cannot know the result, and its repeat gets the answer. Only here does the
 //! network lose a COMMIT, or the answer to it, under load.
 
-use std::time::Duration;
-
 use tokio::time::sleep;
 
-use crate::callers::{Callers, Leased, Way};
-use crate::checker::leases::{self, Promise};
+use crate::callers::{Callers, Way};
 use crate::finding::Finding;
 use crate::proxy::{PAST_ALL_HOLES, Proxy};
 use crate::request::SAFE_TO_DROP;
 use crate::stage::Stage;
-use crate::world::{Least, Setup, World, pool};
+use crate::world::{Least, World, pool};
 
 const CLIENTS: u32 = 8;
-/// Longer than any hole, so that a release always gets through.
-const LEASE: Duration = Duration::from_secs(2);
 
 const LEAST: Least = &[
     ("cut before COMMIT was sent", 1),
@@ -35,20 +30,4 @@ pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     sleep(PAST_ALL_HOLES).await;
     drop(proxy);
     callers.finding().await
-}
-
-/// At most once. A claim whose COMMIT got no answer releases itself, because its work has not begun.
-pub(super) async fn play_leases(stage: &Stage) -> anyhow::Result<Finding> {
-    let options = stage.cluster.create_database(stage.name).await?;
-    let setup = Setup { least: LEAST, outside: Some(pool(&options, CLIENTS)), ..Setup::default() };
-    let world = World::on(options, stage, setup).await?;
-    let proxy = Proxy::before(&world).await?;
-    let way = Way::Lease(Leased { promise: Promise::AtMostOnce, lease: LEASE, work: 10 });
-    let mut callers = Callers::start(&world, way, pool(&proxy.options, 2 * CLIENTS), "c", CLIENTS as usize);
-    callers.end().await?;
-    sleep(PAST_ALL_HOLES).await;
-    drop(proxy);
-    let mut finding = callers.finding().await?;
-    finding.violations.extend(leases::unbegun(&world.history.calls()));
-    Ok(finding)
 }
