@@ -54,8 +54,6 @@ use stage::Stage;
 const LEAST: Duration = Duration::from_millis(1500);
 /// How much longer a scenario may take on a busy machine, for its faults to happen.
 const PATIENCE: Duration = Duration::from_secs(90);
-/// The same for the share of `--operations`. The slowest scenario makes some ten calls a second.
-const PATIENCE_WITH_OPERATIONS: Duration = Duration::from_secs(3600);
 
 /// Runs the crate under faults, and compares the answers of the calls with the tables of the database.
 #[derive(Clone, Debug, Parser)]
@@ -64,9 +62,6 @@ struct Arguments {
     /// The time of all scenarios together, without that to start and to settle.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// The number of calls of all scenarios together. Each runs until it has made its share of them.
-    #[arg(long, default_value_t = 0)]
-    operations: u64,
     /// Decides which calls are made, and which of them a fault hits. The default is a new one.
     #[arg(long)]
     seed: Option<u64>,
@@ -127,15 +122,13 @@ async fn start() -> anyhow::Result<bool> {
     let weights: u32 = scenarios.iter().map(|scenario| scenario.weight).sum();
     let mut rows = Vec::new();
     for scenario in scenarios {
-        let operations = arguments.operations * u64::from(scenario.weight) / u64::from(weights);
         let stage = Stage {
             name: scenario.name,
             cluster: cluster.clone(),
             mutant: None,
             seed,
             time: (Duration::from_secs(arguments.seconds) * scenario.weight / weights).max(LEAST),
-            patience: if operations > 0 { PATIENCE_WITH_OPERATIONS } else { PATIENCE },
-            calls: operations,
+            patience: PATIENCE,
         };
         println!("{}, for {:.1} s", scenario.name, stage.time.as_secs_f64());
         let finding = scenario.play(&stage).await;

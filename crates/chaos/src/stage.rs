@@ -17,8 +17,6 @@ pub(crate) struct Stage {
     pub(crate) time: Duration,
     /// How much longer the scenario may take to reach its minimum numbers.
     pub(crate) patience: Duration,
-    /// The minimum number of calls, besides the scenario's own minimum.
-    pub(crate) calls: u64,
 }
 
 impl Stage {

@@ -64,7 +64,6 @@ async fn hold_one(
             // A mutant may prevent the faults themselves, and is then tried again. The variant that must pass must pass
             // under all of them.
             patience: if trial.violation.is_some() { Duration::ZERO } else { patience },
-            calls: 0,
         };
         let finding = scenario.play(&stage).await;
         let is_done = trial.violation.is_none_or(|words| finding.violations.iter().any(|found| found.contains(words)));

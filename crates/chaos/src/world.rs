@@ -131,7 +131,7 @@ impl World {
         Ok(Arc::new(Self {
             until: Instant::now() + stage.time,
             patience: stage.patience,
-            least_calls: stage.calls.max(LEAST_CALLS),
+            least_calls: LEAST_CALLS,
             ..world
         }))
     }
