@@ -32,12 +32,10 @@ pub(crate) enum Mutant {
     CompletesFirst,
     /// Steps: a task of its own writes the row, and no step.
     RowOutside,
-    /// Steps: sends the messages at least once.
+    /// Steps: sends the text at least once.
     BegunNotWritten,
     /// Steps: the mark of an at-most-once step is committed, but not yet on disk when the step is performed.
     BegunNotDurable,
-    /// Steps: an operator looks up one message in doubt, and releases all.
-    SettlesAllInDoubt,
     /// Takes a COMMIT without an answer for a failed one, and repeats the operation under another claim.
     LostAnswerIsFailure,
     /// Commits are acknowledged before they are on disk.

@@ -99,7 +99,7 @@ pub(crate) static SCENARIOS: &[Scenario] = table! {
     Own "unknown-outcomes" 6, |stage| unknown_outcomes::play(stage).boxed_local(),
         [trial(OneLookSuffices, DOUBLE), trial(QuietFromClaim, DOUBLE), trial(NoTraceGrants, "requests, of at most")];
     Own "killed-steps" 3, |stage| killed_workers::play(stage, Some(Promise::InSteps)).boxed_local(),
-        [trial(BegunNotWritten, TWO_TEXTS), trial(SettlesAllInDoubt, TWO_TEXTS)];
+        [trial(BegunNotWritten, TWO_TEXTS)];
     Own "killed-server-steps" 3, |stage| killed_server::play_steps(stage).boxed_local(),
         [trial(BegunNotDurable, TWO_TEXTS)];
     Own "rolling-upgrade" 2, |stage| rolling_upgrade::play(stage).boxed_local(),

@@ -27,7 +27,7 @@ create table leaked (note text not null);
 create table part (
     key text collate "C" not null, call text not null, step text not null, downstream_key text, attempt int not null
 );
--- The gateway of the messages sends a message for an attempt until the operator withdraws it. A worker that wakes after
+-- The gateway of the texts sends a text for an attempt until the operator withdraws it. A worker that wakes after
 -- that must not send it.
 create table withdrawn (key text not null, step text not null, attempt int not null);
 create function send(the_key text, the_call text, the_step text, the_downstream_key text, the_attempt int)

@@ -1,5 +1,5 @@
-//! A call of an operation in steps: a row in the database, a charge that the outside deduplicates by its key, and two
-//! messages, a text and an email, that it does not. Beside the callers, in the same processes, run resumers and
+//! A call of an operation in steps: a row in the database, a charge that the outside deduplicates by its key, and a
+//! text that it does not. Beside the callers, in the same processes, run resumers and
 //! operators.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use pg_idempotency::lease::{Lease, Leasing, Step};
-use pg_idempotency::operator::{Shown, release, release_step, resolve_step, unsettled};
+use pg_idempotency::operator::{Shown, release_step, resolve_step, unsettled};
 use pg_idempotency::{Error, Outcome};
 use sqlx::{AssertSqlSafe, PgConnection, PgExecutor, PgPool};
 use tokio::time::sleep;
@@ -15,7 +15,7 @@ use tokio::try_join;
 
 use super::lease::Leased;
 use crate::checker::Aftermath;
-use crate::checker::steps::{self, CHARGE, EMAIL, Part, ROW, TEXT};
+use crate::checker::steps::{self, CHARGE, Part, ROW, TEXT};
 use crate::finding::Finding;
 use crate::history::{Call, What};
 use crate::mutant::Mutant;
@@ -23,7 +23,7 @@ use crate::random::Random;
 use crate::request::{Failure, ending, key};
 use crate::world::World;
 
-const NOT_SENT: &str = "the message was not sent, and will not be";
+const NOT_SENT: &str = "the text was not sent, and will not be";
 
 /// One call's attempt, as its effects name it.
 #[derive(Clone, Copy, Debug)]
@@ -34,8 +34,8 @@ struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    /// Adds a row, a charge or a message by this function of tables.sql. `false` means that the operator has withdrawn
-    /// the message.
+    /// Adds a row, a charge or a text by this function of tables.sql. `false` means that the operator has withdrawn
+    /// the text.
     async fn affect(
         self,
         db: impl PgExecutor<'_>,
@@ -95,24 +95,23 @@ async fn work(
             Ok::<_, Failure>(call.to_owned())
         })
     };
-    let message = async |name: &'static str| {
-        let send = async move |step: &Step| {
+    let text = async || {
+        let send = async |step: &Step| {
             sleep(pause).await;
-            if !attempt.affect(outside, "send", name, Some(&step.downstream_key())).await? {
+            if !attempt.affect(outside, "send", TEXT, Some(&step.downstream_key())).await? {
                 return Err(step.not_performed(Failure::AskedFor));
             }
             sleep(pause).await;
             Ok(call.to_owned())
         };
         match mutant {
-            Some(Mutant::BegunNotWritten) => lease.step_at_least_once(name, send).await,
-            _ => lease.step_at_most_once(name, send).await,
+            Some(Mutant::BegunNotWritten) => lease.step_at_least_once(TEXT, send).await,
+            _ => lease.step_at_most_once(TEXT, send).await,
         }
     };
     let (row, charge) = try_join!(row(), charge())?;
-    // A kill then leaves both in doubt.
-    let (text, email) = try_join!(message(TEXT), message(EMAIL))?;
-    Ok(format!("{row} {charge} {text} {email}"))
+    let text = text().await?;
+    Ok(format!("{row} {charge} {text}"))
 }
 
 fn leasing(world: &World, leased: Leased) -> Result<Leasing, Error> {
@@ -182,24 +181,23 @@ async fn resume_one(
     }
 }
 
-/// Settles the messages in doubt.
+/// Settles the texts in doubt.
 pub(super) async fn operator(world: Arc<World>, pool: PgPool, name: String, stopped: Arc<AtomicBool>) {
     let mut random = world.random(&name);
     while !stopped.load(Ordering::Relaxed) && !world.is_over() {
-        // After an error and after a kill, the next round finds the same messages in doubt.
+        // After an error and after a kill, the next round finds the same texts in doubt.
         let _ = settle_in_doubt(&world, &pool).await;
         sleep(random.millis(5..25)).await;
     }
 }
 
-/// Asks the gateway whether each message in doubt was sent, and withdraws it, because its worker may only be suspended.
+/// Asks the gateway whether each text in doubt was sent, and withdraws it, because its worker may only be suspended.
 pub(super) async fn settle_in_doubt(world: &World, pool: &PgPool) -> Result<(), Error> {
     let found = unsettled(pool, 100, None, None).await?;
     for found in found.into_iter().filter(|found| !found.steps_in_doubt().is_empty()) {
-        let settled = if world.mutant == Some(Mutant::SettlesAllInDoubt) {
-            settle_as_if_one(world, pool, &found).await
-        } else {
-            settle_each(world, pool, &found).await
+        let settled = match withdraw(world, pool, &found).await? {
+            Some(call) => resolve_step(pool, &found.key, found.token, TEXT, &call).await.map(drop),
+            None => release_step(pool, &found.key, found.token, TEXT, NOT_SENT).await.map(drop),
         };
         // Another operator was faster, or the owner was only suspended.
         if !matches!(settled, Err(Error::Changed)) {
@@ -209,38 +207,10 @@ pub(super) async fn settle_in_doubt(world: &World, pool: &PgPool) -> Result<(), 
     Ok(())
 }
 
-async fn settle_each(world: &World, pool: &PgPool, found: &Shown) -> Result<(), Error> {
-    let (key, steps) = (&found.key, found.steps_in_doubt());
-    let mut sent = Vec::new();
-    for step in &steps {
-        sent.push((step, withdraw(world, pool, found, step).await?));
-    }
-    if sent.iter().all(|(_, sent)| sent.is_none()) {
-        return release(pool, key, found.token, &steps, NOT_SENT).await;
-    }
-    let mut token = found.token;
-    for (step, sent) in sent {
-        token = match sent {
-            Some(call) => resolve_step(pool, key, token, step, &call).await?,
-            None => release_step(pool, key, token, step, NOT_SENT).await?,
-        };
-    }
-    Ok(())
-}
-
-/// The mutant asks about one message, and releases all that are in doubt.
-async fn settle_as_if_one(world: &World, pool: &PgPool, found: &Shown) -> Result<(), Error> {
-    let steps = found.steps_in_doubt();
-    if let Some(call) = withdraw(world, pool, found, &steps[0]).await? {
-        return resolve_step(pool, &found.key, found.token, &steps[0], &call).await.map(drop);
-    }
-    release(pool, &found.key, found.token, &steps, NOT_SENT).await
-}
-
-async fn withdraw(world: &World, pool: &PgPool, found: &Shown, step: &str) -> sqlx::Result<Option<String>> {
+async fn withdraw(world: &World, pool: &PgPool, found: &Shown) -> sqlx::Result<Option<String>> {
     sqlx::query_scalar("select withdraw($1::text, $2::text, $3::int4)")
         .bind(found.key.value())
-        .bind(step)
+        .bind(TEXT)
         .bind(i32::try_from(found.attempt).unwrap_or(i32::MAX))
         .fetch_one(world.outside_or(pool))
         .await
@@ -272,5 +242,5 @@ pub(super) async fn check(world: &World, calls: &[Call], after: &Aftermath) -> a
         .note(format!("{} operations in steps", after.records.len()))
         .note(format!("{resumed} operations completed by a resumer"))
         .note(format!("{} charges recognized by their key", checked.deduplicated))
-        .note(format!("messages in doubt: {sent} sent, {withdrawn} not sent")))
+        .note(format!("texts in doubt: {sent} sent, {withdrawn} not sent")))
 }

@@ -8,9 +8,7 @@ use crate::history::Call;
 
 pub(crate) const ROW: &str = "row";
 pub(crate) const CHARGE: &str = "charge";
-/// The messages are sent side by side, so both can be in doubt.
 pub(crate) const TEXT: &str = "text";
-pub(crate) const EMAIL: &str = "email";
 /// Not a step: a row that was committed when a later attempt had claimed the operation.
 pub(crate) const OVERTAKEN: &str = "overtaken";
 
@@ -39,8 +37,8 @@ pub(crate) fn check(calls: &[Call], after: &Aftermath, parts: &[Part]) -> Checke
         let of_key: Vec<_> = parts.iter().filter(|part| part.key == key).collect();
         let of = |step: &str| -> Vec<_> { of_key.iter().filter(|part| part.step == step).collect() };
         let charges: HashSet<_> = of(CHARGE).iter().map(|part| &part.downstream_key).collect();
-        let (rows, texts, emails) = (of(ROW).len(), of(TEXT).len(), of(EMAIL).len());
-        for (what, count) in [("rows", rows), ("charges", charges.len()), ("texts", texts), ("emails", emails)] {
+        let (rows, texts) = (of(ROW).len(), of(TEXT).len());
+        for (what, count) in [("rows", rows), ("charges", charges.len()), ("texts", texts)] {
             if count != 1 {
                 say(format!("{count} {what} for one operation"));
             }
@@ -64,8 +62,8 @@ fn one_answer_is_stored(one: &OneKey<'_>, parts: &[&Part], say: &mut impl FnMut(
     };
     // The result of each step is the name of the call that had its effect.
     let results: Vec<_> = stored.split(' ').collect();
-    let have_effects = results.len() == 4
-        && [ROW, CHARGE, TEXT, EMAIL]
+    let have_effects = results.len() == 3
+        && [ROW, CHARGE, TEXT]
             .iter()
             .zip(&results)
             .all(|(step, call)| parts.iter().any(|part| part.step == *step && part.call == *call));
