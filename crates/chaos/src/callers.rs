@@ -332,9 +332,7 @@ impl Caller {
             Way::Lease(leased) if leased.promise == Promise::Reconciled => {
                 ending(in_doubt::call(world, pool, &request.key, &request.call, leased, random).await)
             }
-            Way::Lease(leased) => {
-                ending(lease::call(world, service, &request.key, &request.call, leased, random).await)
-            }
+            Way::Lease(leased) => ending(lease::call(world, pool, &request.key, &request.call, leased, random).await),
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::fmt::Debug;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,8 +12,7 @@ use http_body_util::{BodyExt as _, Full};
 use pg_idempotency::http::{
     Denied, IDEMPOTENCY_KEY, IDEMPOTENT_REPLAYED, IdempotencyLayer, IdempotentTx, LayerBody, Rejection,
 };
-use pg_idempotency::lease::{Lease, Leasing};
-use pg_idempotency::{Error, InFlight, Outcome};
+use pg_idempotency::{Error, Idempotency, InFlight, Outcome};
 use sqlx::PgPool;
 use tokio::sync::mpsc;
 use tower::{Layer as _, ServiceExt as _, service_fn};
@@ -46,7 +44,7 @@ impl Service {
         let options = request.options()?;
         let in_flight = if request.reject { InFlight::Reject } else { InFlight::Wait(WAIT) };
         let options = options.with_in_flight(in_flight).map_err(Error::from)?;
-        let layer = self.layer(&options, |pool, scope| IdempotencyLayer::transactional(pool, options, scope));
+        let layer = self.layer(options);
         let (shared, pool) = (Arc::new(request.clone()), self.pool.clone());
         let (early, mut answered_early) = mpsc::unbounded_channel();
         let perform = move |extensions: Extensions| {
@@ -78,37 +76,16 @@ impl Service {
         called
     }
 
-    /// Makes a call under a lease. `perform` has the effect outside.
-    pub(crate) async fn leased<F>(
-        &self,
-        options: Leasing,
-        key: &str,
-        perform: impl Fn(Lease) -> F + Clone + Send + 'static,
-    ) -> Called
-    where
-        F: Future<Output = Result<String, Failure>> + Send + 'static,
-    {
-        let layer = self.layer(&options, |pool, scope| IdempotencyLayer::leased(pool, options, scope));
-        let perform = move |extensions: Extensions| {
-            let performed = Lease::of_request(&extensions).map(perform.clone());
-            async move { performed.map_err(|_| Failure::Refused("no lease"))?.await }
-        };
-        match ask(&layer, key, key, perform).await {
-            // Nothing undoes what the handler has done.
-            Err(Failure::Refused(_)) => Err(Error::Unanswered.into()),
-            called => called,
-        }
-    }
-
     /// The layer with these options.
-    fn layer(&self, options: &impl Debug, new: impl FnOnce(PgPool, Scope) -> IdempotencyLayer) -> IdempotencyLayer {
+    fn layer(&self, options: Idempotency) -> IdempotencyLayer {
         let mut layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = || new(self.pool.clone(), scope).with_operation(|_| Some("chaos".to_owned()));
+        let new = || {
+            let layer = IdempotencyLayer::transactional(self.pool.clone(), options, scope);
+            layer.with_operation(|_| Some("chaos".to_owned()))
+        };
         layers.entry(format!("{options:?}")).or_insert_with(new).clone()
     }
 }
-
-type Scope = fn(&Parts) -> Result<String, Denied>;
 
 /// The same as the value of the key, as for all calls of this suite.
 fn scope(parts: &Parts) -> Result<String, Denied> {

@@ -1,10 +1,9 @@
 //! A call in lease mode: claim, an effect outside, complete. The outside is a table, written in autocommit.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy};
+use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::operator::{release, resolve, show};
 use pg_idempotency::{DEFAULT_RETENTION, Error, Outcome};
 use serde::{Deserialize, Serialize};
@@ -15,8 +14,7 @@ use crate::checker::leases::Promise;
 use crate::history::What;
 use crate::mutant::Mutant;
 use crate::random::Random;
-use crate::request::{Failure, is_over_http, key};
-use crate::service::Service;
+use crate::request::{Failure, key};
 use crate::world::World;
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -42,23 +40,20 @@ impl Leased {
 }
 
 pub(super) async fn call(
-    world: &Arc<World>,
-    service: &Service,
+    world: &World,
+    pool: &PgPool,
     value: &str,
     call: &str,
     leased: Leased,
     random: &mut Random,
 ) -> Result<Outcome<String>, Failure> {
-    let (mutant, work, pool) = (world.mutant, leased.work(random), &service.pool);
+    let (mutant, work) = (world.mutant, leased.work(random));
     let policy = match mutant {
         Some(Mutant::TakesOverAtMostOnce) => Policy::AtLeastOnce { lease: leased.lease },
         _ => leased.policy(),
     };
     let ignores_loss = mutant == Some(Mutant::LossIgnored);
     let leasing = Leasing::new(policy).map_err(Error::from)?.with_deployment(world.deployment());
-    if mutant.is_none() && is_over_http(value) {
-        return over_http(world, service, leasing, value, call, work).await;
-    }
     match leasing.acquire(pool, &key(value), value).await? {
         Acquired::Replayed(response) => Ok(Outcome::Replayed(response)),
         Acquired::Owner(lease) => {
@@ -82,29 +77,6 @@ pub(super) async fn call(
             Ok(Outcome::Performed(call.to_owned()))
         }
     }
-}
-
-/// The layer completes with what the handler answers.
-async fn over_http(
-    world: &Arc<World>,
-    service: &Service,
-    leasing: Leasing,
-    value: &str,
-    call: &str,
-    work: Duration,
-) -> Result<Outcome<String>, Failure> {
-    let outside = world.outside_or(&service.pool).clone();
-    let (world, key, call) = (world.clone(), value.to_owned(), call.to_owned());
-    let perform = move |lease: Lease| {
-        let (world, outside, key, call) = (world.clone(), outside.clone(), key.clone(), call.clone());
-        async move {
-            world.history.add(&call, &key, What::Claimed(lease.token()));
-            affect(&outside, &key, &call, &lease.downstream_key(), lease.token()).await?;
-            sleep(work).await;
-            Ok(call)
-        }
-    };
-    service.leased(leasing, value, perform).await
 }
 
 /// The effect: no rollback undoes it, and no constraint deduplicates it.
