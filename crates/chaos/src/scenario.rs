@@ -4,7 +4,6 @@ mod citus;
 mod clock_jumps;
 mod cut_connections;
 mod dropped_futures;
-mod duplicate_storm;
 mod killed_server;
 mod killed_workers;
 mod patroni;
@@ -84,8 +83,6 @@ pub(crate) static SCENARIOS: &[Scenario] = table! {
         [trial(SynchronousCommitOff, GONE), trial(ErrorsSwallowed, GONE), trial(AnswersBeforeCommit, GONE), PASSES];
     Own "cut-connections" 3, |stage| cut_connections::play(stage).boxed_local(),
         [trial(LostAnswerIsFailure, TWICE), PASSES];
-    Own "duplicate-storm" 2, |stage| duplicate_storm::play(stage).boxed_local(),
-        [trial(EffectOutside, TWICE), trial(PlainBegin, "of another caller")];
     Own "suspended-owners" 3, |stage| suspended_owners::play(stage, Promise::AtLeastOnce).boxed_local(),
         [trial(LossIgnored, TWO_COMPLETIONS)];
     Own "suspended-at-most-once" 2, |stage| suspended_owners::play(stage, Promise::AtMostOnce).boxed_local(),

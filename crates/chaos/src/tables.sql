@@ -19,9 +19,8 @@ begin
     status := 200;
     body := convert_to((argument->'call'::text)::text, 'UTF8');
 end $$;
--- Rows that a scenario writes in autocommit, and rows of transactions that nobody commits.
+-- Rows that a scenario writes in autocommit.
 create table written (call text not null);
-create table leaked (note text not null);
 
 -- The effects of steps.
 create table part (

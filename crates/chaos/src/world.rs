@@ -67,7 +67,6 @@ impl Default for Window {
 #[derive(Default)]
 pub(crate) struct Setup {
     pub(crate) least: Least,
-    pub(crate) window: Window,
     /// The prefix of the keys, if it is not the usual one.
     pub(crate) prefix: Option<&'static str>,
     /// Another database for the effects of leases and of steps outside.
@@ -144,8 +143,8 @@ impl World {
         window: Window,
         prefix: String,
     ) -> Arc<Self> {
-        let world = Self::of(options.clone(), pool(&options, 1), mutant, seed, Setup { window, ..Setup::default() });
-        Arc::new(Self { history: History::printed(), prefix, ..world })
+        let world = Self::of(options.clone(), pool(&options, 1), mutant, seed, Setup::default());
+        Arc::new(Self { history: History::printed(), window, prefix, ..world })
     }
 
     /// Another world in the same database, with its own calls and faults. Its keys are those of operations in steps.
@@ -175,7 +174,7 @@ impl World {
             missing: OnceLock::new(),
             faults: Mutex::default(),
             answers: AtomicU64::new(0),
-            window: setup.window,
+            window: Window::default(),
             prefix: setup.prefix.unwrap_or(KEYS).to_owned(),
             outside: setup.outside,
             distributed: setup.effects.is_some(),
