@@ -21,14 +21,15 @@ impl Gate {
         Ok(Self { transaction, pool: pool.clone() })
     }
 
-    /// Returns when this many of the run's connections wait at the gate, or for one that does.
-    pub async fn reached_by(&self, connections: i64) -> sqlx::Result<()> {
-        let waiting = "
-            select count(*)
-            from pg_stat_activity
-            where application_name = current_setting('application_name') and wait_event_type = 'Lock'
+    /// Returns when one of the run's connections waits at the gate.
+    pub async fn reached(&self) -> sqlx::Result<()> {
+        let waits = "
+            select exists (
+                select from pg_stat_activity
+                where application_name = current_setting('application_name') and wait_event_type = 'Lock'
+            )
         ";
-        while sqlx::query_scalar::<_, i64>(waiting).fetch_one(&self.pool).await? < connections {
+        while !sqlx::query_scalar::<_, bool>(waits).fetch_one(&self.pool).await? {
             sleep(LOOK).await;
         }
         Ok(())

@@ -8,14 +8,14 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use pg_idempotency::http::Denied;
 use pg_idempotency::{Error, InvalidDuration, InvalidKey};
-use serde_json::{Value, json};
+use serde_json::json;
 
 /// For errors that do not say when a retry can help.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub struct Problem {
-    pub status: StatusCode,
+    status: StatusCode,
     kind: &'static str,
     detail: Cow<'static, str>,
     retry_after: Option<Duration>,
@@ -30,17 +30,14 @@ impl Problem {
         Self { retry_after: Some(retry_after), ..self }
     }
 
-    pub fn body(&self) -> Value {
-        json!({
+    fn response(&self) -> Response<Bytes> {
+        let body = json!({
             "type": format!("https://demos.example/problems/{}", self.kind),
             "title": self.kind.replace('-', " "),
             "status": self.status.as_u16(),
             "detail": self.detail,
-        })
-    }
-
-    fn response(&self) -> Response<Bytes> {
-        let mut response = Response::new(Bytes::from(self.body().to_string()));
+        });
+        let mut response = Response::new(Bytes::from(body.to_string()));
         *response.status_mut() = self.status;
         response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         if let Some(retry_after) = self.retry_after {

@@ -7,9 +7,7 @@ use std::process::Command;
 #[test]
 fn every_program_ends_with_right_books() {
     for program in [
-        env!("CARGO_BIN_EXE_chat_nonce"),
         env!("CARGO_BIN_EXE_event_consumer"),
-        env!("CARGO_BIN_EXE_mutation_backstop"),
         env!("CARGO_BIN_EXE_orders_api"),
         env!("CARGO_BIN_EXE_rides"),
         env!("CARGO_BIN_EXE_unknown_outcomes"),

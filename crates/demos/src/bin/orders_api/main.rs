@@ -85,7 +85,7 @@ impl Story<'_> {
             let ada = ada.clone();
             async move { ada.order("click-1", "station").await }
         });
-        gate.reached_by(1).await?;
+        gate.reached().await?;
         let second = ada.order("click-1", "station").await;
         books.check("the second click, while the first is in flight", &second, "409 in-flight");
         gate.open().await?;

@@ -149,7 +149,7 @@ impl Script<'_> {
         let (intent, mut api) = (self.intent(), Worker::start(self.schema, &[]).await?);
         let gate = Gate::shut(&self.pool, "payment").await?;
         let request = tokio::spawn(Answer::to(self.request(&api.url, &intent)));
-        gate.reached_by(1).await?;
+        gate.reached().await?;
         if scene.answer.is_none() {
             request.abort();
         }

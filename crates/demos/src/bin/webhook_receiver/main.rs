@@ -78,7 +78,7 @@ async fn hang_up(sender: &Sender, pool: &PgPool, books: &mut Books) -> anyhow::R
     let gate = Gate::shut(pool, "account").await?;
     tokio::select! {
         answer = sender.deliver_once(&event) => bail!("answered in front of a shut gate: {answer}"),
-        reached = gate.reached_by(1) => reached?,
+        reached = gate.reached() => reached?,
     }
     // The first transaction still holds the mark: its statement goes on, whether or not the receiver has noticed.
     let answer = sender.deliver_once(&event).await;
