@@ -2,22 +2,25 @@
 
 mod connection;
 mod lane;
+mod state;
 mod text;
 mod upstream;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 use crate::wire::{Entrance, relay};
 use connection::Connection;
-use lane::{Lane, Step, Unit};
+use lane::{Lane, Unit};
+use state::{Phase, Shared, State};
 
+pub(crate) use state::{Cut, Event, Place, Then, Trap};
 pub(crate) use text::shorten;
 pub(crate) use upstream::{Trust, Upstream};
 
@@ -26,82 +29,10 @@ const QUIET: Duration = Duration::from_millis(60);
 /// How often a silence is looked for.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// A message of a request. Its shape, and which one of this shape it is, find it again in another run.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Place {
-    pub(crate) shape: String,
-    pub(crate) occurrence: usize,
-}
-
-/// What a story is made of.
-#[derive(Clone, Debug)]
-pub(crate) enum Event {
-    Message {
-        connection: u64,
-        place: Place,
-        sql: String,
-        mark: &'static str,
-    },
-    /// The server rejected a statement.
-    Rejected(String),
-    /// The client, or the check, did something.
-    Said(String),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Cut {
-    Before,
-    After,
-    Hold,
-}
-
-/// What becomes of a message that is held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Then {
-    Pass,
-    /// Its sender is dead: the server executes it, and nobody hears the answer.
-    Orphan,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct Trap {
-    pub(crate) place: Place,
-    pub(crate) cut: Cut,
-}
-
 #[derive(Debug)]
 pub(crate) struct Proxy {
     shared: Arc<Shared>,
     entrance: Entrance,
-}
-
-#[derive(Debug)]
-struct Shared {
-    state: Mutex<State>,
-    fired: Notify,
-}
-
-#[derive(Debug)]
-struct State {
-    lanes: HashMap<u64, Lane>,
-    connections: u64,
-    last_activity: Instant,
-    phase: Phase,
-    /// What the service does by itself.
-    background: HashSet<String>,
-    occurrences: HashMap<String, usize>,
-    events: Vec<Event>,
-    trap: Option<Trap>,
-    held: Option<oneshot::Sender<Then>>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    /// Nobody asks the service for anything: what it does is background.
-    Learning,
-    /// A request is under way: its messages are numbered.
-    Numbering,
-    Passing,
 }
 
 impl Proxy {
@@ -219,65 +150,6 @@ impl Proxy {
             }
         };
         timeout(patience, looking).await.is_ok()
-    }
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-enum Decision {
-    Pass,
-    Close,
-    Hold(oneshot::Receiver<Then>),
-}
-
-impl State {
-    /// What the service wants of the server next.
-    fn decide(&mut self, id: u64, step: &Step) -> Decision {
-        let Some(lane) = self.lanes.get_mut(&id) else { return Decision::Pass };
-        let learnt = self.background.contains(&step.shape);
-        if self.phase == Phase::Learning {
-            self.background.insert(step.shape.clone());
-        } else if learnt && lane.unit != Unit::Foreground {
-            // A job begins its transaction as a request does. The first statement that the job does not send shows whose it is.
-            lane.unit = Unit::Background;
-        } else {
-            lane.unit = Unit::Foreground;
-        }
-        if lane.unit != Unit::Background {
-            self.last_activity = Instant::now();
-        }
-        lane.sent(step);
-        if self.phase != Phase::Numbering || lane.unit != Unit::Foreground || text::pings(&step.shape) {
-            return Decision::Pass;
-        }
-        let occurrence = self.occurrences.entry(step.shape.clone()).or_default();
-        *occurrence += 1;
-        let place = Place { shape: step.shape.clone(), occurrence: *occurrence };
-        let cut = self.trap.take_if(|trap| trap.place == place).map(|trap| trap.cut);
-        let mark = match cut {
-            None => "",
-            Some(Cut::Before) => "the connection is lost before the server receives this",
-            Some(Cut::After) => "the server executes this, and the connection is lost before the answer",
-            Some(Cut::Hold) => "this is held back",
-        };
-        self.events.push(Event::Message { connection: id, place, sql: step.sql.clone(), mark });
-        match cut {
-            None => Decision::Pass,
-            Some(Cut::Before) => Decision::Close,
-            Some(Cut::After) => {
-                lane.is_cut = true;
-                Decision::Pass
-            }
-            Some(Cut::Hold) => {
-                let (held, goes) = oneshot::channel();
-                self.held = Some(held);
-                Decision::Hold(goes)
-            }
-        }
     }
 }
 

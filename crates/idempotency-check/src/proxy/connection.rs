@@ -4,7 +4,8 @@ use std::time::Instant;
 use crate::wire::{Flow, Message, Tap};
 
 use super::lane::{Lane, Part, Unit};
-use super::{Decision, Event, Phase, Shared, Then, upstream};
+use super::state::{Decision, Event, Phase, Shared, Then};
+use super::upstream;
 
 /// The tap of one connection.
 pub(super) struct Connection {

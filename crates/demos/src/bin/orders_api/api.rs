@@ -10,7 +10,6 @@ use axum::http::{Method, StatusCode, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, patch, post};
-use demos::outside::Outside;
 use demos::problem::Problem;
 use demos::signature::Secret;
 use pg_idempotency::Idempotency;
@@ -18,6 +17,7 @@ use pg_idempotency::http::{Denied, IdempotencyLayer};
 use pg_idempotency::lease::{Leasing, Policy};
 use sqlx::PgPool;
 
+use crate::orders::{Service, User};
 use crate::{orders, text};
 
 /// An order is a few hundred bytes.
@@ -28,16 +28,6 @@ pub(crate) const SECRET: &[u8] = b"a real one is not a constant";
 
 /// Far longer than the gateway takes. The layer renews it while the handler runs, so this is the delay after a crash.
 const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: Duration::from_secs(40) };
-
-#[derive(Clone)]
-pub(crate) struct Service {
-    pub(crate) pool: PgPool,
-    pub(crate) outside: Outside,
-}
-
-/// A passenger whose token was valid a moment ago.
-#[derive(Clone)]
-pub(crate) struct User(pub(crate) String);
 
 pub(crate) fn router(service: Service) -> anyhow::Result<Router> {
     let pool = service.pool.clone();

@@ -23,7 +23,8 @@ use reqwest::{Client, Method};
 use sqlx::{AssertSqlSafe, PgPool};
 use uuid::Uuid;
 
-use api::{BODY_LIMIT, Service};
+use api::BODY_LIMIT;
+use orders::Service;
 use phone::{Phone, ride};
 
 fn main() -> ExitCode {

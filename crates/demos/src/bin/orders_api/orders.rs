@@ -5,13 +5,13 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use demos::outside::Outside;
 use demos::problem::Problem;
 use pg_idempotency::http::IdempotentTx;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use sqlx::PgPool;
 use uuid::Uuid;
-
-use crate::api::{Service, User};
 
 pub(crate) const TABLES: &str = "
     create table passenger (
@@ -31,6 +31,16 @@ pub(crate) const TABLES: &str = "
         state text not null default 'ordered' check (state in ('ordered', 'cancelled', 'completed'))
     );
 ";
+
+#[derive(Clone)]
+pub(crate) struct Service {
+    pub(crate) pool: PgPool,
+    pub(crate) outside: Outside,
+}
+
+/// A passenger whose token was valid a moment ago.
+#[derive(Clone)]
+pub(crate) struct User(pub(crate) String);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

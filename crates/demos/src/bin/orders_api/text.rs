@@ -10,7 +10,7 @@ use demos::problem::Problem;
 use pg_idempotency::lease::Lease;
 use uuid::Uuid;
 
-use crate::api::{Service, User};
+use crate::orders::{Service, User};
 
 pub(crate) async fn send(
     State(service): State<Service>,
