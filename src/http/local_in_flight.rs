@@ -16,7 +16,7 @@ use crate::{Error, Fingerprint, Key};
 
 /// The requests with one key.
 struct Requests {
-    /// The number of requests that hold this entry.
+    /// How many requests hold this value.
     count: usize,
     /// The fingerprint of the request that performs, and a channel that closes when that request has ended.
     performing: Option<(Fingerprint, watch::Receiver<()>)>,
@@ -27,7 +27,7 @@ struct Requests {
 #[derive(Clone, Default)]
 pub(super) struct LocalInFlight(Arc<Mutex<HashMap<Key, Requests>>>);
 
-/// A request of this process. Its key has an entry while this value lives.
+/// A request of this process. `LocalInFlight` has its key while this value lives.
 struct Present {
     local: LocalInFlight,
     key: Key,

@@ -46,7 +46,7 @@ pub async fn cancel_after<F: Future>(polls: usize, future: F) -> Option<F::Outpu
         }
         polled += 1;
         let result = future.as_mut().poll(context).map(Some);
-        // This was the last poll. A future that is still pending is dropped at once, without waiting for it to be
+        // This was the last poll. A future that has not ended is dropped at once, without waiting for it to be
         // woken.
         if result.is_pending() && polled == polls {
             return Poll::Ready(None);

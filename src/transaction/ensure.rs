@@ -1,4 +1,4 @@
-//! The entry points of transaction mode.
+//! The public functions of transaction mode.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

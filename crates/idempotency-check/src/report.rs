@@ -56,7 +56,7 @@ pub struct Checked {
 pub struct Numbered {
     /// From 1.
     pub number: usize,
-    /// What it executes, shortened.
+    /// Its statements, shortened.
     pub sql: String,
 }
 
