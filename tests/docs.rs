@@ -276,10 +276,9 @@ const FOREIGN_NAMES: [&str; 10] = [
 ];
 
 /// The phrases in which a text may say one of these words, except `lock`: an index has entries, a server executes a message.
-const FOREIGN_PHRASES: [&str; 18] = [
+const FOREIGN_PHRASES: [&str; 17] = [
     "b-tree entry",
     "entry of the index",
-    "dead entry in that index",
     "index entries",
     "these entries stay until a vacuum",
     "operating system's cache",

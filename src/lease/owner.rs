@@ -185,8 +185,9 @@ impl LeaseOwner {
     /// As [`fail`](Self::fail), for work that has refused its request with an answer of its own. If nobody is to repeat the
     /// request after that answer (`is_final`), no resumer may do the work either.
     ///
-    /// In steps, a first attempt that has asked for no step has done nothing that the crate guards. So the key is free for
-    /// any body, and the attempt does not count.
+    /// In steps, a first attempt that has asked for no step has done nothing that the crate guards. So the key is free
+    /// for any body, and the attempt does not count. A later attempt may follow one that has charged for the first
+    /// body, because a step at least once stores nothing when it begins.
     #[cfg(feature = "http")]
     pub(crate) async fn refuse(mut self, reason: &str, is_final: bool) {
         // Before the look at the steps: a task with a clone of the lease begins none after this.

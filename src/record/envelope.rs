@@ -1,5 +1,7 @@
 //! The stored request of a leased HTTP layer: one byte for the version, two for the length of the head, the head as
-//! JSON, and the body as it came. The other stored requests are JSON, which never begins with a byte below the tab.
+//! JSON, and the body as it came. The other stored requests are JSON, which never begins with a byte below the tab. A
+//! search of either resumer has to skip the requests of the other in SQL, because some of them would hide the rest; a
+//! column for this would cost every claim.
 
 use super::resume::StoredAs;
 

@@ -37,6 +37,8 @@ impl Deleted {
 /// from the table or from one of its [`leaves`]. `since` is [`Deleted::until`] of the batch before.
 ///
 /// It skips rows that another transaction has locked, to take them over for instance. The next pass deletes those rows.
+/// By primary key in place of `ctid`, a batch would be five times slower.
+///
 /// It also deletes rows whose `expires_at` another transaction has moved to an earlier time meanwhile.
 pub(crate) async fn sweep(
     conn: &mut PgConnection,

@@ -19,9 +19,11 @@ pub(crate) enum Awaited {
 
 impl Record<'_> {
     /// Waits for the open transaction that holds the key, for at most `limit`, or for the caller's own `lock_timeout`
-    /// if that is shorter. After an owner has rolled back, exactly one of the waiting calls is told to claim. The
-    /// transaction does not keep the lock of an unfinished record in another mode, which it must not take over: only
-    /// calls in transaction mode and marks wait here, and neither may follow another mode.
+    /// if that is shorter. After an owner has rolled back, exactly one of the waiting calls is told to claim: when all
+    /// of them tried, 100 waiting calls and 20 rollbacks took 1300 claims in place of 121. It is a function, because a
+    /// savepoint that the crate sent would remain if the wait were cancelled. The transaction does not keep the lock of
+    /// an unfinished record in another mode, which it must not take over: only calls in transaction mode and marks wait
+    /// here, and neither may follow another mode.
     pub(crate) async fn await_key(
         self,
         conn: &mut PgConnection,

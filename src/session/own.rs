@@ -133,9 +133,11 @@ impl DerefMut for Session {
 }
 
 impl Drop for Session {
-    /// Queues a ROLLBACK, which the pool's ping sends. If the future was dropped during BEGIN, sqlx counts no transaction. The
-    /// next caller would then write into an open transaction, and lose the write. So a `begin` with the message `rollback`
-    /// is polled once: `begin` queues its message before it waits.
+    /// Queues a ROLLBACK, which the pool's ping sends. To close the connection instead would let a service collapse
+    /// under short time-outs: somebody has to open each one again, and a connect takes longer than the time-out. If the
+    /// future was dropped during BEGIN, sqlx counts no transaction. The next caller would then write into an open
+    /// transaction, and lose the write. So a `begin` with the message `rollback` is polled once: `begin` queues its
+    /// message before it waits.
     ///
     /// All transactions that sqlx counts are rolled back, because otherwise the pool would get an open one.
     fn drop(&mut self) {

@@ -16,7 +16,7 @@ use crate::session::{COMMIT_AND_CHAIN, Opening, commit_and_chain};
 use crate::{Error, Fingerprint, Key};
 
 /// The longest response that goes into a message. In a longer response, the hexadecimal digits (two for each byte) and
-/// their decoding cost more than a round trip (measured; DESIGN.md).
+/// their decoding cost more than a round trip: a body of 256 KiB takes 5.7 ms in the text, and 1.2 ms as a parameter.
 const MOST_INLINE: usize = 16 * 1024;
 
 /// Stores the response and commits: in one message if the response is short. In one message, an error of the first
