@@ -25,11 +25,11 @@ pages! {
     promises: "Which mode fits an operation, what is promised, and what is not.", "modes", "crash";
     words: "The glossary.";
     axum: "The layer in an axum service.", "layers";
-    http: "The HTTP layer: fingerprints, agents, batches, refusals.", "http";
+    http: "The HTTP layer: batches, refusals, agents.", "http" with "http/tool_calls.rs";
     by_reference: "Rebuild an answer in place of storing it.";
-    events: "Webhooks, queues and nonces.", "lease";
+    events: "Webhooks, queues and nonces.", "lease" with "../../examples/webhook.rs";
     engines: "Inside a job queue or a durable engine." with "engines/worker.rs";
-    steps: "Charge a card, and write rows around it.", "steps";
+    steps: "Charge a card, and write rows around it.", "steps" with "../../examples/ride.rs";
     orms: "SeaORM, other versions of sqlx, and other libraries." with "sea_orm.rs";
     nothing_escapes: "Let the database refuse writes outside an operation.";
     testing: "Test your service.";
@@ -66,6 +66,12 @@ pub mod existing {}
 ///
 /// ```sql
 #[doc = include_str!("guide/any_language/pay.sql")]
+/// ```
+///
+/// # PostgREST or Supabase
+///
+/// ```sql
+#[doc = include_str!("guide/any_language/postgrest.sql")]
 /// ```
 ///
 /// # Python: FastAPI and psycopg

@@ -7,11 +7,7 @@ use crate::support::{connect, records};
 
 /// The SQL of the guide's page, with roles of this test.
 fn pattern(api: &str, client: &str) -> String {
-    let page = include_str!("../../../src/guide/any_language.md");
-    let blocks = page.split("```sql\n").skip(1).filter_map(|rest| rest.split_once("```")).map(|(sql, _)| sql);
-    let sql: String = blocks.filter(|sql| sql.contains("shop_api")).collect();
-    assert!(sql.contains("security definer") && sql.contains("create policy"), "{sql}");
-    sql.replace("shop_api", api).replace("web_user", client)
+    include_str!("../../../src/guide/any_language/postgrest.sql").replace("shop_api", api).replace("web_user", client)
 }
 
 async fn refused(conn: &mut PgConnection, sql: &str) -> anyhow::Result<String> {

@@ -1,0 +1,48 @@
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::Request;
+use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router, routing::post};
+use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, InvalidSetting};
+use serde_json::{Value, json};
+
+pub(crate) fn router(layer: IdempotencyLayer) -> Result<Router, InvalidSetting> {
+    // Each attempt has another `id`, and its own `_meta`, such as a progress token.
+    let layer = layer.with_canonical_json(["/id", "/params/_meta"])?.with_key_from(key).with_optional_key(true);
+    Ok(Router::new().route("/mcp", post(call)).route_layer(layer).layer(middleware::from_fn(own_id)))
+}
+
+/// The reference of the tool's arguments: its schema requires one for each order that the person wants.
+fn key(_: &axum::http::request::Parts, body: &Bytes) -> Result<Option<String>, Denied> {
+    let call: Value = serde_json::from_slice(body).map_err(|_| StatusCode::BAD_REQUEST)?;
+    let reference = call.pointer("/params/arguments/reference").and_then(Value::as_str);
+    Ok(reference.map(|reference| format!("{}:{reference}", call["params"]["name"])))
+}
+
+async fn call(mut tx: IdempotentTx, Json(call): Json<Value>) -> Result<Json<Value>, StatusCode> {
+    // Listing the tools needs no key, but an order does.
+    if call["method"] != "tools/call" || tx.key().is_none() {
+        return Err(StatusCode::BAD_REQUEST);
+    }
+    let item = call["params"]["arguments"]["item"].as_str().unwrap_or_default().to_owned();
+    let insert = sqlx::query_scalar("insert into effect (note) values ($1) returning id").bind(item);
+    let order: i64 = insert.fetch_one(&mut *tx).await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
+    let content = json!([{"type": "text", "text": format!("order {order}")}]);
+    Ok(Json(json!({"jsonrpc": "2.0", "id": call["id"], "result": {"content": content}})))
+}
+
+/// Outside the layer, because a replay has the `id` of the first attempt. Each attempt gets its own back.
+async fn own_id(request: Request, next: Next) -> Result<Response, StatusCode> {
+    let (parts, body) = request.into_parts();
+    let body = to_bytes(body, 1 << 20).await.map_err(|_| StatusCode::PAYLOAD_TOO_LARGE)?;
+    let call: Value = serde_json::from_slice(&body).map_err(|_| StatusCode::BAD_REQUEST)?;
+    let (mut parts, body) = next.run(Request::from_parts(parts, Body::from(body))).await.into_parts();
+    let body = to_bytes(body, 1 << 20).await.map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;
+    let Ok(mut answer) = serde_json::from_slice::<Value>(&body) else { return Ok((parts, body).into_response()) };
+    if answer.get("jsonrpc").is_some() {
+        answer["id"] = call["id"].clone();
+    }
+    parts.headers.remove(header::CONTENT_LENGTH);
+    Ok((parts, answer.to_string()).into_response())
+}
