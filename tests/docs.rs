@@ -185,22 +185,6 @@ fn every_script_that_a_document_names_exists() {
     }
 }
 
-/// A guide shows a change as a diff, and compiles the code after it.
-#[test]
-fn every_diff_leads_to_the_code_of_its_document() {
-    let mut added = 0;
-    for (path, text) in documents() {
-        let code: String = text.split("```rust").skip(1).filter_map(|rest| rest.split("```").next()).collect();
-        for diff in text.split("```diff\n").skip(1).filter_map(|rest| rest.split("```").next()) {
-            for line in diff.lines().filter_map(|line| line.strip_prefix(['+', ' '])) {
-                added += 1;
-                assert!(code.lines().any(|code| code == line), "{}: {line}", path.display());
-            }
-        }
-    }
-    assert!(added > 0, "no document has a diff");
-}
-
 /// A service that waits for a connection as long as sqlx does by default answers 503 when its clients have given up.
 #[test]
 fn every_service_that_a_document_or_an_example_starts_bounds_the_wait_for_a_connection() {
