@@ -2,8 +2,8 @@
 //!
 //! The COMMIT of a claim may take effect although nobody hears of it: its answer is lost, or the call's future is dropped
 //! meanwhile. The call knows that its work has not begun, and nobody else does. So it releases the claim in the
-//! background. Without that, the key would be indeterminate at most once, and in flight for a whole lease otherwise. The
-//! service's role may not delete, so the record stays, with attempt 0.
+//! background. Without that, the key would be indeterminate at most once, and in flight for a whole lease otherwise.
+//! The service's role may not delete, so the record stays, with attempt 0.
 
 use std::time::Duration;
 
