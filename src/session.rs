@@ -8,7 +8,9 @@ mod own;
 mod poll;
 mod savepoint;
 
-pub(crate) use bounded::{ANSWER, answered, ended_or_closed, or_closed};
+#[cfg(feature = "http")]
+pub(crate) use bounded::or_closed;
+pub(crate) use bounded::{ANSWER, answered, ended_or_closed};
 pub use commit::commit;
 pub(crate) use depth::{depth, roll_back_to};
 pub(crate) use opening::Opening;
