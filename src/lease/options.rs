@@ -107,6 +107,7 @@ impl Leasing {
     /// How long a key is remembered. After that it is new. The time counts
     ///
     /// - from the completion;
+    /// - from the beginning of an at-most-once step, which a crash may leave in doubt;
     /// - from the failure, if the work has failed and may have taken effect: at most once, or with a step in doubt;
     /// - from the last look of a reconciler;
     /// - otherwise from the claim. An owner that is alive prolongs this. If its work has outlived the retention and the

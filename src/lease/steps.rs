@@ -284,7 +284,7 @@ impl Lease {
 
     async fn begin_step(&self, name: &str) -> Result<bool, Error> {
         in_pooled_transaction(&self.pool, self.durable(), async |conn| -> Result<_, Error> {
-            self.record().begin_step(conn, self.token, self.attempt, name).await
+            self.record().begin_step(conn, self.token, self.attempt, name, self.leasing.retention).await
         })
         .await
     }

@@ -2,6 +2,7 @@
 //! response, as in `lease.rs`. The server merges each step into the others, so parallel steps do not lose each other.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use serde_json::Value;
@@ -11,7 +12,7 @@ use sqlx::{PgConnection, Row as _};
 use super::fence::Fence;
 use super::fragment::no_live_lease;
 use super::release::storable;
-use super::statement::{Record, changes_a_row, draw_token};
+use super::statement::{Record, changes_a_row, draw_token, interval};
 use crate::Error;
 
 /// The results of an operation's steps by name, as JSON text. An at-most-once step without a result is in doubt.
@@ -126,13 +127,18 @@ impl Record<'_> {
         changes_a_row(conn, update).await
     }
 
-    /// Stores that a step begins. `false` means that it was begun before, or is finished, or that the claim is gone.
+    /// Stores that a step begins, and remembers the record for at least the retention from now. `false` means that the
+    /// step was begun before, or is finished, or that the claim is gone.
+    ///
+    /// `expires_at` is indexed, so this is no heap-only update: each at-most-once step costs an entry in each index of
+    /// the record.
     pub(crate) async fn begin_step(
         self,
         conn: &mut PgConnection,
         token: i64,
         attempt: i32,
         name: &str,
+        retention: Duration,
     ) -> Result<bool, Error> {
         let update = self
             .query(
@@ -140,7 +146,9 @@ impl Record<'_> {
                 update idempotency.record
                 set steps = coalesce(steps, '{}') || pg_catalog.jsonb_build_object($5::text, pg_catalog.jsonb_build_object(
                     'begun', pg_catalog.statement_timestamp(), 'attempt', $6::int4
-                ))
+                )),
+                    -- A process that dies in the step sends nothing more, and then the step is in doubt.
+                    expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $7::interval)
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
@@ -152,7 +160,8 @@ impl Record<'_> {
             )
             .bind(token) // $4
             .bind(name) // $5
-            .bind(attempt); // $6
+            .bind(attempt) // $6
+            .bind(interval(retention)); // $7
         changes_a_row(conn, update).await
     }
 

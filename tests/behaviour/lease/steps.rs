@@ -226,6 +226,27 @@ async fn work_that_ends_in_doubt_lapses_and_is_remembered_for_the_retention(pool
     Ok(())
 }
 
+/// A crash in the middle of the step says nothing more, so the beginning of the step prolongs the record. A key that
+/// somebody has pinned stays pinned.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn an_at_most_once_step_is_remembered_for_the_retention_from_its_beginning(pool: PgPool) -> anyhow::Result<()> {
+    let leasing = Leasing::new(IN_STEPS)?.with_retention(Duration::from_secs(3600))?;
+    for (before, after) in [
+        ("now() + interval '1 min'", "expires_at between now() + interval '50 min' and now() + interval '70 min'"),
+        ("'infinity'", "expires_at = 'infinity'"),
+    ] {
+        pool.execute("truncate idempotency.record").await?;
+        let Acquired::Owner(lease) = leasing.acquire::<i64, _>(&pool, &key("a"), "body").await? else { panic!() };
+        pool.execute(sqlx::AssertSqlSafe(format!("update idempotency.record set expires_at = {before}"))).await?;
+        let text = lease.step_at_most_once("text", async |_| -> Result<bool, Error> {
+            let asked = format!("select {after} from idempotency.record");
+            Ok(sqlx::query_scalar(sqlx::AssertSqlSafe(asked)).fetch_one(&pool).await?)
+        });
+        assert!(text.await?, "{before}");
+    }
+    Ok(())
+}
+
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_step_that_took_no_effect_may_be_performed_again(pool: PgPool) -> anyhow::Result<()> {
     let lease = acquired(&pool).await;
