@@ -49,10 +49,11 @@ pub(super) fn decision(action: &str, shown: &Shown, json: Box<RawValue>) -> Opti
     }
 }
 
-/// What a decision refers to. The token alone is not enough: a suspended owner may finish its step, begin another, or
-/// finish the whole operation with the same token, and a heartbeat may have revived its lease meanwhile.
+/// What a decision refers to. The token alone is not enough: a suspended owner may finish a step, begin another, or
+/// finish the whole operation with the same token, and a heartbeat may have revived its lease meanwhile. Nobody must
+/// forget a step that no page has shown, so all steps count.
 pub(super) fn version(shown: &Shown) -> String {
     // A browser changes the line breaks of a name.
-    let seen = BASE64_URL_SAFE_NO_PAD.encode(format!("{:?} {:?}", shown.fence(), shown.steps_in_doubt()));
+    let seen = BASE64_URL_SAFE_NO_PAD.encode(format!("{:?} {:?}", shown.fence(), shown.steps));
     format!("{} {seen}", shown.state)
 }

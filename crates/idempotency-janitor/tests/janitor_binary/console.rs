@@ -372,6 +372,20 @@ async fn a_changed_record_is_not_settled(_: PgPoolOptions, options: PgConnectOpt
     let (status, refused) = one.settle(&link, &page, "took_effect", "\"the step's\"").await?;
     assert_eq!(status, 409, "the result of the step would be the response: {refused}");
 
+    let finishing = key("another step finishes");
+    in_doubt(&pool, &finishing).await?;
+    let (link, (_, page)) = one.look_up(&finishing).await?;
+    let seen = field(&page, "seen");
+    let order = [("seen", &*seen), ("action", "forget"), ("reason", "ticket 4711"), ("operator", "Ada")];
+    assert_eq!(one.post(&format!("{link}/confirm"), &order).await?.0, 200);
+    // A suspended owner continues, with the same token.
+    let finish = "update idempotency.record set steps = steps || '{\"more\": {\"result\": \"1\", \"attempt\": 1}}'
+        where value = $1";
+    sqlx::query(finish).bind(finishing.value()).execute(&pool).await?;
+    let (status, refused) = one.post(&format!("{link}/settle"), &order).await?;
+    assert_eq!((status, refused.contains("look again")), (409, true), "it would forget an effect that no page showed");
+    assert_eq!(state(&pool, &finishing).await?.as_deref(), Some("indeterminate"));
+
     let completed = key("completed meanwhile");
     lapsed(&pool, &completed, AT_MOST_ONCE).await?;
     let (link, (_, page)) = one.look_up(&completed).await?;
