@@ -21,8 +21,8 @@ export async function send(url, key, body) {
 function isRetryable(status, text) {
   if ([408, 425, 429, 502, 503, 504].includes(status)) return true;
   try {
-    return JSON.parse(text).retryable === true;
+    return JSON.parse(text).retryable ?? status >= 500;
   } catch {
-    return false;
+    return status >= 500; // no problem document
   }
 }

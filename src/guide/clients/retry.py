@@ -1,4 +1,4 @@
-import json, random, time, urllib.error, urllib.request
+import http.client, json, random, time, urllib.error, urllib.request
 
 def send(url, key, body):
     """Sends one operation until its answer is final. Make the key before the first attempt, and store it with the body."""
@@ -17,13 +17,15 @@ def send(url, key, body):
                 return status, text
             wait += int(response.headers.get("Retry-After", 0))
             problem = f"{status} {text}"
-        except (OSError, ValueError) as error:  # no answer, or half of one
+        except (OSError, ValueError, http.client.HTTPException) as error:  # no answer, or half of one
             problem = str(error)
         time.sleep(wait)
     raise TimeoutError(f"gave up; keep the key {key} and continue later: {problem}")
 
 def is_retryable(status, text):
+    if status in (408, 425, 429, 502, 503, 504):
+        return True
     try:
-        return status in (408, 425, 429, 502, 503, 504) or json.loads(text)["retryable"] is True
-    except (ValueError, LookupError, TypeError):
-        return False
+        return json.loads(text)["retryable"] is True
+    except (ValueError, LookupError, TypeError):  # no problem document
+        return status >= 500

@@ -1,23 +1,26 @@
-//! A service whose first three answers are failures. They come from a layer in front of the idempotency layer.
+//! A service whose first five answers are failures. Four of them come from a layer in front of the idempotency layer.
 
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use demos::service::serve;
+use futures_util::stream::{self, StreamExt as _};
 use pg_idempotency::Idempotency;
 use pg_idempotency::http::{IDEMPOTENT_REPLAYED, IdempotencyLayer, IdempotentTx};
 use sqlx::PgPool;
 use tokio::sync::Notify;
+use tokio::task::yield_now;
 use tokio::time::timeout;
 
-/// Shorter than the time-out of the loops, and longer than they wait before their third attempt.
+/// Shorter than the time-out of the loops, and longer than they wait before their fifth attempt.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Default)]
@@ -68,22 +71,39 @@ async fn place(
 
 async fn fail_at_first(State(service): State<Arc<Service>>, request: Request, next: Next) -> Response {
     let before = service.answers().len();
-    if before == 0 {
-        service.answers().push("503".to_owned());
-        return StatusCode::SERVICE_UNAVAILABLE.into_response();
-    }
-    if before == 1 {
-        tokio::spawn(next.run(request));
-        service.begun.notified().await;
-        service.answers().push("a cut".to_owned());
-        // Ends the task of the connection, without a message.
-        resume_unwind(Box::new("the connection is cut"));
+    match before {
+        0 => {
+            service.answers().push("503".to_owned());
+            return StatusCode::SERVICE_UNAVAILABLE.into_response();
+        }
+        // As of a program that failed, or of a proxy: without a problem document.
+        1 => {
+            service.answers().push("500".to_owned());
+            return (StatusCode::INTERNAL_SERVER_ERROR, "oh no").into_response();
+        }
+        2 => {
+            service.answers().push("a half".to_owned());
+            let half = stream::iter([Ok("{\"id\":"), Err("the connection is cut")]).then(async |part| {
+                // The first part must reach the client before the connection ends.
+                yield_now().await;
+                part
+            });
+            return ([(header::CONTENT_LENGTH, "100")], Body::from_stream(half)).into_response();
+        }
+        3 => {
+            tokio::spawn(next.run(request));
+            service.begun.notified().await;
+            service.answers().push("a cut".to_owned());
+            // Ends the task of the connection, without a message.
+            resume_unwind(Box::new("the connection is cut"));
+        }
+        _ => {}
     }
     let response = next.run(request).await;
     let replayed = response.headers().contains_key(IDEMPOTENT_REPLAYED);
     let status = response.status();
     service.answers().push(if replayed { "a replay" } else { status.as_str() }.to_owned());
-    // The third answer was the refusal of a duplicate, so the order can be finished.
+    // The fifth answer was the refusal of a duplicate, so the order can be finished.
     service.may_finish.notify_one();
     response
 }
