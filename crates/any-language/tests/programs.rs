@@ -70,6 +70,7 @@ async fn each_driver_performs_once_and_replays_what_the_others_stored(pool: PgPo
     match by_psql(&url, "key-2", 1250) {
         Some(printed) => {
             assert_eq!(printed, r#"replayed 201 {"id":2}"#);
+            assert_eq!(by_psql(&url, "key-2", 1251).as_deref(), Some("key_reused"));
             assert_eq!(by_psql(&url, "key-3", 7).as_deref(), Some(r#"claimed 201 {"id":3}"#));
             assert_eq!(by_diesel(&url, "key-3", 7).await?, (201, r#"{"id":3}"#.to_owned()));
         }

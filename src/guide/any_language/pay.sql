@@ -1,6 +1,7 @@
 -- psql -v ON_ERROR_STOP=1 -v user=ada -v key=key-1 -v cents=1250 -f pay.sql
 begin;
-select outcome, token, status, convert_from(body, 'UTF8') as body
+-- psql unsets the variable of a null, and would then print its name.
+select outcome, token, coalesce(status::text, '') as status, coalesce(convert_from(body, 'UTF8'), '') as body
 from idempotency.ensure(
     scope => :'user', operation => 'POST /payments', value => :'key',
     fingerprint => idempotency.fingerprint(convert_to(concat(E'POST /payments\n', :'cents'), 'UTF8'))

@@ -26,6 +26,10 @@ app = FastAPI(lifespan=lifespan)
 @app.post("/payments")
 async def pay(request: Request, idempotency_key: str = KEY, x_user_id: str = Header()):
     body = await request.body()
+    try:
+        payment = {name: json.loads(body)[name] for name in ("amount", "currency")}
+    except (ValueError, LookupError, TypeError):
+        return Response("the body must be JSON with amount and currency", 400)
     # A real service takes the user from the verified token.
     key = {"scope": x_user_id, "operation": "POST /payments", "value": idempotency_key.strip('"')}
     # The path as the client has sent it: request.url.path is decoded.
@@ -42,7 +46,6 @@ async def pay(request: Request, idempotency_key: str = KEY, x_user_id: str = Hea
             )
             outcome, token, status, answer = await claimed.fetchone()
             if outcome == "claimed":
-                payment = json.loads(body)
                 inserted = await conn.execute(
                     "insert into payments (amount, currency) values (%(amount)s, %(currency)s) returning id", payment
                 )
@@ -56,5 +59,11 @@ async def pay(request: Request, idempotency_key: str = KEY, x_user_id: str = Hea
             elif outcome != "replayed":
                 return Response(outcome, PROBLEMS.get(outcome, 500), {"Retry-After": "1"} if outcome == "in_flight" else None)
     except (psycopg.OperationalError, PoolTimeout):
+        # A connection that is lost, or that the pool does not get; 40001 and 40P01. The same request may succeed later.
         return Response("the database did not answer; retry with the same key", 503)
+    except psycopg.DatabaseError as error:
+        # A value or a row that the database refuses, or a key that is too long. Any other error is a 500.
+        if isinstance(error, (psycopg.DataError, psycopg.IntegrityError)) or error.sqlstate == "IK008":
+            return Response("the database refuses this request", 400)
+        raise
     return Response(answer, status or 200, media_type="application/json")

@@ -104,6 +104,58 @@ pub(crate) fn guide() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../src/guide/any_language")
 }
 
+/// A client that gets a 503 sends the same request again. So only a failure that may pass is a 503, and not a request
+/// that the program or the database refuses each time.
+async fn answers_each_mistake_as_what_it_is(service: Option<Service>) -> anyhow::Result<()> {
+    const RAISES: &str = "
+        create function fail() returns trigger language plpgsql as $$
+        begin
+            raise exception 'as the test wants' using errcode = new.currency;
+        end
+        $$;
+        create trigger fail before insert on payments
+            for each row when (new.currency <> 'USD') execute function fail()";
+    let Some(service) = service else { return Ok(()) };
+    let long = "x".repeat(256);
+    let mut expected = Vec::new();
+    let mut requests = Vec::new();
+    for (key, body, status) in [
+        ("good", r#"{"amount":100,"currency":"USD"}"#, "201"),
+        ("not JSON", r#"{"amount":"#, "400"),
+        ("no object", "[]", "400"),
+        ("a null", "null", "400"),
+        ("no amount", r#"{"currency":"USD"}"#, "400"),
+        ("no number", r#"{"amount":"ten","currency":"USD"}"#, "400"),
+        // IK008.
+        (&long, r#"{"amount":100,"currency":"USD"}"#, "400"),
+        ("good", r#"{"amount":101,"currency":"USD"}"#, "422"),
+        ("a serialization failure", r#"{"amount":100,"currency":"40001"}"#, "503"),
+        ("a deadlock", r#"{"amount":100,"currency":"40P01"}"#, "503"),
+        ("a shutdown", r#"{"amount":100,"currency":"57P01"}"#, "503"),
+        ("a refused row", r#"{"amount":100,"currency":"23514"}"#, "400"),
+        ("no right", r#"{"amount":100,"currency":"42501"}"#, "500"),
+        ("good", r#"{"amount":100,"currency":"USD"}"#, "201"),
+    ] {
+        requests.push((key, body));
+        expected.push((key, status.to_owned()));
+    }
+    let tables: &'static str = format!("{WITH_FUNCTIONS};{RAISES}").leak();
+    let statuses = service.with_directory(&guide()).with_tables(tables).statuses(&requests).await?;
+    let answered: Vec<_> = requests.iter().map(|(key, _)| *key).zip(statuses).collect();
+    assert_eq!(answered, expected);
+    Ok(())
+}
+
+#[tokio::test]
+async fn fastapi_and_psycopg_answer_each_mistake_as_what_it_is() -> anyhow::Result<()> {
+    answers_each_mistake_as_what_it_is(in_python("fastapi", "", "payments")?).await
+}
+
+#[tokio::test]
+async fn node_and_pg_answer_each_mistake_as_what_it_is() -> anyhow::Result<()> {
+    answers_each_mistake_as_what_it_is(in_node("node", "payments.js")?).await
+}
+
 #[tokio::test]
 async fn fastapi_and_psycopg_on_the_sql_functions_are_right() -> anyhow::Result<()> {
     let service = in_python("fastapi", "", "payments")?;

@@ -130,6 +130,25 @@ impl Service {
         stored
     }
 
+    /// Sends these requests to the service, which is given a database of its own. Each is a body under a key. Returns
+    /// the statuses of the answers.
+    pub(crate) async fn statuses(&self, requests: &[(&str, &str)]) -> anyhow::Result<Vec<String>> {
+        let database = Database::create(self.tables.unwrap_or_default()).await?;
+        let mut child = self.start(&database).await?;
+        let asked = async {
+            let mut statuses = Vec::new();
+            for (key, body) in requests {
+                let answer = self.post(key, self.path, body).await?;
+                statuses.push(answer.split(' ').nth(1).unwrap_or_default().to_owned());
+            }
+            anyhow::Ok(statuses)
+        };
+        let statuses = asked.await;
+        child.kill().await?;
+        database.drop().await?;
+        statuses
+    }
+
     /// Sends the target as it is, which a client that knows URLs would not.
     async fn post(&self, key: &str, target: &str, body: &str) -> anyhow::Result<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).await?;
