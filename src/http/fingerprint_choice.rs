@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, HeaderName};
+use http::uri::Authority;
+use http::{HeaderName, HeaderValue, Uri, header};
 use serde_json::json;
 
 use crate::fingerprint::pointer::Pointer;
@@ -46,7 +47,7 @@ impl FingerprintChoice {
         };
         Ok(match self.described() {
             None => compared,
-            Some(choice) => Fingerprint::of_choice(choice.as_bytes(), &compared, &self.lines(&parts.headers)),
+            Some(choice) => Fingerprint::of_choice(choice.as_bytes(), &compared, &self.lines(parts)),
         })
     }
 
@@ -68,25 +69,38 @@ impl FingerprintChoice {
 
     /// The lines of the chosen headers. The number of lines of each header and the length of each line come first, so
     /// that two different requests never give the same bytes.
-    fn lines(&self, headers: &HeaderMap) -> Vec<u8> {
+    fn lines(&self, parts: &Parts) -> Vec<u8> {
         let mut written = Vec::new();
         for name in &self.headers {
-            let lines: Vec<_> = headers.get_all(name).iter().collect();
+            let mut lines: Vec<_> = parts.headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
+            lines.extend(host_of_uri(parts).filter(|_| *name == header::HOST).map(str::as_bytes));
             written.extend((lines.len() as u64).to_be_bytes());
             for line in lines {
                 written.extend((line.len() as u64).to_be_bytes());
-                written.extend(line.as_bytes());
+                written.extend(line);
             }
         }
         written
     }
 }
 
-/// The whole path with its query. A nested axum router cuts the front off `uri`, and that part may name the account.
+/// The whole path with its query.
 pub(super) fn target(parts: &Parts) -> &str {
+    uri(parts).path_and_query().map_or("", |target| target.as_str())
+}
+
+/// The host, where no header `Host` names it: HTTP/2 sends it as a part of the URI.
+pub(super) fn host_of_uri(parts: &Parts) -> Option<&str> {
+    let is_named = parts.headers.contains_key(header::HOST);
+    uri(parts).authority().filter(|_| !is_named).map(Authority::as_str)
+}
+
+/// The URI as the client has sent it. A nested axum router cuts the front off `uri`, and that part may name the
+/// account.
+fn uri(parts: &Parts) -> &Uri {
     #[cfg(feature = "axum")]
-    let uri = parts.extensions.get::<axum::extract::OriginalUri>().map_or(&parts.uri, |original| &original.0);
-    #[cfg(not(feature = "axum"))]
-    let uri = &parts.uri;
-    uri.path_and_query().map_or("", |target| target.as_str())
+    if let Some(original) = parts.extensions.get::<axum::extract::OriginalUri>() {
+        return &original.0;
+    }
+    &parts.uri
 }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderName, HeaderValue, Request, header};
 
-use super::fingerprint_choice::target;
+use super::fingerprint_choice::{host_of_uri, target};
 use super::key_header::IDEMPOTENCY_KEY;
 use crate::lease::InDoubt;
 use crate::record::ShownRequest;
@@ -17,9 +17,12 @@ pub(super) const NEVER_STORED: [HeaderName; 3] = [header::AUTHORIZATION, header:
 
 /// The request as it is stored, with these headers. `None` if its head is too large. The limit of the body has been checked.
 pub(super) fn to_store(parts: &Parts, body: &[u8], is_stored: impl Fn(&HeaderName) -> bool) -> Option<Vec<u8>> {
-    let kept = parts.headers.iter().filter(|(name, _)| is_stored(name) && !NEVER_STORED.contains(name));
+    let sent = parts.headers.iter().map(|(name, value)| (name, value.as_bytes()));
+    // A resumed request has only the path of the URI.
+    let sent = sent.chain(host_of_uri(parts).map(|host| (&header::HOST, host.as_bytes())));
+    let kept = sent.filter(|(name, _)| is_stored(name) && !NEVER_STORED.contains(name));
     // As in a stored response, one character for each byte.
-    let kept = kept.map(|(name, value)| (name.to_string(), value.as_bytes().iter().copied().map(char::from).collect()));
+    let kept = kept.map(|(name, value)| (name.to_string(), value.iter().copied().map(char::from).collect()));
     ShownRequest::new(parts.method.to_string(), target(parts).to_owned(), kept.collect()).with_body(body)
 }
 

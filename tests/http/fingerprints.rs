@@ -1,6 +1,6 @@
 //! Fingerprints by the service's choice, and records that were made under another choice.
 
-use axum::http::{HeaderName, StatusCode};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use pg_idempotency::http::IdempotencyLayer;
 use sqlx::PgPool;
 
@@ -40,6 +40,27 @@ async fn fingerprinted_headers_and_several_lines_of_one_are_kept_apart(pool: PgP
     ] {
         assert_eq!(send(&app, with(other)).await.problem(), "key-reused", "{other:?}");
     }
+}
+
+/// HTTP/2 sends the host as a part of the URI. A handler may select the tenant by it.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_fingerprinted_host_is_the_authority_of_http_2(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool).with_fingerprinted_header(header::HOST));
+    let asked = |authority: &str| request("POST", &format!("http://{authority}/effects"), Some("key-1"), "x");
+    let asked_by = |host: &'static str| {
+        let mut request = request("POST", "/effects", Some("key-1"), "x");
+        request.headers_mut().insert(header::HOST, HeaderValue::from_static(host));
+        request
+    };
+    assert_eq!(send(&app, asked("a.example:8080")).await.status, StatusCode::CREATED);
+    assert!(send(&app, asked("a.example:8080")).await.is_replayed());
+    assert!(send(&app, asked_by("a.example:8080")).await.is_replayed(), "a retry over HTTP/1.1 is the same request");
+    for other in [asked("b.example:8080"), asked("a.example"), asked_by("b.example:8080")] {
+        assert_eq!(send(&app, other).await.problem(), "key-reused");
+    }
+    assert_eq!(post_to(&app, "/effects", "key-1", "x").await.problem(), "key-reused", "no host at all");
+    assert_eq!(effects(&pool).await, 1);
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]

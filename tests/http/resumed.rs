@@ -183,6 +183,23 @@ async fn a_request_whose_client_is_gone_is_answered_and_a_late_retry_replays_it(
     Ok(())
 }
 
+/// HTTP/2 sends the host as a part of the URI, and a stored request has only the path of it.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_listed_host_is_stored_also_over_http_2(pool: PgPool) -> anyhow::Result<()> {
+    for (key, is_fingerprinted) in [("key-1", true), ("key-2", false)] {
+        let mut service = Service::new(&pool);
+        service.layer = match is_fingerprinted {
+            true => service.layer.with_fingerprinted_header(header::HOST),
+            false => service.layer.with_stored_header(header::HOST)?,
+        };
+        service.abandoned(&pool, key, "http://a.example:8080/payments/ada").await;
+        assert!(matches!(service.resume().await, Some(ResumedRequest::Answered(..))));
+        let (_, _, headers) = &service.charges()[1];
+        assert_eq!(headers[header::HOST], "a.example:8080", "{key}");
+    }
+    Ok(())
+}
+
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn only_what_the_service_lists_is_stored(pool: PgPool) -> anyhow::Result<()> {
     let mut service = Service::new(&pool);

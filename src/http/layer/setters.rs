@@ -99,7 +99,8 @@ impl IdempotencyLayer {
     }
 
     /// Adds this header, with all its lines, to the fingerprint: one by which the handler selects an account, a
-    /// currency or a language, and not one that a client changes with each attempt, such as a trace or a date.
+    /// currency or a language, and not one that a client changes with each attempt, such as a trace or a date. For
+    /// `Host`, a request without this header gives the authority of its URI, as HTTP/2 sends it.
     pub fn with_fingerprinted_header(mut self, name: HeaderName) -> Self {
         self.fingerprint.add_header(name);
         self
