@@ -1,4 +1,4 @@
-//! Bars and curves, as SVG that needs no other program and is legible on light and dark pages.
+//! Curves, as SVG that needs no other program and is legible on light and dark pages.
 
 use std::fmt::Write as _;
 
@@ -7,44 +7,27 @@ use crate::results::figure;
 const WIDTH: f64 = 800.0;
 const EDGE: f64 = 16.0;
 const LINE: f64 = 24.0;
-/// The width for the names of bars, enough for 35 characters.
-const LABELS: f64 = 290.0;
-const BARS: f64 = 410.0;
 /// The height of the field of curves, its left edge and its width.
 const FIELD: f64 = 260.0;
 const LEFT: f64 = 76.0;
 const ACROSS: f64 = 690.0;
 
+/// Curves over labelled positions, on a logarithmic scale.
 pub(crate) struct Chart {
     pub(crate) name: &'static str,
-    pub(crate) title: String,
-    pub(crate) drawing: Drawing,
+    pub(crate) title: &'static str,
+    pub(crate) labels: Vec<String>,
+    pub(crate) curves: Vec<Curve>,
 }
 
-pub(crate) enum Drawing {
-    /// Groups of bars. Each group has a scale of its own.
-    Bars(Vec<Group>),
-    /// Curves over labelled positions, on a logarithmic scale.
-    Curves { labels: Vec<String>, curves: Vec<Group> },
-}
-
-pub(crate) struct Group {
+pub(crate) struct Curve {
     pub(crate) title: String,
-    /// Names and values. The points of a curve have no names.
-    pub(crate) values: Vec<(String, f64)>,
+    pub(crate) values: Vec<f64>,
 }
 
 impl Chart {
-    pub(crate) fn is_empty(&self) -> bool {
-        let (Drawing::Bars(groups) | Drawing::Curves { curves: groups, .. }) = &self.drawing;
-        groups.iter().all(|group| group.values.is_empty())
-    }
-
     pub(crate) fn svg(&self) -> String {
-        let (height, drawn) = match &self.drawing {
-            Drawing::Bars(groups) => bars(groups),
-            Drawing::Curves { labels, curves } => self::curves(labels, curves),
-        };
+        let (height, drawn) = drawing(&self.labels, &self.curves);
         // The background is opaque, because a page can be dark although the browser's preference is light.
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
@@ -55,41 +38,15 @@ impl Chart {
              <rect class=\"page\" width=\"100%\" height=\"100%\"/>\n\
              <text x=\"{EDGE}\" y=\"{}\" font-weight=\"bold\">{}</text>\n{drawn}</svg>\n",
             EDGE + LINE / 2.0,
-            escaped(&self.title),
+            escaped(self.title),
         )
     }
 }
 
 /// The height, and the elements.
-fn bars(groups: &[Group]) -> (f64, String) {
-    let (mut y, mut svg) = (EDGE + LINE / 2.0, String::new());
-    for group in groups.iter().filter(|group| !group.values.is_empty()) {
-        let most = group.values.iter().fold(f64::MIN_POSITIVE, |most, (_, value)| value.max(most));
-        y += LINE + 10.0;
-        let _ = writeln!(svg, "<text x=\"{EDGE}\" y=\"{y}\" font-style=\"italic\">{}</text>", escaped(&group.title));
-        for (name, value) in &group.values {
-            y += LINE;
-            let length = BARS * value / most;
-            let _ = writeln!(
-                svg,
-                "<text x=\"{}\" y=\"{y}\" text-anchor=\"end\">{}</text>\
-                 <rect x=\"{LABELS}\" y=\"{}\" width=\"{length:.1}\" height=\"17\" fill=\"{}\"/>\
-                 <text x=\"{:.1}\" y=\"{y}\">{}</text>",
-                LABELS - 8.0,
-                escaped(name),
-                y - 13.5,
-                colour(name),
-                LABELS + length + 6.0,
-                figure(*value),
-            );
-        }
-    }
-    (y + EDGE, svg)
-}
-
-fn curves(labels: &[String], curves: &[Group]) -> (f64, String) {
+fn drawing(labels: &[String], curves: &[Curve]) -> (f64, String) {
     let mut svg = String::new();
-    let values = || curves.iter().flat_map(|curve| &curve.values).map(|(_, value)| value.ln());
+    let values = || curves.iter().flat_map(|curve| &curve.values).map(|value| value.ln());
     let (least, most) = (values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max));
     let (least, most) = (least - 0.1, most + 0.1);
     let top = EDGE + LINE * (2.5 + curves.len() as f64);
@@ -126,7 +83,7 @@ fn curves(labels: &[String], curves: &[Group]) -> (f64, String) {
         let _ = writeln!(svg, "<text x=\"{:.1}\" y=\"{y}\" text-anchor=\"middle\">{}</text>", x(at), escaped(label));
     }
     for curve in curves {
-        let point = |(at, (_, value)): (usize, &(String, f64))| format!("{:.1},{:.1}", x(at), y(*value));
+        let point = |(at, value): (usize, &f64)| format!("{:.1},{:.1}", x(at), y(*value));
         let points: Vec<_> = curve.values.iter().enumerate().map(point).collect();
         let _ = writeln!(
             svg,
@@ -141,9 +98,9 @@ fn curves(labels: &[String], curves: &[Group]) -> (f64, String) {
 /// The same kind of alternative has the same colour in all charts.
 fn colour(way: &str) -> &'static str {
     match way {
-        _ if way.contains("bare") || way == "alone" => "#8c959f",
+        _ if way.contains("bare") => "#8c959f",
         _ if way.contains("hand") => "#c9a227",
-        _ if way.contains("Redis") || way.contains("99th") => "#b5523b",
+        _ if way.contains("99th") => "#b5523b",
         _ if way.contains("select first") => "#4c8fbd",
         _ if way.contains("fewest round trips") => "#8a6fb0",
         _ => "#3b8a63",

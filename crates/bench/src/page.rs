@@ -9,7 +9,7 @@ use crate::alternatives::{BARE, by_hand, handler, library, redis, usual};
 use crate::cases::{
     CASES, citus, first_call, growth, http, janitor, lease, marks, protect, replay, soak, storm, storm_adds,
 };
-use crate::chart::{Chart, Drawing, Group};
+use crate::chart::{Chart, Curve};
 use crate::figures::cell;
 use crate::results::{MAIN, NOT_DURABLE, ONE_MILLISECOND, Results, SOCKET, Speed, Table, figure, median};
 use crate::template::filled;
@@ -59,6 +59,7 @@ fn value(name: &str, results: &Results) -> anyhow::Result<String> {
             let sweeps = results.find(janitor::NAME, janitor::SWEEPS, SOCKET);
             sweeps.and_then(|table| table.speed(janitor::UNPACED)).map(|speed| figure(speed.rate()))
         }
+        "citus" => on_citus(results),
         "soak p99" => soaked(results, |table, minute| Some(table.speed(minute)?.p99_ms)),
         "soak memory" => soaked(results, |table, minute| table.cost(minute, soak::MEMORY)),
         "missed" => Some(missed(results)),
@@ -170,79 +171,60 @@ fn comparison(results: &Results) -> String {
     text.trim_end().to_owned()
 }
 
+/// The rates with the usual number of shards, over those on a plain table.
+fn on_citus(results: &Results) -> Option<String> {
+    let tables = results.titled(citus::NAME, citus::MAIN);
+    let heads: String = tables.iter().map(|table| cell(&table.column)).collect();
+    let rate = |table: &&Table| table.rate_over(citus::ON_CITUS, citus::ON_PLAIN).map(figure).unwrap_or_default();
+    let cells: String = tables.iter().map(|table| cell(&rate(table))).collect();
+    let rule = "--:|".repeat(tables.len());
+    (!tables.is_empty()).then(|| format!("| |{heads}\n|---|{rule}\n| of the rate on a plain table |{cells}"))
+}
+
 /// The charts for which there are figures.
 pub(crate) fn charts(results: &Results) -> Vec<Chart> {
-    let p50 = |speed: &Speed| speed.p50_ms;
-    let p99 = |speed: &Speed| speed.p99_ms;
-    let main = |case| durable(results, case, MAIN);
-    let first_calls = [BARE, usual::NAME, redis::NAME, library::NAME, library::FEWEST];
-    let replays = [replay::SELECT, usual::NAME, redis::NAME, library::NAME, library::SELECT_FIRST];
-    let sizes = [growth::FIRST_CALLS, growth::REPLAYS, growth::BARE_SELECTS];
-    let grown = sizes.map(|title| results.titled(growth::NAME, title)).concat();
-    let storms = [results.titled(storm::NAME, storm::TITLE), results.titled(http::NAME, http::STORM)].concat();
-    let by_clients = results.titled(first_call::NAME, first_call::BY_CLIENTS);
-    let replays_by_clients = results.titled(replay::NAME, replay::BY_CLIENTS);
     let by_size = results.titled(first_call::NAME, first_call::BY_SIZE);
     let mut charts = vec![
-        bars("latency", "Median time of a first call, ms", main(first_call::NAME), &first_calls, p50),
-        bars("replay", "Replays of one key a second", main(replay::NAME), &replays, Speed::rate),
-        curves("clients", "First calls a second, by the number of clients", by_clients),
-        curves("replay-clients", "Replays a second, by the number of clients", replays_by_clients),
-        curves("size", "First calls a second, by the size of the response (8 clients)", by_size),
-        bars("growth", "Median time of a call, ms, by the size of the table", grown, &[], p50),
-        bars("storm", "99th percentile of the other keys' first calls, ms", storms, &[], p99),
-        bars(
-            "marks",
-            "Marks a second, by the number of keys in a call",
-            durable(results, marks::NAME, marks::TITLE),
-            &[],
-            Speed::rate,
+        rates(
+            "clients",
+            "First calls a second, by the number of clients",
+            results.titled(first_call::NAME, first_call::BY_CLIENTS),
         ),
-        bars("lease", "Median time of a lease, ms", main(lease::NAME), &[], p50),
-        bars("http", "Median time of a request, ms (pool of 10)", main(http::NAME), &[], p50),
+        rates(
+            "replay-clients",
+            "Replays a second, by the number of clients",
+            results.titled(replay::NAME, replay::BY_CLIENTS),
+        ),
+        rates("size", "First calls a second, by the size of the response (8 clients)", by_size),
     ];
-    let of_plain = |table: &Table| Some((table.column.clone(), table.rate_over(citus::ON_CITUS, citus::ON_PLAIN)?));
-    let of_plain = results.titled(citus::NAME, citus::MAIN).into_iter().filter_map(of_plain);
-    let values: Vec<_> = std::iter::once((citus::ON_PLAIN.to_owned(), 1.0)).chain(of_plain).collect();
-    if values.len() > 1 {
-        let drawing = Drawing::Bars(vec![Group { title: "of the rate on a plain table".to_owned(), values }]);
-        charts.push(Chart { name: "citus", title: "Rate on Citus with 32 shards".to_owned(), drawing });
-    }
     if let [table] = results.titled(soak::NAME, soak::MINUTES)[..] {
-        let curves = vec![group(table, "99th percentile", &[], p99), group(table, "median", &[], p50)];
-        let drawing = Drawing::Curves { labels: table.rows.iter().map(|row| row.way.clone()).collect(), curves };
+        let curve = |title: &str, time: fn(&Speed) -> f64| Curve {
+            title: title.to_owned(),
+            values: table.rows.iter().filter_map(|row| row.speed.as_ref()).map(time).collect(),
+        };
         charts.push(Chart {
             name: "soak",
-            title: "Time of a call in each minute of a steady load, ms".to_owned(),
-            drawing,
+            title: "Time of a call in each minute of a steady load, ms",
+            labels: table.rows.iter().map(|row| row.way.clone()).collect(),
+            curves: vec![curve("99th percentile", |speed| speed.p99_ms), curve("median", |speed| speed.p50_ms)],
         });
     }
-    charts.retain(|chart| !chart.is_empty());
+    charts.retain(|chart| !chart.labels.is_empty());
     charts
 }
 
-/// A group of bars for each table.
-fn bars(name: &'static str, title: &str, tables: Vec<&Table>, ways: &[&str], value: fn(&Speed) -> f64) -> Chart {
-    let titled = |table: &Table| group(table, &format!("{}, {}", table.title, table.column), ways, value);
-    Chart { name, title: title.to_owned(), drawing: Drawing::Bars(tables.into_iter().map(titled).collect()) }
-}
-
-/// These ways of a table, or all of them if none is named.
-fn group(table: &Table, title: &str, ways: &[&str], value: fn(&Speed) -> f64) -> Group {
-    let rows = table.rows.iter().filter(|row| ways.is_empty() || ways.contains(&row.way.as_str()));
-    let values = rows.filter_map(|row| Some((row.way.clone(), value(row.speed.as_ref()?)))).collect();
-    Group { title: title.to_owned(), values }
-}
-
 /// A curve of the rates for each way, over the columns of the tables.
-fn curves(name: &'static str, title: &str, tables: Vec<&Table>) -> Chart {
+fn rates(name: &'static str, title: &'static str, tables: Vec<&Table>) -> Chart {
     let ways = tables.iter().take(1).flat_map(|table| &table.rows).map(|row| &row.way);
-    let rate = |table: &&Table, way: &str| Some((String::new(), table.speed(way)?.rate()));
-    let curve = |way: &String| Group {
+    let rate = |table: &&Table, way: &str| table.speed(way).map(Speed::rate);
+    let curve = |way: &String| Curve {
         title: way.clone(),
         values: tables.iter().filter_map(|table| rate(table, way)).collect(),
     };
-    let curves = ways.map(curve).collect();
-    let labels = tables.iter().map(|table| table.column.clone()).collect();
-    Chart { name, title: title.to_owned(), drawing: Drawing::Curves { labels, curves } }
+    Chart {
+        name,
+        title,
+        curves: ways.map(curve).collect(),
+        labels: tables.iter().map(|table| table.column.clone()).collect(),
+    }
 }
