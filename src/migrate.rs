@@ -41,7 +41,8 @@ static MIGRATIONS: LazyLock<[Migration; 1]> = LazyLock::new(|| {
 /// The two take different locks. If both run at the same moment on an empty database, [`migrate`] tries again, and the
 /// migrator may fail once.
 ///
-/// Unlike [`migrate`], it does not look at who owns the schema `idempotency`. A role that may create schemas may have
+/// Unlike [`migrate`], it sends `create schema if not exists` even if everything exists, so its role always needs the right
+/// to create schemas. And it does not look at who owns the schema `idempotency`. A role that may create schemas may have
 /// created it before you, and could then replace the crate's functions. If you do not trust every such role, use [`migrate`].
 ///
 /// Like [`migrate`], it ignores migrations of a newer release, so that old processes start on the new schema during a

@@ -85,7 +85,8 @@ impl Idempotency {
     }
 
     /// Which round trips [`run`](Self::run) and [`run_isolated`](Self::run_isolated) save. The default is
-    /// [`RoundTrips::Plain`]. In a transaction of the caller the setting has no effect.
+    /// [`RoundTrips::Plain`]. In a transaction of the caller the setting has no effect: there the caller's next statement
+    /// would have to wait for the answer to a ROLLBACK.
     #[must_use]
     pub const fn with_round_trips(self, round_trips: RoundTrips) -> Self {
         Self { round_trips, ..self }
