@@ -134,9 +134,6 @@ pub(crate) enum Command {
 pub(crate) struct Sweep {
     #[command(flatten)]
     pub(crate) pace: Pace,
-    /// Stop after this many records, with exit code 3 where more may be due
-    #[arg(long, env = "IDEMPOTENCY_SWEEP_LIMIT")]
-    pub(crate) limit: Option<u64>,
     /// Stop within one batch after this time (30s, 5m, 1h), with exit code 3 where more may be due
     #[arg(long, env = "IDEMPOTENCY_MAX_DURATION", value_parser = duration)]
     pub(crate) max_duration: Option<Duration>,
@@ -155,11 +152,6 @@ pub(crate) struct Run {
     /// Serve /metrics in Prometheus' text and /healthz on this address: 127.0.0.1:9187
     #[arg(long, env = "IDEMPOTENCY_METRICS_ADDR")]
     pub(crate) metrics_addr: Option<SocketAddr>,
-    /// Serve the console on this address too, as `console --listen` does
-    #[arg(long, env = "IDEMPOTENCY_CONSOLE_ADDR")]
-    pub(crate) console_addr: Option<SocketAddr>,
-    #[command(flatten, next_help_heading = "Options of the console")]
-    pub(crate) console: ConsoleOptions,
 }
 
 #[derive(Args)]
@@ -170,17 +162,16 @@ pub(crate) struct ConsoleOptions {
     /// The header in which a reverse proxy names the operator; nothing but the proxy may reach the console
     #[arg(long, env = "IDEMPOTENCY_CONSOLE_USER_HEADER", value_name = "NAME")]
     pub(crate) user_header: Option<HeaderName>,
-    /// The console shows keys but cannot settle them; the janitor's grants are enough
+    /// Show keys but do not settle them; the janitor's grants are enough
     #[arg(long, env = "IDEMPOTENCY_CONSOLE_READ_ONLY")]
     pub(crate) read_only: bool,
-    /// The service's own limit: the console also lists records that lapsed or were released after that many attempts
+    /// The service's own limit: list also what has lapsed or been released after as many attempts
     #[arg(long, env = "IDEMPOTENCY_MAX_ATTEMPTS")]
     pub(crate) max_attempts: Option<NonZeroU32>,
-    /// The console also lists operations that have lapsed or were released, and that nobody has claimed again for this
-    /// time
+    /// List also operations that have lapsed or were released, and that nobody has claimed again for this time
     #[arg(long, env = "IDEMPOTENCY_ABANDONED_FOR", default_value = "1h", value_parser = duration)]
     pub(crate) abandoned_for: Duration,
-    /// How long an expired record may wait for its sweep before the console reports it
+    /// How long an expired record may wait for its sweep before it is reported
     #[arg(long, env = "IDEMPOTENCY_MAX_LAG", default_value = "1h", value_parser = duration)]
     pub(crate) max_lag: Duration,
 }
@@ -225,9 +216,6 @@ pub(crate) struct Resolve {
     /// is in doubt
     #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
     pub(crate) step: Option<String>,
-    /// How long repeats get the response at least, from now on; a longer time of the record's own stays [default: 24h]
-    #[arg(long, value_parser = duration, conflicts_with = "step")]
-    pub(crate) retention: Option<Duration>,
     /// Why; it is printed with what was resolved, for the log
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     pub(crate) reason: String,

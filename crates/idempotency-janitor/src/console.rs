@@ -79,17 +79,14 @@ pub(crate) async fn run(address: SocketAddr, options: &ConsoleOptions, database:
     let mut signals = Signals::listen()?;
     log();
     let server = serve(address, options, database).await?;
+    // Port 0 is any free port.
+    print(&format!("console on http://{}/\n", server.address))?;
     signals.received().await;
     server.stop().await;
     print("stopped\n")
 }
 
-/// Starts to serve, and prints the address, because port 0 is any free port.
-pub(crate) async fn serve(
-    address: SocketAddr,
-    options: &ConsoleOptions,
-    database: &Database,
-) -> Result<Server, Failure> {
+async fn serve(address: SocketAddr, options: &ConsoleOptions, database: &Database) -> Result<Server, Failure> {
     let console = Arc::new(Console {
         pool: database.pool_of(CONNECTIONS, PATIENCE)?,
         lists: database.pool_of(1, PATIENCE)?,
@@ -111,9 +108,7 @@ pub(crate) async fn serve(
         .layer(from_fn(in_time))
         .layer(from_fn_with_state(access, guard))
         .with_state(console);
-    let server = Server::start(address, router).await?;
-    print(&format!("console on http://{}/\n", server.address))?;
-    Ok(server)
+    Server::start(address, router).await
 }
 
 /// Gives up a page that only reads if the database does not answer, and a form that does not arrive. An action is never

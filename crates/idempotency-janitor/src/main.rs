@@ -1,7 +1,7 @@
 //! `idempotency-janitor`: keeps the table of pg-idempotency small, tells what is in it, and settles what nobody
 //! completes.
 //!
-//! A thin `main` over the library. Exit codes: 0 done, 1 ran and failed, 2 wrong usage, 3 stopped at its limit with
+//! A thin `main` over the library. Exit codes: 0 done, 1 ran and failed, 2 wrong usage, 3 stopped with
 //! work left (`sweep`), a key waits for a person (`unsettled`), or the sweep lags and nothing else is wrong (`health`).
 
 mod arguments;

@@ -3,10 +3,9 @@
 //! Each shows the record first, and demands its fence when it acts: what was looked at is what changes.
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _, stderr, stdin};
-use std::time::Duration;
 
 use pg_idempotency::operator::{self, Shown, State};
-use pg_idempotency::{DEFAULT_RETENTION, Idempotency, Key, Mode};
+use pg_idempotency::{DEFAULT_RETENTION, Key, Mode};
 use serde_json::value::RawValue;
 use sqlx::PgPool;
 
@@ -23,7 +22,6 @@ pub(crate) enum Decision {
     /// It took effect, and returned this response.
     Resolve {
         response: Box<RawValue>,
-        retention: Option<Duration>,
     },
     /// This step in doubt took effect, and returned this result.
     ResolveStep {
@@ -91,14 +89,6 @@ impl Decision {
         self.check(&shown)?;
         Ok(Agreed { decision: self, shown })
     }
-
-    /// The least time from now on. The record keeps a longer one of its own.
-    fn retention(&self) -> Duration {
-        match self {
-            Self::Resolve { retention: Some(given), .. } => *given,
-            _ => DEFAULT_RETENTION,
-        }
-    }
 }
 
 /// A decision that the record allows, about the claim that was shown.
@@ -117,11 +107,11 @@ impl Agreed {
         let Self { decision, shown } = self;
         let in_doubt = shown.steps_in_doubt();
         match decision {
-            Decision::Resolve { response, .. } => format!(
+            Decision::Resolve { response } => format!(
                 "Resolving it means that it took effect: every repeat gets this response of {} bytes for {:.1} hours, and \
                  nothing is performed. Resolve it?",
                 response.get().len(),
-                decision.retention().max(shown.retention_left).as_secs_f64() / 3600.0
+                DEFAULT_RETENTION.max(shown.retention_left).as_secs_f64() / 3600.0
             ),
             Decision::ResolveStep { step, result } => format!(
                 "Resolving the step {step:?} means that it took effect: its result is these {} bytes, and {}. Resolve it?",
@@ -159,8 +149,9 @@ impl Agreed {
         let Self { decision, shown } = self;
         let (key, seen) = (&shown.key, shown.fence());
         let done = match decision {
-            Decision::Resolve { response, .. } => {
-                ask(ANSWER, operator::resolve(pool, key, seen, response, decision.retention())).await?;
+            Decision::Resolve { response } => {
+                // The record keeps a longer time of its own.
+                ask(ANSWER, operator::resolve(pool, key, seen, response, DEFAULT_RETENTION)).await?;
                 "resolved"
             }
             Decision::ResolveStep { step, result } => {
@@ -189,16 +180,12 @@ impl Agreed {
 }
 
 pub(crate) async fn resolve(database: &Database, arguments: Resolve) -> Result<Ending, Failure> {
-    let Resolve { key, response, step, retention, reason, yes } = arguments;
+    let Resolve { key, response, step, reason, yes } = arguments;
     let key = key.key()?;
     let response = read(response)?;
-    // What was typed wrong is said before anything is connected to.
-    if let Some(given) = retention {
-        Idempotency::new().with_retention(given)?;
-    }
     let decision = match step {
         Some(step) => Decision::ResolveStep { step, result: response },
-        None => Decision::Resolve { response, retention },
+        None => Decision::Resolve { response },
     };
     settle(database, key, decision, &reason, yes).await
 }

@@ -8,7 +8,7 @@ use crate::arguments::{Pace, Run, Sweep};
 use crate::connection::Database;
 use crate::failure::Failure;
 use crate::process::{Ending, Signals, log, print};
-use crate::{console, probes};
+use crate::probes;
 
 fn janitor(pool: sqlx::PgPool, pace: &Pace) -> Result<Janitor, Failure> {
     Ok(Janitor::new(pool).with_batch_size(pace.batch_size).with_pause(pace.pause).with_grace(pace.grace)?)
@@ -23,7 +23,7 @@ pub(crate) async fn sweep(database: &Database, options: Sweep) -> Result<Ending,
             None => signals.received().await,
         }
     };
-    let swept = janitor.sweep_until(options.limit.unwrap_or(u64::MAX), stop).await?;
+    let swept = janitor.sweep_until(u64::MAX, stop).await?;
     print(&report(&swept, options.json))?;
     Ok(if swept.limited { Ending::WorkLeft } else { Ending::Done })
 }
@@ -36,13 +36,9 @@ pub(crate) async fn run(database: &Database, options: Run) -> Result<Ending, Fai
         Some(address) => Some(probes::serve(address, database).await?),
         None => None,
     };
-    let console = match options.console_addr {
-        Some(address) => Some(console::serve(address, &options.console, database).await?),
-        None => None,
-    };
     janitor.run(signals.received()).await;
-    for server in metrics.into_iter().chain(console) {
-        server.stop().await;
+    if let Some(metrics) = metrics {
+        metrics.stop().await;
     }
     print("stopped\n")
 }

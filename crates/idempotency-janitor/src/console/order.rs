@@ -40,7 +40,7 @@ pub(super) fn decision(action: &str, shown: &Shown, json: Box<RawValue>) -> Opti
     let step = in_doubt.into_iter().nth(place.parse().ok()?);
     match (action, step) {
         (TOOK_EFFECT, Some(step)) => Some(Decision::ResolveStep { step, result: json }),
-        (TOOK_EFFECT, None) if whole => Some(Decision::Resolve { response: json, retention: None }),
+        (TOOK_EFFECT, None) if whole => Some(Decision::Resolve { response: json }),
         ("no_effect", Some(step)) => Some(Decision::ReleaseStep { step }),
         ("no_effect", None) if whole => Some(Decision::Release),
         ("grant", _) => Some(Decision::Grant),

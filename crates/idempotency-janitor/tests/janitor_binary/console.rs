@@ -489,7 +489,6 @@ async fn an_open_address_is_refused_and_a_token_or_a_proxy_signs_in(
     let pool = PgPool::connect_with(options.clone()).await?;
     for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"] {
         assert_fails(&janitor_on(&options, &["console", "--listen", address]), 2, "--token-file");
-        assert_fails(&janitor_on(&options, &["run", "--console-addr", address]), 2, "--token-file");
     }
     let taken = TcpListener::bind("127.0.0.1:0")?;
     let address = taken.local_addr()?.to_string();
@@ -634,15 +633,5 @@ async fn a_pinned_key_hides_no_other_and_can_be_settled(
     let (link, page) = visitor.look_up(&key("pinned")).await?;
     assert!(page.1.contains("9999-12-31"), "{page:?}");
     assert_eq!(visitor.settle(&link, &page.1, "forget", "").await?.0, 200);
-    Ok(())
-}
-
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn the_daemon_serves_it_too(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let mut command = command_on(&options);
-    command.args(["run", "--console-addr", "127.0.0.1:0"]);
-    let console = Console::of(command.stderr(Stdio::null()));
-    assert_eq!(Visitor::of(&console.url)?.get("/waiting").await?.0, 200);
-    assert_eq!(console.terminate(), "stopped\n");
     Ok(())
 }

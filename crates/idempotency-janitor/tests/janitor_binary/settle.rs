@@ -46,7 +46,7 @@ async fn resolve_gives_every_repeat_the_response(_: PgPoolOptions, options: PgCo
     let shown = json(&janitor_on(&options, &[&["show", "--json"], &NAMED[..]].concat()));
     // More digits than a number in memory keeps, and members that a map would sort.
     let response = r#"{"z": 12345678901234567890123, "a": "\u00e9"}"#;
-    let output = janitor_on(&options, &resolve(response, &["--retention", "48h", "--yes"]));
+    let output = janitor_on(&options, &resolve(response, &["--yes"]));
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let (token, downstream_key) = (&shown["token"], &shown["downstream_key"]);
     let named = format!(
@@ -120,14 +120,12 @@ fn wrong_usage_is_said_before_anything_is_connected_to() {
     for broken in ["{receipt: 1}", "", "NaN", "1 2", "{\"a\": 1"] {
         says(&resolve(broken, &nowhere), "the response is not valid JSON");
     }
-    says(&resolve("1", &[&nowhere[..], &["--retention", "0s"]].concat()), "retention");
     says(&[&["resolve", "", "b", "c", "--response", "1", "--reason", "x"], &nowhere[..]].concat(), "scope");
     says(&[&["release", "a", "b", "new\nline", "--reason", "x"], &nowhere[..]].concat(), "control");
     for unusable in [
         [&["resolve"], &NAMED[..], &["--reason", "x"]].concat(),
         [&["resolve"], &NAMED[..], &["--response", "1"]].concat(),
         resolve("1", &["--response-file", "/dev/null"]),
-        resolve("1", &["--step", "text", "--retention", "1h"]),
         [&["release"], &NAMED[..]].concat(),
         [&["release"], &NAMED[..], &["--reason", ""]].concat(),
     ] {

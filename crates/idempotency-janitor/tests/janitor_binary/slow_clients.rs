@@ -1,4 +1,4 @@
-//! Clients that never end their requests: they keep nothing of the daemon from anybody for long.
+//! Clients that never end their requests: they keep nothing of a process from anybody for long.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Stdio};
@@ -13,34 +13,40 @@ use tokio::time::timeout;
 
 use crate::support::{command, expired};
 
-/// The daemon with 256 descriptors, as some systems give them.
+/// A process with 256 descriptors, as some systems give them.
 struct Daemon {
     process: Child,
-    metrics: String,
-    console: String,
+    address: String,
 }
 
 impl Daemon {
-    fn start(options: &PgConnectOptions) -> anyhow::Result<Self> {
+    fn start(options: &PgConnectOptions, arguments: &[&str]) -> anyhow::Result<Self> {
         let janitor = command();
         let mut limited = std::process::Command::new("sh");
         limited.args(["-c", "ulimit -n 256; exec \"$@\"", "sh"]).arg(janitor.get_program());
-        limited.args(["run", "--interval", "1s", "--metrics-addr", "127.0.0.1:0", "--console-addr", "127.0.0.1:0"]);
+        limited.args(arguments).arg("127.0.0.1:0");
         limited.env("DATABASE_URL", options.to_url_lossy().to_string()).env("IDEMPOTENCY_GRACE", "0s");
         let mut process = limited.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
-        let mut lines = BufReader::new(process.stdout.take().expect("piped")).lines();
-        let mut address = |name: &str| -> anyhow::Result<String> {
-            let line = lines.next().expect("an address")?;
-            let url = line.strip_prefix(name).unwrap_or_else(|| panic!("{line}"));
-            Ok(url.trim_start_matches("http://").split('/').next().expect("a part").to_owned())
-        };
-        let (metrics, console) = (address("metrics on ")?, address("console on ")?);
-        Ok(Self { process, metrics, console })
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().expect("piped")).read_line(&mut line)?;
+        let (_, url) = line.split_once("http://").unwrap_or_else(|| panic!("{line}"));
+        let address = url.split('/').next().expect("a part").to_owned();
+        Ok(Self { process, address })
     }
 
-    async fn status(&self, address: &str, path: &str) -> anyhow::Result<u16> {
+    async fn status(&self, path: &str) -> anyhow::Result<u16> {
         let client = reqwest::Client::builder().no_proxy().timeout(PATIENCE).build()?;
-        Ok(client.get(format!("http://{address}{path}")).send().await?.status().as_u16())
+        Ok(client.get(format!("http://{}{path}", self.address)).send().await?.status().as_u16())
+    }
+
+    async fn half_requests(&self) -> anyhow::Result<Vec<TcpStream>> {
+        let mut slow = Vec::new();
+        for n in 0..240 {
+            let mut client = TcpStream::connect(&self.address).await?;
+            client.write_all(HALF_REQUESTS[n % 3].as_bytes()).await?;
+            slow.push(client);
+        }
+        Ok(slow)
     }
 }
 
@@ -68,32 +74,8 @@ async fn disconnect(pool: &PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn half_requests_leave_the_probe_the_metrics_and_the_sweep_alone(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
-    let daemon = Daemon::start(&options)?;
-    assert_eq!(daemon.status(&daemon.console, "/").await?, 200);
-    let mut slow = Vec::new();
-    for n in 0..240 {
-        let mut client = TcpStream::connect(&daemon.console).await?;
-        client.write_all(HALF_REQUESTS[n % 3].as_bytes()).await?;
-        slow.push(client);
-    }
-    for _ in 0..3 {
-        disconnect(&pool).await?;
-        assert_eq!(daemon.status(&daemon.metrics, "/healthz").await?, 200);
-        assert_eq!(daemon.status(&daemon.metrics, "/metrics").await?, 200);
-        expired(&pool, 10).await?;
-        let started = Instant::now();
-        while sqlx::query_scalar::<_, bool>("select exists (select from idempotency.record)").fetch_one(&pool).await? {
-            assert!(started.elapsed() < PATIENCE, "the sweep goes on");
-        }
-    }
-    // The console ends them, and serves whoever came after them.
-    for client in &mut slow {
+async fn all_end(slow: Vec<TcpStream>) -> anyhow::Result<()> {
+    for mut client in slow {
         let ended = timeout(PATIENCE, async {
             let mut bytes = Vec::new();
             // A reset is an end too.
@@ -101,6 +83,36 @@ async fn half_requests_leave_the_probe_the_metrics_and_the_sweep_alone(
         });
         ended.await?;
     }
-    assert_eq!(daemon.status(&daemon.console, "/").await?, 200);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn half_requests_leave_the_probe_the_metrics_and_the_sweep_alone(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    let daemon = Daemon::start(&options, &["run", "--interval", "1s", "--metrics-addr"])?;
+    let slow = daemon.half_requests().await?;
+    for path in ["/healthz", "/metrics", "/healthz"] {
+        disconnect(&pool).await?;
+        expired(&pool, 10).await?;
+        let started = Instant::now();
+        while sqlx::query_scalar::<_, bool>("select exists (select from idempotency.record)").fetch_one(&pool).await? {
+            assert!(started.elapsed() < PATIENCE, "the sweep goes on");
+        }
+        assert_eq!(daemon.status(path).await?, 200);
+    }
+    all_end(slow).await
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn the_console_ends_half_requests_and_serves_whoever_comes_after(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let console = Daemon::start(&options, &["console", "--listen"])?;
+    all_end(console.half_requests().await?).await?;
+    assert_eq!(console.status("/").await?, 200);
     Ok(())
 }
