@@ -21,7 +21,6 @@ mod observe;
 pub mod operator;
 mod outcome;
 mod record;
-mod response;
 mod session;
 mod shutdown;
 mod state;

@@ -2,9 +2,10 @@
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use sqlx::Row as _;
+use sqlx::postgres::PgRow;
 
 use crate::Error;
-use crate::response::Response;
 
 /// The response of a call, and whether this call performed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,6 +40,29 @@ pub enum Verdict<T> {
     Keep(T),
     /// Undo the writes. For a deterministic failure, such as "card declined", that every retry should get too.
     Undo(T),
+}
+
+/// A response as its record stores it: a body of JSON text, or, over HTTP, a status, headers and a body.
+///
+/// If the service chose not to store an HTTP response, the record has its status, and no body. If it chose a reference,
+/// the body is that reference, from which a replay rebuilds the response.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Response {
+    pub(crate) status: Option<i16>,
+    /// JSON text.
+    pub(crate) headers: Option<String>,
+    pub(crate) body: Option<Vec<u8>>,
+}
+
+impl Response {
+    /// Reads the three columns of the response.
+    pub(crate) fn of(row: &PgRow) -> sqlx::Result<Self> {
+        Ok(Self {
+            status: row.try_get("response_status")?,
+            headers: row.try_get("response_headers")?,
+            body: row.try_get("response_body")?,
+        })
+    }
 }
 
 /// Encodes a response, and decodes it again: a response that cannot be replayed must not commit. (`skip_serializing`

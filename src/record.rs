@@ -19,7 +19,6 @@ mod claim;
 mod complete;
 mod distributed;
 mod envelope;
-mod fence;
 mod fragment;
 mod lease;
 mod look;
@@ -45,7 +44,6 @@ pub(crate) use distributed::{
     Distribution, create_distributed_table, distribution, is_distributed, sweep as sweep_distributed, workers,
 };
 pub use envelope::ShownRequest;
-pub use fence::Fence;
 pub(crate) use lease::Actor;
 pub(crate) use look::{Found, Standing};
 pub(crate) use looks::{Doubt, LooksAt, Writing};
@@ -59,6 +57,7 @@ pub(crate) use setup::{CommitSetting, commit_settings, setup};
 pub use show::Shown;
 pub(crate) use show::{are_used_up, unsettled};
 pub use shown_looks::ShownLooks;
+pub use statement::Fence;
 pub(crate) use statement::{Record, draw_token};
 #[cfg(feature = "testing")]
 pub(crate) use statement::{changes_a_row, interval};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::fingerprint::Comparison;
 use crate::record::{Found, Terms, are_used_up};
-use crate::response::Response;
+use crate::outcome::Response;
 use crate::state::State;
 use crate::{Error, Key, Mode};
 

@@ -10,8 +10,7 @@ use super::rejection::{Misconfigured, Rejection};
 use super::replay::{IDEMPOTENT_REPLAYED, replay};
 use crate::Error;
 use crate::caught::caught;
-use crate::outcome::to_json;
-use crate::response::Response as Stored;
+use crate::outcome::{Response as Stored, to_json};
 use crate::session::{Opening, in_pooled_transaction, or_closed};
 
 /// Stored in place of the headers. A list of headers is a JSON array, so it never equals this string.

@@ -12,7 +12,7 @@ use super::layer::{IdempotencyLayer, LayerMode};
 use super::rejection::{Misconfigured, Rejection};
 use super::replay::to_record;
 use crate::caught::caught;
-use crate::response::Response as Stored;
+use crate::outcome::Response as Stored;
 
 /// A response of unknown length that does not end within this time counts as a stream. The transaction is open
 /// meanwhile. A response that is known to be small enough is not a stream, and may take the rest of the run's time.

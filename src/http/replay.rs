@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header, res
 use super::body::LayerBody;
 use super::key_header::IDEMPOTENCY_KEY;
 use super::rejection::Rejection;
-use crate::response::Response as Stored;
+use crate::outcome::Response as Stored;
 
 /// `Idempotent-Replayed`: `true` on every replay, absent from every other response. Stripe and the agentic-commerce
 /// protocol use the same name.

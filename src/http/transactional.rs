@@ -16,7 +16,7 @@ use super::rejection::{Misconfigured, Rejection};
 use super::request::Ticket;
 use crate::claim::Claimed;
 use crate::observe::{call_span, spanned};
-use crate::response::Response as Stored;
+use crate::outcome::Response as Stored;
 use crate::session::{Opening, Polls, Session, answered, or_closed};
 use crate::transaction::{Call, Won};
 use crate::{Error, Idempotency, InFlight, Mode, observe};

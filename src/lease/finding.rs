@@ -7,8 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::step::fits_a_step;
-use crate::outcome::encode;
-use crate::response::Response;
+use crate::outcome::{Response, encode};
 use crate::{Error, Key};
 
 /// An operation, or a step of one, of which nobody knows whether it took effect.

@@ -18,9 +18,8 @@ use super::renewal::renew;
 use super::retry::{committed, within_a_lease};
 use super::unbegun::Unbegun;
 use crate::observe::{call_span, spanned};
-use crate::outcome::encode;
+use crate::outcome::{Response, encode};
 use crate::record::{Actor, Claim, StoredSteps};
-use crate::response::Response;
 use crate::session::{ANSWER, Opening, answered};
 use crate::{Error, Fingerprint, Key, observe};
 

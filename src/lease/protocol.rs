@@ -15,9 +15,8 @@ use super::unbegun::Unbegun;
 use crate::caught::caught;
 use crate::claim::{CalledAt, Claimed, contend};
 use crate::observe::{Failure, call_span, spanned};
-use crate::outcome::{decode, encode};
+use crate::outcome::{Response, decode, encode};
 use crate::record::{Claim, Record, StoredSteps, Terms};
-use crate::response::Response;
 use crate::session::{ANSWER, Opening, Polls, answered, in_pooled_transaction};
 use crate::{Body, Error, Fingerprint, InFlight, Key, Mode, NotResumable, Outcome, observe};
 

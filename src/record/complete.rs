@@ -5,7 +5,7 @@ use sqlx::PgConnection;
 use super::claim::Claim;
 use super::statement::{Record, changes_a_row};
 use crate::Error;
-use crate::response::Response;
+use crate::outcome::Response;
 
 impl Record<'_> {
     /// Stores the response. The statement requires the claim's token and the claim's own transaction

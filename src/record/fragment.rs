@@ -85,6 +85,13 @@ macro_rules! readable_place {
     };
 }
 
+/// Reads `lease_until` for a [`Fence`](super::statement::Fence). JSON's form of a time depends on no setting but the time zone, which it
+/// contains.
+macro_rules! fence_time {
+    () => {
+        "pg_catalog.btrim(pg_catalog.to_jsonb(lease_until)::text, '\"')"
+    };
+}
 /// The lease ends when it did when somebody looked, or they did not say: a heartbeat may have revived the lapsed lease
 /// since, under the same token.
 macro_rules! lease_as_seen {
@@ -172,7 +179,7 @@ macro_rules! table_or_leaf {
 }
 
 pub(super) use {
-    attempts_are_left, expired_at, expired_when_asked, forget_claim, lease_as_seen, may_be_retried, may_be_taken_over,
+    attempts_are_left, expired_at, expired_when_asked, fence_time, forget_claim, lease_as_seen, may_be_retried, may_be_taken_over,
     no_live_lease, no_step_in_doubt, note_claim, readable, readable_place, state, steps_in_doubt, table_or_leaf,
 };
 

@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use super::fence::Fence;
 use super::fragment::{lease_as_seen, no_live_lease};
-use super::statement::{Record, changes_a_row, interval};
+use super::statement::{Fence, Record, changes_a_row, interval};
 use crate::Error;
-use crate::response::Response;
+use crate::outcome::Response;
 
 /// The sender of a statement on a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use super::distributed;
 use super::statement::{self, Record};
 use super::step::in_doubt;
 use crate::mode::UnknownMode;
-use crate::response::Response;
+use crate::outcome::Response;
 use crate::state::State;
 use crate::{Error, Mode};
 

@@ -17,9 +17,8 @@ use serde_json::{Map, Value, json};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::fence::{Fence, fence_time};
-use super::fragment::{readable, state, steps_in_doubt};
-use super::statement::{self, Record, changes_a_row, interval};
+use super::fragment::{fence_time, readable, state, steps_in_doubt};
+use super::statement::{self, Fence, Record, changes_a_row, interval};
 use super::step;
 use crate::{Deployment, Error, Key, Mode};
 

@@ -6,9 +6,8 @@ use sqlx::PgConnection;
 
 use super::claim::Claim;
 use super::distributed;
-use super::fence::Fence;
 use super::fragment::{forget_claim, lease_as_seen, may_be_retried, no_live_lease, steps_in_doubt};
-use super::statement::{Record, changes_a_row, draw_token, interval};
+use super::statement::{Fence, Record, changes_a_row, draw_token, interval};
 use crate::Error;
 
 /// What is known of a claim whose COMMIT got no answer.

@@ -6,7 +6,7 @@ use super::claim::Terms;
 use super::statement::Record;
 use crate::fingerprint::Comparison;
 use crate::observe;
-use crate::response::Response;
+use crate::outcome::Response;
 
 impl Record<'_> {
     /// Looks for a response to replay. Returns `None` if it finds anything else, or if the statement fails: the claim

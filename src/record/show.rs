@@ -8,11 +8,10 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use super::envelope::ShownRequest;
-use super::fence::{Fence, fence_time};
-use super::fragment::{attempts_are_left, may_be_retried, no_live_lease, readable, state};
+use super::fragment::{attempts_are_left, fence_time, may_be_retried, no_live_lease, readable, state};
 use super::looks::looks_count;
 use super::shown_looks::ShownLooks;
-use super::statement::{self, Record, changes_a_row, known_mode};
+use super::statement::{self, Fence, Record, changes_a_row, known_mode};
 use super::step::ShownStep;
 use crate::state::State;
 use crate::{Error, Key, Mode};

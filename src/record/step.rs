@@ -9,10 +9,9 @@ use serde_json::Value;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::fence::Fence;
 use super::fragment::no_live_lease;
 use super::release::storable;
-use super::statement::{Record, changes_a_row, draw_token, interval};
+use super::statement::{Fence, Record, changes_a_row, draw_token, interval};
 use crate::Error;
 
 /// The results of an operation's steps by name, as JSON text. An at-most-once step without a result is in doubt.

@@ -11,9 +11,8 @@ use super::{Idempotency, RoundTrips};
 use crate::claim::{CalledAt, Claimed, contend};
 use crate::error::sqlstate;
 use crate::observe::{Failure, Watch};
-use crate::outcome::{Outcome, Verdict, decode, encode};
+use crate::outcome::{Outcome, Response, Verdict, decode, encode};
 use crate::record::{Claim, Record, Terms};
-use crate::response::Response;
 use crate::session::{Opening, Savepoint, Session, depth, roll_back_to};
 use crate::{Error, Fingerprint, InFlight, Key, Mode};
 

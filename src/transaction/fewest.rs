@@ -11,7 +11,7 @@ use sqlx::{AssertSqlSafe, Executor as _, PgConnection, SqlSafeStr as _};
 
 use crate::error::sqlstate;
 use crate::record::{Claim, Record, Terms, draw_token};
-use crate::response::Response;
+use crate::outcome::Response;
 use crate::session::{COMMIT_AND_CHAIN, Opening, commit_and_chain};
 use crate::{Error, Fingerprint, Key};
 
