@@ -16,6 +16,7 @@ use crate::{InvalidBody, InvalidDuration, InvalidKey, Key, Mode};
 pub use problem::{InvalidStep, NotReconcilable, NotResumable};
 pub(crate) use problem::{MAX_NAME_BYTES, MAX_RESULT_BYTES, MAX_STEPS, MAX_STEPS_BYTES};
 pub(crate) use sqlstate::sqlstate;
+use sqlstate::{advice, is_lost};
 
 /// An error from another library, kept as the cause.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -388,73 +389,10 @@ impl Error {
             _ => false,
         }
     }
-
-    /// The error of one of the crate's own statements.
-    pub(crate) fn of_statement(error: sqlx::Error) -> Self {
-        match sqlstate(&error).as_deref() {
-            Some(
-                sqlstate::UNDEFINED_TABLE
-                | sqlstate::UNDEFINED_COLUMN
-                | sqlstate::UNDEFINED_FUNCTION
-                | sqlstate::INVALID_SCHEMA_NAME,
-            ) => Self::SchemaMissing { source: error.into() },
-            Some(sqlstate::FEATURE_NOT_SUPPORTED) => Self::WrongDeployment { source: error },
-            _ => error.into(),
-        }
-    }
 }
 
 impl From<UnknownMode> for Error {
     fn from(UnknownMode(mode): UnknownMode) -> Self {
         Self::UnknownMode { mode }
-    }
-}
-
-/// For a `perform` that returns this crate's [`Error`]: 40001 and 40P01 become [`Error::Retryable`], 25P02
-/// [`Error::TransactionAborted`], and all others [`Error::Database`].
-impl From<sqlx::Error> for Error {
-    fn from(error: sqlx::Error) -> Self {
-        match sqlstate(&error).as_deref() {
-            Some(sqlstate::SERIALIZATION_FAILURE | sqlstate::DEADLOCK_DETECTED) => Self::Retryable(error),
-            Some(sqlstate::IN_FAILED_TRANSACTION) => Self::TransactionAborted(error),
-            _ => Self::Database(error),
-        }
-    }
-}
-
-/// What to do about an error of the database.
-fn advice(error: &sqlx::Error) -> &'static str {
-    match sqlstate(error).as_deref() {
-        Some(sqlstate::INSUFFICIENT_PRIVILEGE) => {
-            ": the role lacks a right; the guide's page production has the grants for this crate"
-        }
-        _ if is_lost(error) => "; ask again with the same key",
-        // It may be an error of the service's own statement, of which nobody here knows more.
-        _ => "",
-    }
-}
-
-/// Whether the connection was lost or not available, the server has no room, or a time-out of the server has ended the
-/// statement. If a connection is lost at COMMIT, only another call with the same key shows whether the COMMIT took
-/// effect. After 57014 at COMMIT, from a cancel request, nothing is committed, and the same call shows that too.
-fn is_lost(error: &sqlx::Error) -> bool {
-    use sqlx::Error::{Io, PoolClosed, PoolTimedOut, Protocol, Tls};
-    match error {
-        Io(_) | Tls(_) | Protocol(_) | PoolTimedOut | PoolClosed => true,
-        error => sqlstate(error).is_some_and(|state| {
-            use sqlstate::{CONNECTION_EXCEPTIONS, INSUFFICIENT_RESOURCES, SHUTDOWN_OR_STARTUP};
-            let classes = [CONNECTION_EXCEPTIONS, INSUFFICIENT_RESOURCES, SHUTDOWN_OR_STARTUP];
-            classes.iter().any(|class| state.starts_with(class))
-                || matches!(
-                    &*state,
-                    // A time-out has ended the session.
-                    sqlstate::IDLE_IN_TRANSACTION_SESSION_TIMEOUT | sqlstate::TRANSACTION_TIMEOUT
-                    // `statement_timeout` or a cancel request has ended the statement, or `lock_timeout` its wait. With less
-                    // load it succeeds.
-                    | sqlstate::QUERY_CANCELED | sqlstate::LOCK_NOT_AVAILABLE
-                    // Citus gives this to many losses of a worker.
-                    | sqlstate::INTERNAL_ERROR
-                )
-        }),
     }
 }

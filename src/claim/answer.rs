@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::fingerprint::Comparison;
-use crate::record::{Found, Terms, are_used_up};
 use crate::outcome::Response;
+use crate::record::{Found, Terms, are_used_up};
 use crate::state::State;
 use crate::{Error, Key, Mode};
 

@@ -8,8 +8,8 @@ use sqlx::PgConnection;
 
 use super::answer::{Answer, RETRY_AFTER, answer};
 use crate::limits::Patience;
-use crate::record::{Awaited, Claim, Inserted, Record, Standing, Terms, Tried, wait_for_row};
 use crate::outcome::Response;
+use crate::record::{Awaited, Claim, Inserted, Record, Standing, Terms, Tried, wait_for_row};
 use crate::{Error, observe};
 
 /// How often a call looks without waiting. Each look but the first means that another owner began or ended between two

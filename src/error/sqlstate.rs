@@ -1,4 +1,6 @@
-//! The SQLSTATEs that the crate tells apart, by the names that PostgreSQL's manual gives them in its appendix A.
+//! What an error of the database means. The SQLSTATEs have the names that PostgreSQL's manual gives them in its appendix A.
+
+use crate::Error;
 
 pub(crate) const CONNECTION_EXCEPTIONS: &str = "08";
 pub(crate) const FEATURE_NOT_SUPPORTED: &str = "0A000";
@@ -43,4 +45,65 @@ pub(crate) const NOT_PROTECTED: &str = "IK007";
 /// The SQLSTATE of an error of the server.
 pub(crate) fn sqlstate(error: &sqlx::Error) -> Option<String> {
     Some(error.as_database_error()?.code()?.into_owned())
+}
+
+impl Error {
+    /// The error of one of the crate's own statements.
+    pub(crate) fn of_statement(error: sqlx::Error) -> Self {
+        match sqlstate(&error).as_deref() {
+            Some(UNDEFINED_TABLE | UNDEFINED_COLUMN | UNDEFINED_FUNCTION | INVALID_SCHEMA_NAME) => {
+                Self::SchemaMissing { source: error.into() }
+            }
+            Some(FEATURE_NOT_SUPPORTED) => Self::WrongDeployment { source: error },
+            _ => error.into(),
+        }
+    }
+}
+
+/// For a `perform` that returns this crate's [`Error`]: 40001 and 40P01 become [`Error::Retryable`], 25P02
+/// [`Error::TransactionAborted`], and all others [`Error::Database`].
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Self {
+        match sqlstate(&error).as_deref() {
+            Some(SERIALIZATION_FAILURE | DEADLOCK_DETECTED) => Self::Retryable(error),
+            Some(IN_FAILED_TRANSACTION) => Self::TransactionAborted(error),
+            _ => Self::Database(error),
+        }
+    }
+}
+
+/// What to do about an error of the database.
+pub(super) fn advice(error: &sqlx::Error) -> &'static str {
+    match sqlstate(error).as_deref() {
+        Some(INSUFFICIENT_PRIVILEGE) => {
+            ": the role lacks a right; the guide's page production has the grants for this crate"
+        }
+        _ if is_lost(error) => "; ask again with the same key",
+        // It may be an error of the service's own statement, of which nobody here knows more.
+        _ => "",
+    }
+}
+
+/// Whether the connection was lost or not available, the server has no room, or a time-out of the server has ended the
+/// statement. If a connection is lost at COMMIT, only another call with the same key shows whether the COMMIT took
+/// effect. After 57014 at COMMIT, from a cancel request, nothing is committed, and the same call shows that too.
+pub(super) fn is_lost(error: &sqlx::Error) -> bool {
+    use sqlx::Error::{Io, PoolClosed, PoolTimedOut, Protocol, Tls};
+    match error {
+        Io(_) | Tls(_) | Protocol(_) | PoolTimedOut | PoolClosed => true,
+        error => sqlstate(error).is_some_and(|state| {
+            let classes = [CONNECTION_EXCEPTIONS, INSUFFICIENT_RESOURCES, SHUTDOWN_OR_STARTUP];
+            classes.iter().any(|class| state.starts_with(class))
+                || matches!(
+                    &*state,
+                    // A time-out has ended the session.
+                    IDLE_IN_TRANSACTION_SESSION_TIMEOUT | TRANSACTION_TIMEOUT
+                    // `statement_timeout` or a cancel request has ended the statement, or `lock_timeout` its wait. With less
+                    // load it succeeds.
+                    | QUERY_CANCELED | LOCK_NOT_AVAILABLE
+                    // Citus gives this to many losses of a worker.
+                    | INTERNAL_ERROR
+                )
+        }),
+    }
 }

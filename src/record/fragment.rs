@@ -179,8 +179,9 @@ macro_rules! table_or_leaf {
 }
 
 pub(super) use {
-    attempts_are_left, expired_at, expired_when_asked, fence_time, forget_claim, lease_as_seen, may_be_retried, may_be_taken_over,
-    no_live_lease, no_step_in_doubt, note_claim, readable, readable_place, state, steps_in_doubt, table_or_leaf,
+    attempts_are_left, expired_at, expired_when_asked, fence_time, forget_claim, lease_as_seen, may_be_retried,
+    may_be_taken_over, no_live_lease, no_step_in_doubt, note_claim, readable, readable_place, state, steps_in_doubt,
+    table_or_leaf,
 };
 
 #[cfg(test)]

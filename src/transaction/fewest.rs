@@ -10,8 +10,8 @@ use std::time::Duration;
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, SqlSafeStr as _};
 
 use crate::error::sqlstate;
-use crate::record::{Claim, Record, Terms, draw_token};
 use crate::outcome::Response;
+use crate::record::{Claim, Record, Terms, draw_token};
 use crate::session::{COMMIT_AND_CHAIN, Opening, commit_and_chain};
 use crate::{Error, Fingerprint, Key};
 

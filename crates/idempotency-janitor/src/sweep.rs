@@ -7,8 +7,8 @@ use tokio::time::timeout;
 use crate::arguments::{Pace, Run, Sweep};
 use crate::connection::Database;
 use crate::failure::Failure;
-use crate::process::{Ending, Signals, log, print};
 use crate::probes;
+use crate::process::{Ending, Signals, log, print};
 
 fn janitor(pool: sqlx::PgPool, pace: &Pace) -> Result<Janitor, Failure> {
     Ok(Janitor::new(pool).with_batch_size(pace.batch_size).with_pause(pace.pause).with_grace(pace.grace)?)
