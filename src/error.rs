@@ -13,7 +13,7 @@ use chrono::{DateTime, Utc};
 use crate::mode::UnknownMode;
 use crate::{InvalidBody, InvalidDuration, InvalidKey, Key, Mode};
 
-pub use problem::{InvalidStep, NotReconcilable, NotResumable};
+pub use problem::InvalidStep;
 pub(crate) use problem::{MAX_NAME_BYTES, MAX_RESULT_BYTES, MAX_STEPS, MAX_STEPS_BYTES};
 pub(crate) use sqlstate::sqlstate;
 use sqlstate::{advice, is_lost};
@@ -108,21 +108,13 @@ pub enum Error {
         problem: InvalidStep,
     },
 
-    /// The options of lease mode do not allow to store the request or to resume operations. No SQL ran.
-    #[error("the operation cannot be resumed: {problem}")]
+    /// The [`Leasing`](crate::lease::Leasing) does not allow this call: its policy, its number of attempts or its stored
+    /// requests do not fit, or the options of a [`Reconciler`](crate::lease::Reconciler) do not. No SQL ran.
+    #[error("the options of lease mode do not allow this: {problem}")]
     #[non_exhaustive]
-    NotResumable {
-        /// The reason.
-        problem: NotResumable,
-    },
-
-    /// The options do not allow to settle operations in doubt by a [`Reconciler`](crate::lease::Reconciler). No SQL
-    /// ran.
-    #[error("the operations cannot be reconciled: {problem}")]
-    #[non_exhaustive]
-    NotReconcilable {
-        /// The reason.
-        problem: NotReconcilable,
+    InvalidLeasing {
+        /// What is wrong, and what to do.
+        problem: &'static str,
     },
 
     /// A batch of marks has more than 100 different keys. No SQL ran.

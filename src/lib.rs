@@ -41,7 +41,7 @@ pub use chrono;
 pub use sqlx;
 
 pub use deployment::Deployment;
-pub use error::{BoxError, Error, InvalidStep, NotReconcilable, NotResumable};
+pub use error::{BoxError, Error, InvalidStep};
 pub use fingerprint::{Body, Fingerprint, InvalidBody};
 pub use janitor::{Janitor, Swept};
 pub use key::{InvalidKey, Key, KeyPart};

@@ -34,7 +34,7 @@ impl RequestResumer {
     ///
     /// # Errors
     ///
-    /// [`Error::NotResumable`] unless the layer is leased and its options store requests, under `AtMostOnce`, and
+    /// [`Error::InvalidLeasing`] unless the layer is leased and its options store requests, under `AtMostOnce`, and
     /// without [`with_max_attempts`](crate::lease::Leasing::with_max_attempts).
     pub fn new(layer: &IdempotencyLayer, operation: &str) -> Result<Self, Error> {
         layer.resumable()?;

@@ -19,7 +19,7 @@ use crate::observe::{EXHAUSTED, FAILED, PERFORMED, REFUSED};
 use crate::record::{Candidate, Record, StoredAs};
 use crate::session::{Opening, answered, ended_or_closed, in_pooled_transaction};
 use crate::shutdown::{is_ready, no_later};
-use crate::{BoxError, Error, Key, NotResumable, observe};
+use crate::{BoxError, Error, Key, observe};
 
 /// What the service decides about a stored request, before its operation is claimed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl IdempotencyLayer {
     ///
     /// # Errors
     ///
-    /// [`Error::NotResumable`] if this layer stores no requests, under `AtMostOnce`, and without
+    /// [`Error::InvalidLeasing`] if this layer stores no requests, under `AtMostOnce`, and without
     /// [`with_max_attempts`](Leasing::with_max_attempts); errors of the database.
     ///
     /// # Cancellation
@@ -140,7 +140,9 @@ impl IdempotencyLayer {
     pub(super) fn resumable(&self) -> Result<Leasing, Error> {
         match self.mode {
             LayerMode::Leased(options) if options.stores_requests() => options.resumable_attempts().map(|_| options),
-            _ => Err(Error::NotResumable { problem: NotResumable::NotStored }),
+            _ => Err(Error::InvalidLeasing {
+                problem: "the requests are not stored; use a leased layer with Leasing::with_stored_request(true)",
+            }),
         }
     }
 

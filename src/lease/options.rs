@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::limits::{DEFAULT_RETENTION, RETENTION, checked, in_flight_within, within};
-use crate::{Deployment, Error, InFlight, InvalidDuration, Mode, NotResumable};
+use crate::{Deployment, Error, InFlight, InvalidDuration, Mode};
 
 /// 10 ms is short enough for tests. A lease above 12 hours is probably meant as a retention.
 const LEASE: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(12 * 60 * 60);
@@ -167,7 +167,7 @@ impl Leasing {
     /// stores the request of the client, for a `http::RequestResumer`.
     ///
     /// With a [`Fingerprint`](crate::Fingerprint) in place of a body, every call then returns
-    /// [`Error::NotResumable`](crate::Error::NotResumable).
+    /// [`Error::InvalidLeasing`](crate::Error::InvalidLeasing).
     #[must_use]
     pub const fn with_stored_request(self, stored_request: bool) -> Self {
         Self { stored_request, ..self }
@@ -196,7 +196,9 @@ impl Leasing {
     /// Whether somebody may do the work again without a person.
     pub(super) fn check_resumable(&self) -> Result<(), Error> {
         match self.policy {
-            Policy::AtMostOnce { .. } => Err(Error::NotResumable { problem: NotResumable::AtMostOnce }),
+            Policy::AtMostOnce { .. } => Err(Error::InvalidLeasing {
+                problem: "under Policy::AtMostOnce nobody may do the work again; use Policy::InSteps or AtLeastOnce",
+            }),
             Policy::AtLeastOnce { .. } | Policy::InSteps { .. } => Ok(()),
         }
     }

@@ -18,7 +18,7 @@ use crate::observe::{Failure, call_span, spanned};
 use crate::outcome::{Response, decode, encode};
 use crate::record::{Claim, Record, StoredSteps, Terms};
 use crate::session::{ANSWER, Opening, Polls, answered, in_pooled_transaction};
-use crate::{Body, Error, Fingerprint, InFlight, Key, Mode, NotResumable, Outcome, observe};
+use crate::{Body, Error, Fingerprint, InFlight, Key, Mode, Outcome, observe};
 
 /// A claim is a transaction of a millisecond. A longer wait means a stuck server, or a caller that uses the key in
 /// transaction mode.
@@ -173,7 +173,8 @@ impl Leasing {
         asked: CalledAt,
     ) -> Result<Acquired<Response>, Error> {
         if self.stored_request && request.is_none() {
-            return Err(Error::NotResumable { problem: NotResumable::NoBody });
+            let problem = "the call has no body to store; give the body itself, and not its fingerprint";
+            return Err(Error::InvalidLeasing { problem });
         }
         let span = call_span!("lease.acquire", self.policy.mode(), key);
         spanned(span, self.claim_when_free(pool, key, fingerprint, request, asked), |acquired| match acquired {

@@ -13,7 +13,7 @@ use crate::caught::caught;
 use crate::limits::within;
 use crate::session::Rests;
 use crate::shutdown::{Shutdown, unless};
-use crate::{Error, InvalidDuration, NotReconcilable};
+use crate::{Error, InvalidDuration};
 
 /// The default interval and time-out. A search costs one statement on a small index.
 const DEFAULT_TIME: Duration = Duration::from_secs(10);
@@ -112,15 +112,18 @@ impl Reconciler {
     ///
     /// # Errors
     ///
-    /// [`Error::NotReconcilable`] under [`AtLeastOnce`](Policy::AtLeastOnce), and without
+    /// [`Error::InvalidLeasing`] under [`AtLeastOnce`](Policy::AtLeastOnce), and without
     /// [`Leasing::with_stored_request`]. [`Error::InvalidDuration`] for a quiet time under a millisecond, or over half
     /// of the retention.
     pub fn new(leasing: Leasing, operation: &str, quiet: Duration) -> Result<Self, Error> {
         if matches!(leasing.policy, Policy::AtLeastOnce { .. }) {
-            return Err(Error::NotReconcilable { problem: NotReconcilable::AtLeastOnce });
+            let problem = "under Policy::AtLeastOnce nothing is in doubt; run a Resumer";
+            return Err(Error::InvalidLeasing { problem });
         }
         if !leasing.stored_request {
-            return Err(Error::NotReconcilable { problem: NotReconcilable::NoStoredRequest });
+            // The search needs the index of the stored requests.
+            let problem = "the claims do not store their requests; set Leasing::with_stored_request";
+            return Err(Error::InvalidLeasing { problem });
         }
         let longest = Self::longest_time(&leasing);
         Ok(Self {
@@ -154,11 +157,12 @@ impl Reconciler {
     ///
     /// # Errors
     ///
-    /// [`Error::NotReconcilable`] unless `no_trace` is between 2 and `most`. One look is not enough, because the first
+    /// [`Error::InvalidLeasing`] unless `no_trace` is between 2 and `most`. One look is not enough, because the first
     /// request may take effect after it.
     pub fn with_looks(self, no_trace: u32, most: u32) -> Result<Self, Error> {
         if !(2..=most).contains(&no_trace) {
-            return Err(Error::NotReconcilable { problem: NotReconcilable::Looks });
+            let problem = "the looks without a trace are at least 2, and at most as many as all looks";
+            return Err(Error::InvalidLeasing { problem });
         }
         Ok(Self { looks: no_trace, most_looks: most, ..self })
     }

@@ -18,7 +18,7 @@ use crate::observe::{EXHAUSTED, FAILED, Failure, PERFORMED};
 use crate::record::{Candidate, Record, StoredAs};
 use crate::session::{Opening, answered, ended_or_closed, in_pooled_transaction};
 use crate::shutdown::{is_ready, no_later};
-use crate::{Error, InFlight, NotResumable, observe};
+use crate::{Error, InFlight, observe};
 
 /// One attempt to resume an operation.
 pub(super) enum Resumed<T, E> {
@@ -44,7 +44,7 @@ impl Leasing {
     ///
     /// # Errors
     ///
-    /// As [`ensure`](Self::ensure), and [`Error::NotResumable`] under `AtMostOnce` and without
+    /// As [`ensure`](Self::ensure), and [`Error::InvalidLeasing`] under `AtMostOnce` and without
     /// [`with_max_attempts`](Self::with_max_attempts).
     ///
     /// # Cancellation
@@ -116,7 +116,9 @@ impl Leasing {
     /// Whether these options allow to resume operations.
     pub(crate) fn resumable_attempts(&self) -> Result<i32, Error> {
         self.check_resumable()?;
-        let most = self.max_attempts.ok_or(Error::NotResumable { problem: NotResumable::UnlimitedAttempts })?;
+        // Work that always fails would be resumed for ever.
+        let problem = "the number of attempts is unlimited; set Leasing::with_max_attempts";
+        let most = self.max_attempts.ok_or(Error::InvalidLeasing { problem })?;
         Ok(i32::try_from(most.get()).unwrap_or(i32::MAX))
     }
 

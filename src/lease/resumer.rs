@@ -52,7 +52,7 @@ impl Resumer {
     ///
     /// # Errors
     ///
-    /// [`Error::NotResumable`] under `AtMostOnce` and without [`Leasing::with_max_attempts`].
+    /// [`Error::InvalidLeasing`] under `AtMostOnce` and without [`Leasing::with_max_attempts`].
     pub fn new(leasing: Leasing, operation: &str) -> Result<Self, Error> {
         leasing.resumable_attempts()?;
         Ok(Self { leasing, operation: operation.to_owned(), interval: INTERVAL })

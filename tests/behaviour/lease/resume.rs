@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy, Resumer};
 use pg_idempotency::testing::{age, expire, lapse};
-use pg_idempotency::{Error, Fingerprint, InvalidStep, Key, NotResumable, Outcome};
+use pg_idempotency::{Error, Fingerprint, InvalidStep, Key, Outcome};
 use sqlx::{Executor as _, PgPool};
 
 use crate::lease::leases::WorkError;
@@ -174,20 +174,21 @@ async fn a_request_that_does_not_decode_is_reported_and_kept(pool: PgPool) -> an
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn options_that_cannot_be_resumed_are_refused(pool: PgPool) -> anyhow::Result<()> {
     let problem = |error: Error| match error {
-        Error::NotResumable { problem, .. } => problem,
+        Error::InvalidLeasing { problem, .. } => problem,
         error => panic!("{error:?}"),
     };
     let at_most_once = Leasing::new(Policy::AtMostOnce { lease: LEASE })?.with_stored_request(true);
     let refused =
         at_most_once.with_max_attempts(ATTEMPTS).resume_one(&pool, "operation", work).await.expect_err("refused");
-    assert_eq!(problem(refused), NotResumable::AtMostOnce);
+    assert!(problem(refused).contains("AtMostOnce"));
     let unlimited = Leasing::new(IN_STEPS)?.with_stored_request(true);
     let refused = unlimited.resume_one(&pool, "operation", work).await.expect_err("refused");
-    assert_eq!(problem(refused), NotResumable::UnlimitedAttempts);
-    assert_eq!(problem(Resumer::new(unlimited, "operation").expect_err("refused")), NotResumable::UnlimitedAttempts);
+    assert!(problem(refused).contains("with_max_attempts"));
+    let refused = Resumer::new(unlimited, "operation").expect_err("refused");
+    assert!(problem(refused).contains("with_max_attempts"));
     let body = Fingerprint::of_json("body")?;
     let refused = unlimited.acquire::<String, _>(&pool, &key("a"), &body).await.expect_err("refused");
-    assert_eq!(problem(refused), NotResumable::NoBody);
+    assert!(problem(refused).contains("no body"));
     assert_eq!(records(&pool).await, 0);
     Ok(())
 }

@@ -7,7 +7,7 @@ use chrono::DateTime;
 use sqlx::error::{DatabaseError, ErrorKind};
 
 use super::sqlstate;
-use crate::{BoxError, Error, InvalidBody, InvalidStep, Key, Mode, NotReconcilable, NotResumable};
+use crate::{BoxError, Error, InvalidBody, InvalidStep, Key, Mode};
 
 /// The name of its row. A new variant does not compile before it has one.
 fn row(error: &Error) -> &'static str {
@@ -31,8 +31,7 @@ fn row(error: &Error) -> &'static str {
         Error::NoRandomness { .. } => "NoRandomness",
         Error::StepInDoubt { .. } => "StepInDoubt",
         Error::InvalidStep { .. } => "InvalidStep",
-        Error::NotReconcilable { .. } => "NotReconcilable",
-        Error::NotResumable { .. } => "NotResumable",
+        Error::InvalidLeasing { .. } => "InvalidLeasing",
         Error::Undecodable { .. } => "Undecodable",
         Error::Unencodable { .. } => "Unencodable",
         Error::InvalidKey(_) => "InvalidKey",
@@ -118,8 +117,7 @@ fn samples() -> Vec<Error> {
         Error::NoRandomness { source: undone() },
         Error::StepInDoubt { step: "text".to_owned() },
         Error::InvalidStep { step: "text".to_owned(), problem: InvalidStep::Name },
-        Error::NotReconcilable { problem: NotReconcilable::Looks },
-        Error::NotResumable { problem: NotResumable::NoBody },
+        Error::InvalidLeasing { problem: "it is unlimited" },
         Error::Undecodable { step: None, source: undone() },
         Error::Unencodable { source: undone() },
         Error::InvalidKey(Key::new(SCOPE, "operation", format!("{VALUE}\0")).expect_err("a control character")),
