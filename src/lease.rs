@@ -23,14 +23,14 @@
 //! use std::time::Duration;
 //!
 //! use pg_idempotency::{Error, Key};
-//! use pg_idempotency::lease::{Policy, ensure_leased};
+//! use pg_idempotency::lease::{Leasing, Policy};
 //! # struct Gateway;
 //! # impl Gateway { async fn charge(&self, _: &str, _: i64) -> std::io::Result<String> { Ok(String::new()) } }
 //!
 //! # async fn f(pool: sqlx::PgPool, gateway: Gateway, order: &str, cents: i64) -> anyhow::Result<()> {
 //! let key = Key::new("shop", "charge", order)?;
 //! let policy = Policy::AtLeastOnce { lease: Duration::from_secs(40) };
-//! let receipt = ensure_leased(&pool, &key, &cents, policy, async |lease| -> anyhow::Result<String> {
+//! let receipt = Leasing::new(policy)?.ensure(&pool, &key, &cents, async |lease| -> anyhow::Result<String> {
 //!     Ok(gateway.charge(&lease.downstream_key(), cents).await?)
 //! })
 //! .await?
@@ -74,7 +74,7 @@ pub use finding::{Answer, Finding, InDoubt};
 pub use handle::Lease;
 pub use options::{Leasing, Policy};
 pub use owner::LeaseOwner;
-pub use protocol::{Acquired, ensure_leased};
+pub use protocol::Acquired;
 pub use reconciler::{Reconciler, Visit};
 pub use resumer::Resumer;
 #[cfg(feature = "http")]

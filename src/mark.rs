@@ -58,6 +58,5 @@ mod many;
 mod one;
 mod options;
 
-pub use many::mark_many;
 pub use one::{Marked, mark};
 pub use options::Marking;

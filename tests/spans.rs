@@ -8,8 +8,8 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Leasing, Policy, ensure_leased};
-use pg_idempotency::mark::{Marked, mark, mark_many};
+use pg_idempotency::lease::{Acquired, Leasing, Policy};
+use pg_idempotency::mark::{Marked, Marking, mark};
 use pg_idempotency::{Deployment, Error, Idempotency, Janitor, Key, RoundTrips, Verdict, ensure_idempotent};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -206,11 +206,12 @@ async fn a_lease_that_gets_no_connection_for_its_renewal_is_a_warning(
     let (listener, _guard) = listen();
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
     let policy = Policy::AtLeastOnce { lease: Duration::from_millis(200) };
-    let error = ensure_leased(&pool, &key("charge"), "body", policy, async |_| {
-        let _held = pool.acquire().await?;
-        std::future::pending::<Result<(), Error>>().await
-    })
-    .await;
+    let error = Leasing::new(policy)?
+        .ensure(&pool, &key("charge"), "body", async |_| {
+            let _held = pool.acquire().await?;
+            std::future::pending::<Result<(), Error>>().await
+        })
+        .await;
     assert!(matches!(error, Err(Error::LeaseLost)), "{error:?}");
     let text = listener.text();
     assert!(text.contains("the pool lent no connection for its renewal"), "{text}");
@@ -225,19 +226,20 @@ async fn marks_and_leases_are_spans(pool: PgPool) -> anyhow::Result<()> {
     let window = Duration::from_secs(60);
     assert_eq!(mark(&mut tx, &key("event"), window).await?, Marked::First);
     assert_eq!(mark(&mut tx, &key("event"), window).await?, Marked::Duplicate);
-    let marked = mark_many(&mut tx, &[key("event"), key("nonce"), key("nonce")], window).await?;
+    let marked = Marking::new(window)?.mark_many(&mut tx, &[key("event"), key("nonce"), key("nonce")]).await?;
     assert_eq!(marked, [Marked::Duplicate, Marked::First, Marked::Duplicate]);
     tx.commit().await?;
 
     let policy = Policy::AtMostOnce { lease: Duration::from_secs(40) };
-    let charge = async || ensure_leased(&pool, &key("charge"), "body", policy, async |_| Ok::<_, Error>(1)).await;
+    let charge =
+        async || Leasing::new(policy)?.ensure(&pool, &key("charge"), "body", async |_| Ok::<_, Error>(1)).await;
     assert!(!charge().await?.is_replayed());
     assert!(charge().await?.is_replayed());
     let forgotten = async |_: &pg_idempotency::lease::Lease| {
         sqlx::query("delete from idempotency.record where operation = 'refund'").execute(&pool).await?;
         Ok::<_, Error>(1)
     };
-    ensure_leased(&pool, &key("refund"), "body", policy, forgotten).await.expect_err("lost");
+    Leasing::new(policy)?.ensure(&pool, &key("refund"), "body", forgotten).await.expect_err("lost");
     let Acquired::Owner(dropped) = Leasing::new(policy)?.acquire::<i64, _>(&pool, &key("payout"), "body").await? else {
         anyhow::bail!("the key is new")
     };
@@ -249,12 +251,12 @@ async fn marks_and_leases_are_spans(pool: PgPool) -> anyhow::Result<()> {
             "mark mode=mark operation=event outcome=performed",
             "mark mode=mark operation=event outcome=replayed",
             "mark_many first=1 keys=3 mode=mark outcome=performed",
-            "ensure_leased mode=at_most_once operation=charge outcome=performed",
+            "lease.ensure mode=at_most_once operation=charge outcome=performed",
             "lease.acquire mode=at_most_once operation=charge outcome=claimed",
             "lease.complete mode=at_most_once operation=charge outcome=performed",
-            "ensure_leased mode=at_most_once operation=charge outcome=replayed",
+            "lease.ensure mode=at_most_once operation=charge outcome=replayed",
             "lease.acquire mode=at_most_once operation=charge outcome=replayed",
-            "ensure_leased mode=at_most_once operation=refund outcome=lease_lost",
+            "lease.ensure mode=at_most_once operation=refund outcome=lease_lost",
             "lease.acquire mode=at_most_once operation=refund outcome=claimed",
             "lease.complete mode=at_most_once operation=refund outcome=lease_lost",
             "lease.acquire mode=at_most_once operation=payout outcome=claimed",
@@ -281,7 +283,7 @@ async fn the_span_of_a_replay_names_the_trace_of_the_work(pool: PgPool) -> anyho
     let policy = Policy::AtLeastOnce { lease: Duration::from_secs(40) };
     for trace in [TRACE, ""] {
         let key = key("b").with_trace(trace);
-        let _ = ensure_leased(&pool, &key, "body", policy, async |_| Ok::<_, Error>(1)).await?;
+        let _ = Leasing::new(policy)?.ensure(&pool, &key, "body", async |_| Ok::<_, Error>(1)).await?;
     }
     let spans = listener.spans();
     let (performed, replayed) = (

@@ -9,7 +9,7 @@ use sqlx::{PgConnection, PgPool};
 use tokio::time::Instant;
 
 use super::handle::Lease;
-use super::options::{Leasing, Policy};
+use super::options::Leasing;
 use super::owner::{LeaseOwner, Won};
 use super::unbegun::Unbegun;
 use crate::caught::caught;
@@ -33,32 +33,6 @@ pub enum Acquired<T> {
     Owner(LeaseOwner),
     /// An earlier owner has done the work. This is its response.
     Replayed(T),
-}
-
-/// Does the work under a lease, with the options of [`Leasing::new`]. Stores at most one result for each key.
-///
-/// # Errors
-///
-/// As [`Leasing::ensure`], and [`Error::InvalidDuration`] for a lease under 10 ms or over 12 hours.
-///
-/// # Cancellation
-///
-/// As [`Leasing::ensure`].
-pub async fn ensure_leased<T, E, B, F>(
-    pool: &PgPool,
-    key: &Key,
-    body: &B,
-    policy: Policy,
-    work: F,
-) -> Result<Outcome<T>, E>
-where
-    T: Serialize + DeserializeOwned,
-    B: Body + ?Sized,
-    E: From<Error> + Display,
-    F: AsyncFnOnce(&Lease) -> Result<T, E>,
-{
-    let leasing = Leasing::new(policy).map_err(Error::from)?;
-    leasing.ensure(pool, key, body, work).await
 }
 
 impl Leasing {
@@ -97,7 +71,7 @@ impl Leasing {
         E: From<Error> + Display,
         F: AsyncFnOnce(&Lease) -> Result<T, E>,
     {
-        let span = call_span!("ensure_leased", self.policy.mode(), key);
+        let span = call_span!("lease.ensure", self.policy.mode(), key);
         let ended = |result: &Result<_, _>| result.as_ref().map_or_else(Failure::outcome, Outcome::outcome);
         spanned(span, self.work_or_replay(pool, key, body, work), ended).await.map_err(Failure::into_callers)
     }

@@ -1,7 +1,5 @@
 //! Marking many keys.
 
-use std::time::Duration;
-
 use sqlx::{Connection as _, PgConnection};
 
 use super::{Marked, Marking};
@@ -19,19 +17,6 @@ const MOST_KEYS: usize = 100;
 /// How often a batch asks again without waiting, if other transactions were committing or deleting the records of its
 /// keys at that moment.
 const ROUNDS: usize = 3;
-
-/// Marks up to a hundred keys for `retention`, in the caller's transaction. The result has one place for each key.
-///
-/// # Errors
-///
-/// As [`Marking::mark_many`], and [`Error::InvalidDuration`] for a retention under a millisecond or over ten years.
-///
-/// # Cancellation
-///
-/// As [`Marking::mark`].
-pub async fn mark_many(conn: &mut PgConnection, keys: &[Key], retention: Duration) -> Result<Vec<Marked>, Error> {
-    Marking::new(retention)?.mark_many(conn, keys).await
-}
 
 impl Marking {
     /// Marks up to a hundred different keys in one statement. The result has one place for each key. If the input

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
-use pg_idempotency::mark::{Marked, mark, mark_many};
+use pg_idempotency::mark::{Marked, Marking, mark};
 use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Error, Idempotency, Key, Outcome, Verdict, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -223,7 +223,7 @@ async fn marks_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> 
         let mut tx = pool.begin().await?;
         let marking = async {
             let single = mark(&mut tx, &keys[0], window).await?;
-            let batch = mark_many(&mut tx, &keys[1..], window).await?;
+            let batch = Marking::new(window)?.mark_many(&mut tx, &keys[1..]).await?;
             Ok::<_, Error>((single, batch))
         };
         let done = cancel_after(polls, marking).await.transpose()?;
@@ -232,7 +232,11 @@ async fn marks_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> 
             assert_eq!(*marked, (Marked::First, vec![Marked::First; 2]));
         }
         let mut tx = pool.begin().await?;
-        assert_eq!(mark_many(&mut tx, &keys, window).await?, [Marked::First; 3], "{polls} polls: rolled back");
+        assert_eq!(
+            Marking::new(window)?.mark_many(&mut tx, &keys).await?,
+            [Marked::First; 3],
+            "{polls} polls: rolled back"
+        );
         tx.commit().await?;
         Ok(done.is_some())
     })

@@ -55,7 +55,7 @@ async fn what_a_schema_behind_pg_catalog_contains_decides_nothing(
         assert!(run().await?.is_replayed(), "{way:?}");
         let keys = [key(&format!("{number} a")), key(&format!("{number} b"))];
         let mut tx = pool.begin().await?;
-        let marked = pg_idempotency::mark::mark_many(&mut tx, &keys, Duration::from_secs(60)).await?;
+        let marked = pg_idempotency::mark::Marking::new(Duration::from_secs(60))?.mark_many(&mut tx, &keys).await?;
         assert_eq!(marked, [pg_idempotency::mark::Marked::First; 2]);
         tx.commit().await?;
     }

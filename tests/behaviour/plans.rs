@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pg_idempotency::lease::{Finding, InDoubt, Leasing, Policy};
-use pg_idempotency::mark::{mark, mark_many};
+use pg_idempotency::mark::{Marking, mark};
 use pg_idempotency::{Error, Idempotency, RoundTrips, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgPool, Row as _};
@@ -43,7 +43,7 @@ async fn the_server_keeps_the_plan_of_each_statement(
             let _ = ensure_idempotent(&mut tx, &one, "body", async |_| Ok::<_, Error>(1)).await?;
             let _ = mark(&mut tx, &key(&format!("mark {call}")), WINDOW).await?;
             // Of the smallest size, for which the values change the estimates most.
-            let _ = mark_many(&mut tx, &[key(&format!("batch {call}"))], WINDOW).await?;
+            let _ = Marking::new(WINDOW)?.mark_many(&mut tx, &[key(&format!("batch {call}"))]).await?;
             tx.commit().await?;
             let _ = select_first.run(&pool, &one, "body", async |_| Ok::<_, Error>(1)).await?;
         }
@@ -75,7 +75,7 @@ async fn no_plan_asks_whether_the_table_is_plain(pool: PgPool) -> anyhow::Result
     let _ = select_first.run(&pool, &key("a"), "body", async |_| Ok::<_, Error>(1)).await?;
     let mut conn = pool.acquire().await?;
     let mut tx = conn.begin().await?;
-    let _ = mark_many(&mut tx, &[key("batch")], WINDOW).await?;
+    let _ = Marking::new(WINDOW)?.mark_many(&mut tx, &[key("batch")]).await?;
     tx.commit().await?;
     let statements: Vec<(String, i32)> = sqlx::query_as(
         "select name, cardinality(parameter_types) from pg_prepared_statements

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pg_idempotency::lease::{Leasing, Policy};
-use pg_idempotency::mark::{Marked, Marking, mark, mark_many};
+use pg_idempotency::mark::{Marked, Marking, mark};
 use pg_idempotency::{Error, Idempotency, InFlight, Janitor, ensure_idempotent};
 use rig::database::until_blocked;
 use sqlx::PgPool;
@@ -89,7 +89,7 @@ async fn a_duplicate_is_judged_as_of_the_moment_it_asked(pool: PgPool) -> anyhow
                         ensure_idempotent(&mut tx, &key, "body", effect).await?.is_replayed()
                     }
                     "mark" => mark(&mut tx, &key, window).await? == Marked::Duplicate,
-                    _ => mark_many(&mut tx, &[key], window).await? == [Marked::Duplicate],
+                    _ => Marking::new(window)?.mark_many(&mut tx, &[key]).await? == [Marked::Duplicate],
                 };
                 tx.commit().await?;
                 Ok::<_, Error>(duplicate)

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use pg_idempotency::lease::{Leasing, Policy};
-use pg_idempotency::mark::{mark, mark_many};
+use pg_idempotency::mark::{Marking, mark};
 use pg_idempotency::{Error, Fingerprint, Idempotency, Key};
 use rig::functions;
 use sqlx::{PgConnection, PgPool};
@@ -52,7 +52,7 @@ async fn a_mode_of_a_newer_release_is_refused_by_name(pool: PgPool) -> anyhow::R
     let mut tx = pool.begin().await?;
     assert_unknown(mark(&mut tx, &live, Duration::from_secs(60)).await);
     let mut tx = pool.begin().await?;
-    assert_unknown(mark_many(&mut tx, &[key("other"), live], Duration::from_secs(60)).await);
+    assert_unknown(Marking::new(Duration::from_secs(60))?.mark_many(&mut tx, &[key("other"), live]).await);
     Ok(())
 }
 

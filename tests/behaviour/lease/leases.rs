@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, LeaseOwner, Leasing, Policy, ensure_leased};
+use pg_idempotency::lease::{Acquired, LeaseOwner, Leasing, Policy};
 use pg_idempotency::operator::{State, release, resolve, show};
 use pg_idempotency::testing::{Gate, expire, lapse};
 use pg_idempotency::{Error, InFlight, Outcome};
@@ -35,7 +35,7 @@ pub(crate) async fn acquired(pool: &PgPool, policy: Policy) -> LeaseOwner {
 }
 
 async fn work(pool: &PgPool, policy: Policy, response: &str) -> Result<Outcome<String>, Error> {
-    ensure_leased(pool, &key("a"), "body", policy, async |_| Ok::<_, Error>(response.to_owned())).await
+    Leasing::new(policy)?.ensure(pool, &key("a"), "body", async |_| Ok::<_, Error>(response.to_owned())).await
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -63,8 +63,8 @@ async fn an_attempt_that_fails_keeps_its_reason_and_gets_a_new_token(pool: PgPoo
             held = lease.token();
             lease.release(&WorkError::Gateway.to_string()).await?;
         } else {
-            let failed: Result<Outcome<String>, WorkError> =
-                ensure_leased(&pool, &key("a"), "body", policy, async |lease| {
+            let failed: Result<Outcome<String>, WorkError> = Leasing::new(policy)?
+                .ensure(&pool, &key("a"), "body", async |lease| {
                     held = lease.token();
                     let failed = WorkError::Gateway;
                     Err(if let Ending::Fails = ending { failed } else { lease.not_performed(failed) })
@@ -143,11 +143,12 @@ async fn waiting_holds_no_connection_and_gets_the_first_result(
     let owner = tokio::spawn({
         let (pool, gate) = (pool.clone(), gate.clone());
         async move {
-            ensure_leased(&pool, &key("a"), "body", AT_LEAST_ONCE, async |_| {
-                gate.pass().await;
-                Ok::<_, Error>("first".to_owned())
-            })
-            .await
+            Leasing::new(AT_LEAST_ONCE)?
+                .ensure(&pool, &key("a"), "body", async |_| {
+                    gate.pass().await;
+                    Ok::<_, Error>("first".to_owned())
+                })
+                .await
         }
     });
     gate.reached().await;
@@ -193,11 +194,12 @@ async fn each_change_under_a_lease_is_durable_whatever_the_session_says(pool: Pg
         .await?;
         let options = (*pool.connect_options()).clone().options([("synchronous_commit", session)]);
         let session_pool = PgPool::connect_with(options).await?;
-        let _ = ensure_leased(&session_pool, &key("a"), "body", IN_STEPS, async |lease| {
-            lease.step("ride", async |_| Ok::<_, Error>(1)).await?;
-            lease.step_at_most_once("text", async |_| Ok::<_, Error>(1)).await
-        })
-        .await?;
+        let _ = Leasing::new(IN_STEPS)?
+            .ensure(&session_pool, &key("a"), "body", async |lease| {
+                lease.step("ride", async |_| Ok::<_, Error>(1)).await?;
+                lease.step_at_most_once("text", async |_| Ok::<_, Error>(1)).await
+            })
+            .await?;
         let seen: Vec<String> = sqlx::query_scalar("select synchronous_commit from seen").fetch_all(&pool).await?;
         let changes = "claim, a step in the database, a step that begins and finishes, completion";
         assert_eq!(seen, [expected; 5], "{changes}, from a session of {session}");

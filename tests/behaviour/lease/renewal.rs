@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Leasing, Policy, ensure_leased};
+use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::{Error, Outcome};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
@@ -21,11 +21,12 @@ async fn outlive(pool: &PgPool) {
 /// A heartbeat changes no indexed column, so it stays a heap-only update where its page has room.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn heartbeats_are_heap_only_updates(pool: PgPool) -> anyhow::Result<()> {
-    let outcome = ensure_leased(&pool, &key("a"), "body", POLICY, async |_| {
-        outlive(&pool).await;
-        Ok::<_, Error>(())
-    })
-    .await?;
+    let outcome = Leasing::new(POLICY)?
+        .ensure(&pool, &key("a"), "body", async |_| {
+            outlive(&pool).await;
+            Ok::<_, Error>(())
+        })
+        .await?;
     assert_eq!(outcome, Outcome::Performed(()));
     pool.close().await;
     let pool = PgPool::connect_with((*pool.connect_options()).clone()).await?;
@@ -100,15 +101,16 @@ async fn leases_close_a_connection_with_a_transaction_on_it(
 /// is lost.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn work_that_was_overtaken_stops_and_prolongs_nothing(pool: PgPool) -> anyhow::Result<()> {
-    let error = ensure_leased(&pool, &key("a"), "body", POLICY, async |_| {
-        // What a take-over does, with an end that can be told apart.
-        pool.execute("update idempotency.record set token = token + 1, lease_until = now() + interval '1 hour'")
-            .await?;
-        std::future::pending::<()>().await;
-        Ok::<_, Error>(())
-    })
-    .await
-    .expect_err("lost");
+    let error = Leasing::new(POLICY)?
+        .ensure(&pool, &key("a"), "body", async |_| {
+            // What a take-over does, with an end that can be told apart.
+            pool.execute("update idempotency.record set token = token + 1, lease_until = now() + interval '1 hour'")
+                .await?;
+            std::future::pending::<()>().await;
+            Ok::<_, Error>(())
+        })
+        .await
+        .expect_err("lost");
     assert!(matches!(error, Error::LeaseLost), "{error:?}");
     let untouched: bool =
         sqlx::query_scalar("select lease_until > now() + interval '59 minutes' from idempotency.record")
@@ -128,13 +130,14 @@ async fn an_owner_without_a_connection_stops_before_its_lease_lapses(
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
     // A busy machine may stop this process at the deadline, so only the third lease that has lapsed by then is a failure.
     for value in ["a", "b", "c"] {
-        let error = ensure_leased(&pool, &key(value), "body", POLICY, async |_| {
-            let _held = pool.acquire().await?;
-            std::future::pending::<()>().await;
-            Ok::<_, Error>(())
-        })
-        .await
-        .expect_err("lost");
+        let error = Leasing::new(POLICY)?
+            .ensure(&pool, &key(value), "body", async |_| {
+                let _held = pool.acquire().await?;
+                std::future::pending::<()>().await;
+                Ok::<_, Error>(())
+            })
+            .await
+            .expect_err("lost");
         let live = "select lease_until > clock_timestamp() from idempotency.record where value = $1";
         let live: bool = sqlx::query_scalar(live).bind(value).fetch_one(&observer).await?;
         assert!(matches!(error, Error::LeaseLost), "{error:?}");

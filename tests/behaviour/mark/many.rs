@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::mark::{Marked, Marking, mark, mark_many};
+use pg_idempotency::mark::{Marked, Marking, mark};
 use pg_idempotency::testing::expire;
 use pg_idempotency::{Error, InFlight, Key};
 use rig::fixture::Fixture;
@@ -59,11 +59,11 @@ async fn each_place_gets_its_answer(pool: PgPool) -> anyhow::Result<()> {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn more_than_a_hundred_different_keys_are_refused_and_none_is_marked(pool: PgPool) -> anyhow::Result<()> {
     let mut tx = pool.begin().await?;
-    let error = mark_many(&mut tx, &keys(0..101), WINDOW).await;
+    let error = Marking::new(WINDOW)?.mark_many(&mut tx, &keys(0..101)).await;
     assert!(matches!(error, Err(Error::TooManyKeys { keys: 101, .. })), "{error:?}");
     let mut twice = keys(0..100);
     twice.extend(keys(0..100));
-    assert_eq!(mark_many(&mut tx, &twice, WINDOW).await?[..100], [First; 100]);
+    assert_eq!(Marking::new(WINDOW)?.mark_many(&mut tx, &twice).await?[..100], [First; 100]);
     Ok(())
 }
 
@@ -106,7 +106,7 @@ async fn a_batch_probes_the_index_also_without_statistics(pool: PgPool) -> anyho
     .fetch_one(&mut conn)
     .await?;
     let mut tx = sqlx::Connection::begin(&mut conn).await?;
-    let result = mark_many(&mut tx, &keys((1..=100).map(|n| n * 1000)), WINDOW).await?;
+    let result = Marking::new(WINDOW)?.mark_many(&mut tx, &keys((1..=100).map(|n| n * 1000))).await?;
     assert_eq!(result.iter().filter(|marked| **marked == Duplicate).count(), 50);
     let read: i64 = sqlx::query_scalar(
         "select coalesce(sum(seq_tup_read), 0)::int8 from pg_stat_xact_user_tables where relname = 'record'",
@@ -122,7 +122,7 @@ async fn a_batch_probes_the_index_also_without_statistics(pool: PgPool) -> anyho
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_batchs_wait_ends_at_its_limit_with_the_transaction_usable(pool: PgPool) -> anyhow::Result<()> {
     let mut owner = pool.begin().await?;
-    let _ = mark_many(&mut owner, &keys(["b", "d"]), WINDOW).await?;
+    let _ = Marking::new(WINDOW)?.mark_many(&mut owner, &keys(["b", "d"])).await?;
     let mut tx = pool.begin().await?;
     let waiting = Marking::new(WINDOW)?.with_in_flight(InFlight::Wait(Duration::from_millis(100)))?;
     let started = std::time::Instant::now();

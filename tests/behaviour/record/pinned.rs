@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
-use pg_idempotency::mark::{Marked, mark, mark_many};
+use pg_idempotency::mark::{Marked, Marking, mark};
 use pg_idempotency::operator::{forget, health, release, resolve, show, stats, unsettled};
 use pg_idempotency::{Error, Janitor, Key, Outcome};
 use rig::fixture::Fixture;
@@ -88,7 +88,10 @@ async fn callers_get_the_usual_answers_for_a_record_that_somebody_has_pinned(poo
         }
         let mut tx = pool.begin().await?;
         assert_eq!(mark(&mut tx, &key("mark"), DAY).await?, Marked::Duplicate, "{edit}");
-        assert_eq!(mark_many(&mut tx, &[key("mark"), key(edit)], DAY).await?, [Marked::Duplicate, Marked::First]);
+        assert_eq!(
+            Marking::new(DAY)?.mark_many(&mut tx, &[key("mark"), key(edit)]).await?,
+            [Marked::Duplicate, Marked::First]
+        );
         tx.rollback().await?;
         let live = acquire(&pool, &key("live"), AT_LEAST_ONCE).await;
         assert!(matches!(&live, Err(Error::InFlight { .. })), "{edit}: {live:?}");

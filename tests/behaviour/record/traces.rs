@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
-use pg_idempotency::mark::{Marked, mark, mark_many};
+use pg_idempotency::mark::{Marked, Marking, mark};
 use pg_idempotency::operator::show;
 use pg_idempotency::testing::{expire, lapse};
 use pg_idempotency::{Error, Idempotency};
@@ -68,7 +68,7 @@ async fn a_mark_has_the_trace_of_the_first_and_a_batch_has_none(pool: PgPool) ->
     expire(&pool, &one).await?;
     let mut tx = pool.begin().await?;
     let batch = [two, key("b").with_trace(ONE)];
-    assert_eq!(mark_many(&mut tx, &batch, window).await?, [Marked::First, Marked::First]);
+    assert_eq!(Marking::new(window)?.mark_many(&mut tx, &batch).await?, [Marked::First, Marked::First]);
     tx.commit().await?;
     let kept = (kept(&pool, "a").await?, kept(&pool, "b").await?);
     // On a distributed table each key is claimed by itself, with its trace.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::mark::{Marked, mark, mark_many};
+use pg_idempotency::mark::{Marked, Marking, mark};
 use pg_idempotency::{Deployment, Error, Idempotency, Key, RoundTrips, Verdict, ensure_idempotent};
 use rig::proxy::Proxy;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -75,11 +75,11 @@ async fn a_mark_takes_one_a_duplicate_two_and_a_batch_always_one(
         let first = proxy.take();
         assert_eq!(mark(&mut tx, &single, window).await?, Marked::Duplicate);
         let duplicate = proxy.take();
-        assert_eq!(mark_many(&mut tx, &many, window).await?, [Marked::First; 100]);
+        assert_eq!(Marking::new(window)?.mark_many(&mut tx, &many).await?, [Marked::First; 100]);
         let batch = proxy.take();
-        assert_eq!(mark_many(&mut tx, &many, window).await?, [Marked::Duplicate; 100]);
+        assert_eq!(Marking::new(window)?.mark_many(&mut tx, &many).await?, [Marked::Duplicate; 100]);
         let duplicates = proxy.take();
-        assert_eq!(mark_many(&mut tx, &[], window).await?, []);
+        assert_eq!(Marking::new(window)?.mark_many(&mut tx, &[]).await?, []);
         let nothing = proxy.take();
         // The first round prepares the statements.
         if round == 1 {

@@ -4,8 +4,8 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusBuilder;
-use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy, ensure_leased};
-use pg_idempotency::mark::mark_many;
+use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy};
+use pg_idempotency::mark::Marking;
 use pg_idempotency::{Error, Idempotency, Janitor, Key, Outcome, testing};
 use sqlx::PgPool;
 
@@ -44,8 +44,8 @@ async fn outcomes_durations_and_sweeps_are_counted(pool: PgPool) -> anyhow::Resu
     uncommitted.expect_err("the COMMIT fails");
 
     let lost = key("charge", "lost");
-    let error =
-        ensure_leased(&pool, &lost, "body", Policy::AtMostOnce { lease: Duration::from_secs(40) }, async |_| {
+    let error = Leasing::new(Policy::AtMostOnce { lease: Duration::from_secs(40) })?
+        .ensure(&pool, &lost, "body", async |_| {
             sqlx::query("delete from idempotency.record where operation = 'charge'").execute(&pool).await?;
             Ok::<_, Error>(1)
         })
@@ -55,7 +55,7 @@ async fn outcomes_durations_and_sweeps_are_counted(pool: PgPool) -> anyhow::Resu
 
     let mut tx = pool.begin().await?;
     let marks = [key("event", "1"), key("event", "2"), key("event", "1")];
-    let marked = mark_many(&mut tx, &marks, Duration::from_millis(1)).await?;
+    let marked = Marking::new(Duration::from_millis(1))?.mark_many(&mut tx, &marks).await?;
     assert_eq!(marked.len(), 3);
     tx.commit().await?;
     sqlx::query("update idempotency.record set expires_at = now() - interval '1 s' where mode = 'mark'")
