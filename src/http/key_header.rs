@@ -19,12 +19,6 @@ pub enum MalformedKey {
     /// character.
     #[error("the Idempotency-Key cannot be used: {0}")]
     Invalid(#[from] InvalidKey),
-    /// The key is shorter than the service [requires](super::IdempotencyLayer::with_shortest_key).
-    #[error("the Idempotency-Key is shorter than {shortest} bytes; send a random value such as a UUID")]
-    TooShort {
-        /// The shortest length that the service accepts, in bytes.
-        shortest: usize,
-    },
     /// The value is neither a string of structured fields nor a bare word.
     #[error("the Idempotency-Key is neither a quoted string (RFC 9651) nor a word of visible ASCII; send \"a-uuid\"")]
     NeitherStringNorWord,

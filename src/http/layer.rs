@@ -58,7 +58,6 @@ pub struct IdempotencyLayer {
     /// Where the value of the key comes from, if not from the header.
     pub(super) key_from: Option<Arc<KeyOf>>,
     pub(super) key_required: bool,
-    pub(super) shortest_key: usize,
     pub(super) fingerprint: FingerprintChoice,
     // The response.
     pub(super) stored_errors: Vec<StatusCode>,
@@ -155,7 +154,6 @@ impl IdempotencyLayer {
             operation: Arc::new(matched_operation),
             key_from: None,
             key_required: true,
-            shortest_key: 1,
             fingerprint: FingerprintChoice::default(),
             stored_errors: Vec::new(),
             replayed_headers: REPLAYED.to_vec(),

@@ -86,7 +86,7 @@ where
     let ticket = match value {
         Some(value) => {
             let trace = only_line(&parts.headers, &TRACEPARENT).and_then(|line| line.to_str().ok());
-            let key = key(layer, scope, operation, value)?.with_trace(trace.unwrap_or_default());
+            let key = key(scope, operation, value)?.with_trace(trace.unwrap_or_default());
             let is_leased = matches!(layer.mode, LayerMode::Leased(_));
             let resumed = if is_leased { parts.extensions.remove() } else { None };
             // Under another key the effect would have another downstream key, and happen twice.
@@ -119,10 +119,7 @@ where
     Ok(Admission::Covered { ticket, request: Request::from_parts(parts, body) })
 }
 
-fn key(layer: &IdempotencyLayer, scope: String, operation: &str, value: String) -> Result<Key, Rejection> {
-    if value.len() < layer.shortest_key {
-        return Err(MalformedKey::TooShort { shortest: layer.shortest_key }.into());
-    }
+fn key(scope: String, operation: &str, value: String) -> Result<Key, Rejection> {
     Key::new(scope, operation, value).map_err(|invalid| match invalid.part() {
         KeyPart::Value => MalformedKey::from(invalid).into(),
         KeyPart::Scope | KeyPart::Operation => Misconfigured::Refused(invalid.into()).into(),

@@ -141,7 +141,7 @@ async fn a_panic_in_a_function_of_the_service_claims_nothing_and_stays_a_panic(p
         IdempotencyLayer::transactional(pool.clone(), calls(), |_| panic!("the scope")),
         transactional(&pool).with_key_from(|_, _| panic!("the key")),
         transactional(&pool).with_operation(|_| panic!("the operation")),
-        transactional(&pool).with_shortest_key(100).with_rejection(|_| panic!("the rejection")),
+        transactional(&pool).with_key_from(|_, _| Ok(None)).with_rejection(|_| panic!("the rejection")),
     ];
     for layer in layers {
         let runs = layer.runs();

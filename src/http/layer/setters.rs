@@ -43,12 +43,6 @@ impl IdempotencyLayer {
         Self { key_from: Some(Arc::new(value)), ..self }
     }
 
-    /// Refuses keys with fewer bytes than this. Two devices of one user may both invent the same counter or date, but
-    /// not the same 36 bytes of a UUID.
-    pub fn with_shortest_key(self, bytes: usize) -> Self {
-        Self { shortest_key: bytes, ..self }
-    }
-
     /// Names the operation by a function of the request. The default is the method and the route that axum has matched.
     /// `None` is a mistake of the service, and the answer is a 500. Return a template such as `POST /payments/{id}`: with
     /// real ids, every payment would be an operation and a time series of its own.
