@@ -192,8 +192,8 @@ pub enum InvalidKey {
 impl InvalidKey {
     /// The part that was refused. A refused scope is a mistake of the service, a refused value is a mistake of its
     /// client.
-    #[must_use]
-    pub fn part(&self) -> KeyPart {
+    #[cfg(feature = "http")]
+    pub(crate) fn part(&self) -> KeyPart {
         match *self {
             Self::Empty { part } | Self::TooLong { part, .. } | Self::ControlCharacter { part, .. } => part,
         }

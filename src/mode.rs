@@ -40,8 +40,7 @@ impl Mode {
     }
 
     /// The text in the column `mode`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Transaction => "transaction",
             Self::AtLeastOnce => "at_least_once",
@@ -56,6 +55,7 @@ impl Mode {
 #[derive(Clone, Debug)]
 pub(crate) struct UnknownMode(pub(crate) String);
 
+/// The name, as in the column `mode`, the output of `idempotency-janitor` and metrics: `at_least_once`.
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())

@@ -40,9 +40,7 @@ impl State {
         Self::Expired,
     ];
 
-    /// The name, as in the output of `idempotency-janitor` and in metrics: `in_flight`.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
+    const fn as_str(self) -> &'static str {
         match self {
             Self::Completed => "completed",
             Self::Mark => "mark",
@@ -60,6 +58,7 @@ impl State {
     }
 }
 
+/// The name, as in the output of `idempotency-janitor` and in metrics: `in_flight`.
 impl fmt::Display for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())

@@ -16,7 +16,6 @@ use crate::support::{create_effects, effects, once};
 fn each_part_must_have_1_to_255_bytes() {
     for (part, make) in parts() {
         assert_eq!(make(""), Err(InvalidKey::Empty { part }));
-        assert_eq!(make("").map_err(|error| error.part()), Err(part));
         assert!(make(&"x".repeat(255)).is_ok());
         assert_eq!(make(&"x".repeat(256)), Err(InvalidKey::TooLong { part, bytes: 256 }));
         assert!(make(&"é".repeat(127)).is_ok(), "254 bytes");

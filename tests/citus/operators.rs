@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use pg_idempotency::lease::Policy;
-use pg_idempotency::operator::{self, Warning};
+use pg_idempotency::operator::{self, State, Warning};
 use pg_idempotency::{Error, Janitor, distribute, migrate};
 use rig::fixture::Fixture;
 use sqlx::postgres::PgPoolOptions;
@@ -85,7 +85,7 @@ async fn stats_are_those_of_the_shards() -> anyhow::Result<()> {
     assert!(stats.table_bytes > 500_000, "{}", stats.table_bytes);
     assert!(stats.index_bytes > 200_000, "{}", stats.index_bytes);
     assert_eq!(stats.groups.len(), 1);
-    assert_eq!((&*stats.groups[0].operation, stats.groups[0].state.as_str()), ("filled", "mark"));
+    assert_eq!((&*stats.groups[0].operation, stats.groups[0].state), ("filled", State::Mark));
     conn.execute("delete from idempotency.record").await?;
     Ok(())
 }

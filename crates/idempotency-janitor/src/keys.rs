@@ -44,8 +44,8 @@ fn in_json(shown: &Shown) -> serde_json::Value {
         "scope": shown.key.scope(),
         "operation": shown.key.operation(),
         "value": shown.key.value(),
-        "mode": shown.mode.as_str(),
-        "state": shown.state.as_str(),
+        "mode": shown.mode.to_string(),
+        "state": shown.state.to_string(),
         // A string: beyond 2^53 many readers of JSON round numbers.
         "token": shown.token.to_string(),
         "attempt": shown.attempt,

@@ -22,7 +22,7 @@ fn as_json(stats: &Stats) -> String {
             json!({
                 "mode": group.mode.as_str(),
                 "operation": group.operation,
-                "state": group.state.as_str(),
+                "state": group.state.to_string(),
                 "records": group.records,
                 "oldest": group.oldest.to_rfc3339(),
             })

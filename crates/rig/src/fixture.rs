@@ -195,7 +195,7 @@ impl Fixture {
         .bind(self.key.scope()) // $1
         .bind(self.key.operation()) // $2
         .bind(self.key.value()) // $3
-        .bind(self.mode.as_str()) // $4
+        .bind(self.mode.to_string()) // $4
         .bind(self.fingerprint.as_ref().map(Fingerprint::as_bytes)) // $5
         .bind(self.attempt) // $6
         .bind(self.completed) // $7

@@ -268,7 +268,7 @@ async fn every_state_gets_the_answer_of_the_table_in_lease_mode(pool: PgPool) ->
                     Expected::Replayed
                 }
                 Err(Error::OtherMode { stored, asked: told, .. }) => {
-                    assert_eq!((stored.as_str(), told.as_str()), (state.mode, asked));
+                    assert_eq!((&*stored.to_string(), &*told.to_string()), (state.mode, asked));
                     Expected::OtherMode
                 }
                 Err(Error::KeyReused { .. }) => Expected::KeyReused,

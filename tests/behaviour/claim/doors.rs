@@ -53,7 +53,7 @@ impl Door {
                         Expected::Replayed
                     }
                     Err(Error::OtherMode { stored, asked, .. }) => {
-                        assert_eq!((stored.as_str(), asked.as_str()), (state.mode, "transaction"));
+                        assert_eq!((&*stored.to_string(), &*asked.to_string()), (state.mode, "transaction"));
                         Expected::OtherMode
                     }
                     Err(Error::AlreadyInTransaction) => Expected::AlreadyInTransaction,

@@ -106,7 +106,7 @@ async fn a_panic_of_the_work_ends_the_attempt_as_an_error_does(pool: PgPool) -> 
         assert!(called.await.is_err_and(|error| error.is_panic()), "{policy:?}");
         let shown = pg_idempotency::operator::show(&pool, &key(value)).await?.expect("a record");
         assert_eq!(
-            (shown.state.as_str(), shown.last_error.as_deref()),
+            (&*shown.state.to_string(), shown.last_error.as_deref()),
             (state, Some("the work panicked")),
             "{policy:?}"
         );

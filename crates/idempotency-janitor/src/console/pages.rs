@@ -67,7 +67,7 @@ pub(super) fn overview(waiting: Option<&[Shown]>, stats: &Stats, warnings: &[War
     let about = if stats.exact { "" } else { "~" };
     let mut groups: BTreeMap<_, u64> = BTreeMap::new();
     for group in &stats.groups {
-        *groups.entry([group.mode.as_str(), group.state.as_str()]).or_default() += group.records;
+        *groups.entry([group.mode.clone(), group.state.to_string()]).or_default() += group.records;
     }
     let rows = groups
         .iter()
