@@ -108,8 +108,8 @@ pub enum Error {
         problem: InvalidStep,
     },
 
-    /// The [`Leasing`](crate::lease::Leasing) does not allow this call: its policy, its number of attempts or its stored
-    /// requests do not fit, or the options of a [`Reconciler`](crate::lease::Reconciler) do not. No SQL ran.
+    /// The [`Leasing`](crate::lease::Leasing) does not allow this call: its policy, its number of attempts or its
+    /// stored requests do not fit, or the options of a [`Reconciler`](crate::lease::Reconciler) do not. No SQL ran.
     #[error("the options of lease mode do not allow this: {problem}")]
     #[non_exhaustive]
     InvalidLeasing {

@@ -1,4 +1,5 @@
-//! What an error of the database means. The SQLSTATEs have the names that PostgreSQL's manual gives them in its appendix A.
+//! What an error of the database means. The SQLSTATEs have the names that PostgreSQL's manual gives them in its
+//! appendix A.
 
 use crate::Error;
 
@@ -98,8 +99,8 @@ pub(super) fn is_lost(error: &sqlx::Error) -> bool {
                     &*state,
                     // A time-out has ended the session.
                     IDLE_IN_TRANSACTION_SESSION_TIMEOUT | TRANSACTION_TIMEOUT
-                    // `statement_timeout` or a cancel request has ended the statement, or `lock_timeout` its wait. With less
-                    // load it succeeds.
+                    // `statement_timeout` or a cancel request has ended the statement, or `lock_timeout` its wait. With
+                    // less load it succeeds.
                     | QUERY_CANCELED | LOCK_NOT_AVAILABLE
                     // Citus gives this to many losses of a worker.
                     | INTERNAL_ERROR

@@ -85,8 +85,8 @@ macro_rules! readable_place {
     };
 }
 
-/// Reads `lease_until` for a [`Fence`](super::statement::Fence). JSON's form of a time depends on no setting but the time zone, which it
-/// contains.
+/// Reads `lease_until` for a [`Fence`](super::statement::Fence). JSON's form of a time depends on no setting but the
+/// time zone, which it contains.
 macro_rules! fence_time {
     () => {
         "pg_catalog.btrim(pg_catalog.to_jsonb(lease_until)::text, '\"')"
