@@ -146,8 +146,9 @@ $$;
 
 -- The option "fewest round trips" calls `claim_at_begin` and `store_response` in the messages that also begin and commit, where
 -- nothing is prepared. The server keeps the plans of a function; planning anew costs more than a round trip on a Unix socket. The
--- statements are those of src/record/claim.rs and src/record/complete.rs, word for word, but for the age that the former returns.
--- They name the schema of every function and table, so there is no search_path, which every call would set and reset.
+-- statements are those of src/record/claim.rs and src/record/complete.rs, word for word, but for the age that the former returns and
+-- the clock by which the latter judges the retention. They name the schema of every function and table, so there is no search_path,
+-- which every call would set and reset.
 
 -- True if this call has won the claim.
 create function idempotency.try_claim(text, text, text, int8, bytea, interval, interval, text, int8, text)
@@ -195,12 +196,14 @@ $$;
 create function idempotency.store_response(text, text, text, int8, bytea, int2, text)
 returns void language plpgsql as $$
 begin
+    -- clock_timestamp(), because the retention may end within the statement that claims, performs and completes. On a distributed
+    -- table Citus refuses it, so src/record/complete.rs asks as of the beginning of its statement.
     update idempotency.record
     set completed_at = pg_catalog.statement_timestamp(),
         response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb
     where scope = $1::text and operation = $2::text and value = $3::text
         and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
-        and expires_at > pg_catalog.statement_timestamp();
+        and expires_at > pg_catalog.clock_timestamp();
     if not found then
         update idempotency.record set token = token
         where scope = $1::text and operation = $2::text and value = $3::text
@@ -425,16 +428,8 @@ begin
     if refusal is not null then
         raise exception 'idempotency.complete does not take these arguments' using errcode = 'IK008', hint = refusal;
     end if;
-    -- store_response judges by the beginning of the statement, which may be older than the retention.
-    perform from idempotency.record as record
-    where record.scope = $1 and record.operation = $2 and record.value = $3 and record.token = $4
-        and record.expires_at <= clock_timestamp();
-    if found then
-        raise exception 'the retention of the idempotency key has ended' using
-            errcode = 'IK003', hint = 'Roll back. The retention must be longer than the transaction.';
-    end if;
     -- Transactions in one message share now(), the time of the claim. So that time does not show that the transaction of the claim
-    -- has ended; the end of the mark does. Without a token, store_response finds no claim.
+    -- has ended; the setting does, which ends with the transaction. Without a token, store_response finds no claim.
     perform idempotency.store_response($1, $2, $3,
         case when $4::text = any (string_to_array(current_setting('idempotency.claim', true), ' ')) then $4 end,
         case when status is null then body else coalesce(body, '') end, status::int2,

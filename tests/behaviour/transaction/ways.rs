@@ -37,8 +37,10 @@ async fn the_functions_of_the_schema_contain_the_crates_own_statements(pool: PgP
                 .bind(part)
                 .fetch_one(&mut conn)
                 .await?;
-        // The function judges the age of the transaction itself.
-        let prepared = prepared.replace(", pg_catalog.clock_timestamp() - pg_catalog.now() as age", "");
+        // The functions judge the age of the transaction themselves, and the retention as of this moment.
+        let prepared = prepared
+            .replace(", pg_catalog.clock_timestamp() - pg_catalog.now() as age", "")
+            .replace("expires_at > pg_catalog.statement_timestamp()", "expires_at > pg_catalog.clock_timestamp()");
         let source: String = sqlx::query_scalar(
             "select prosrc from pg_proc where proname = $1 and pronamespace = 'idempotency'::regnamespace::oid",
         )
