@@ -40,7 +40,9 @@ pub enum Rejection {
     #[error("{0}")]
     InvalidBody(InvalidBody),
     /// `key-reused`, 422: an earlier request had this key and was different.
-    #[error("this Idempotency-Key was sent with a different request before; send that one again, or use a new key for another operation")]
+    #[error(
+        "this Idempotency-Key was sent with a different request before; send that one again, or use a new key for another operation"
+    )]
     KeyReused,
     /// `in-flight`, 409 with `Retry-After`: the first request is not finished.
     #[error("the first request with this Idempotency-Key is not finished; ask again with the same key")]

@@ -3,9 +3,7 @@
 use std::error::Error as _;
 
 use pg_idempotency::http::{Misconfigured, Rejection};
-use pg_idempotency::{
-    Deployment, Error, Fingerprint, Idempotency, InFlight, Key, Outcome, RoundTrips,
-};
+use pg_idempotency::{Deployment, Error, Fingerprint, Idempotency, InFlight, Key, Outcome, RoundTrips};
 use sqlx::PgConnection;
 
 use crate::history::What;
