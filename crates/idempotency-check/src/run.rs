@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum as _;
+use tokio::time::sleep;
 
 use crate::Error;
 use crate::client::Caller;
@@ -21,6 +22,8 @@ use crate::talk::Talk;
 const WATCH: Duration = Duration::from_millis(2_200);
 /// How long the work of a request may go on in the database after its answer.
 const SETTLE: Duration = Duration::from_secs(3);
+/// How often a reading is repeated until it shows what was promised.
+const LOOK: Duration = Duration::from_millis(100);
 /// How much of a statement is shown.
 const SQL: usize = 110;
 
@@ -230,6 +233,36 @@ impl<'a> Run<'a> {
             });
         }
         Ok(before)
+    }
+
+    /// Sends the request again. A client that was told of success may as well stop here, so the whole effect has to be
+    /// there before. Returns whether it was.
+    async fn again(&mut self, talk: &mut Talk<'a>, before: &Reading) -> Result<bool, Error> {
+        let once = self.expected.effect.clone();
+        let is_promised = talk.finals().iter().any(|answer| answer.is_success());
+        let is_whole = |effect: &Effect| effect.equals(&once) || effect.exceeds(&once);
+        if is_promised && !self.is_kept(talk, before, is_whole).await? {
+            return Ok(false);
+        }
+        talk.ask("again").await;
+        Ok(true)
+    }
+
+    /// Whether the effect that a client was told of is committed, or will be soon.
+    async fn is_kept(
+        &mut self,
+        talk: &Talk<'a>,
+        before: &Reading,
+        is_there: impl Fn(&Effect) -> bool,
+    ) -> Result<bool, Error> {
+        let started = Instant::now();
+        while !is_there(&self.effects.read(&talk.key).await?.since(before)) {
+            if started.elapsed() > SETTLE {
+                return Ok(false);
+            }
+            sleep(LOOK).await;
+        }
+        Ok(true)
     }
 
     /// Waits until the request has had all its effects.

@@ -19,8 +19,6 @@ use super::{Run, SETTLE};
 const HANG_UP: Duration = Duration::from_millis(100);
 /// How long a duplicate may take until it is answered or waits.
 const DUPLICATE: Duration = Duration::from_millis(700);
-/// How long a promised effect may take until it is committed.
-const PROMISE: Duration = Duration::from_secs(1);
 
 impl<'a> Run<'a> {
     pub(super) async fn interrupt(&mut self, message: usize, interruption: Interruption) -> Result<Try, Error> {
@@ -61,14 +59,13 @@ impl<'a> Run<'a> {
             Some(service) => tokio::select! { () = talk.retry() => {} ended = service.keep() => drop(ended?) },
             None => talk.retry().await,
         }
-        if !talk.finals().is_empty() {
-            talk.ask("again").await;
-            if self.refuses
-                && let Some(Ok(answer)) = talk.vary("other-body", Variant::OtherBody).await
-                && answer.is_success()
-            {
-                broken = broken.or(Some((Verdict::NotRefused, "another body under the key is accepted".to_owned())));
-            }
+        if !talk.finals().is_empty()
+            && self.again(&mut talk, &before).await?
+            && self.refuses
+            && let Some(Ok(answer)) = talk.vary("other-body", Variant::OtherBody).await
+            && answer.is_success()
+        {
+            broken = broken.or(Some((Verdict::NotRefused, "another body under the key is accepted".to_owned())));
         }
         let place = format!("{message}:{}", interruption.name());
         let effect = self.after(&talk.key, before, &place).await?;
@@ -134,7 +131,8 @@ impl<'a> Run<'a> {
         let mut broken = None;
         if let Some(answer) = answered {
             beside.heard("duplicate", answer);
-            if beside.finals().first().is_some_and(|answer| answer.is_success()) && !self.is_kept(talk, before).await? {
+            let is_promised = beside.finals().first().is_some_and(|answer| answer.is_success());
+            if is_promised && !self.is_kept(talk, before, |effect| !effect.is_none()).await? {
                 let detail = "the duplicate was told of success while nothing was committed".to_owned();
                 broken = Some((Verdict::NoEffectButSuccess, detail));
             }
@@ -154,17 +152,5 @@ impl<'a> Run<'a> {
         join(first, second).await;
         talk.join(beside);
         Ok(broken)
-    }
-
-    /// Whether the effect that a client was told of is committed, or will be soon.
-    async fn is_kept(&mut self, talk: &Talk<'a>, before: &Reading) -> Result<bool, Error> {
-        let started = Instant::now();
-        while self.effects.read(&talk.key).await?.since(before).is_none() {
-            if started.elapsed() > PROMISE {
-                return Ok(false);
-            }
-            sleep(HANG_UP).await;
-        }
-        Ok(true)
     }
 }

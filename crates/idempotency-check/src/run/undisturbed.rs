@@ -43,7 +43,7 @@ impl<'a> Run<'a> {
             let answered = join_all(each).await;
             let unanswered = answered.iter().filter(|client| client.finals().is_empty()).count();
             answered.into_iter().for_each(|client| talk.join(client));
-            talk.ask("again").await;
+            self.again(&mut talk, &before).await?;
             let effect = self.after(&talk.key, before, check).await?;
             let (mut verdict, mut detail) = self.expected.judge(&effect, &talk.finals(), self.options.compare);
             if verdict == Verdict::OneEffect && unanswered > 0 {

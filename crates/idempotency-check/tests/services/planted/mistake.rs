@@ -23,10 +23,12 @@ pub(crate) enum Mistake {
     WriteThroughPool,
     /// A duplicate is answered from memory, where the answer is put before it is committed.
     UncommittedAnswer,
+    /// A middleware commits after the answer was sent.
+    AnswerBeforeCommit,
 }
 
 impl Mistake {
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 11] = [
         Self::EffectBeforeClaim,
         Self::KeyAfterCommit,
         Self::LockElsewhere,
@@ -37,6 +39,7 @@ impl Mistake {
         Self::BodyNotCompared,
         Self::WriteThroughPool,
         Self::UncommittedAnswer,
+        Self::AnswerBeforeCommit,
     ];
 
     /// `none` is the server without a mistake.

@@ -32,7 +32,7 @@ fn shop(mistake: Option<Mistake>) -> anyhow::Result<Service> {
 
 /// What the check says of a mistake: the verdict, the interruption or undisturbed check that shows it, and the
 /// interrupted message.
-pub(crate) const FOUND: [(Mistake, &str, &str, &str); 10] = [
+pub(crate) const FOUND: [(Mistake, &str, &str, &str); 11] = [
     (Mistake::EffectBeforeClaim, "two_effects", "lost-before", "insert into idempotency_key"),
     (Mistake::KeyAfterCommit, "two_effects", "lost-before", "insert into idempotency_key"),
     (Mistake::LockElsewhere, "two_effects", "lost-after", "insert into payments"),
@@ -43,6 +43,7 @@ pub(crate) const FOUND: [(Mistake, &str, &str, &str); 10] = [
     (Mistake::BodyNotCompared, "not_refused", "another_body", ""),
     (Mistake::WriteThroughPool, "two_effects", "lost-before", "commit"),
     (Mistake::UncommittedAnswer, "no_effect_but_success", "lost-before", "commit"),
+    (Mistake::AnswerBeforeCommit, "no_effect_but_success", "lost-before", "commit"),
 ];
 
 /// All at once, because a check waits for most of its time.

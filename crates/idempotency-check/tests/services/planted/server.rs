@@ -105,16 +105,24 @@ impl Shop {
             let stored = self.stored(&mut tx, key, body).await?;
             return Ok(stored.unwrap_or_else(still_processing));
         }
-        let answer = if self.makes(Mistake::WriteThroughPool) {
+        let mut answer = if self.makes(Mistake::WriteThroughPool) {
             perform(&mut *self.pool.acquire().await?, payment).await?
         } else {
             perform(&mut tx, payment).await?
         };
+        if self.makes(Mistake::AnswerBeforeCommit) {
+            // An id would show that a lost payment was made again.
+            answer.1 = format!("{{\"paid\":{}}}", payment.amount).into();
+        }
         self.complete(&mut tx, key, &answer).await?;
         if self.makes(Mistake::UncommittedAnswer) {
             self.outside().answers.insert(key.clone(), (body.into(), answer.clone()));
         }
-        tx.commit().await?;
+        if self.makes(Mistake::AnswerBeforeCommit) {
+            tokio::spawn(tx.commit());
+        } else {
+            tx.commit().await?;
+        }
         Ok(answer)
     }
 
