@@ -59,11 +59,6 @@ impl Effects {
         Ok(())
     }
 
-    /// Whether a reading is about one key only.
-    pub(crate) fn is_by_key(&self) -> bool {
-        [&self.query, &self.command].into_iter().flatten().any(|text| text.contains("{key}"))
-    }
-
     /// Reads until two readings in a row are equal.
     pub(crate) async fn settled(&mut self, key: &str) -> Result<Reading, Error> {
         let started = Instant::now();

@@ -22,6 +22,8 @@ use crate::talk::Talk;
 const WATCH: Duration = Duration::from_millis(2_200);
 /// How long the work of a request may go on in the database after its answer.
 const SETTLE: Duration = Duration::from_secs(3);
+/// How long the effects may change after the last try. A job that was enqueued in one has run by then.
+const LATE: Duration = Duration::from_secs(4);
 /// How often a reading is repeated until it shows what was promised.
 const LOOK: Duration = Duration::from_millis(100);
 /// How much of a statement is shown.
@@ -45,9 +47,18 @@ pub(crate) struct Run<'a> {
     places: Vec<Place>,
     /// Whether another body under a used key is refused without an interruption.
     refuses: bool,
-    /// The readings before and after the last try.
-    last: Option<(Reading, Reading)>,
+    /// An undisturbed request, if a reading is about one key only.
+    alone: Option<Ended>,
+    /// The tries whose effects may still change. If a reading shows more than one key, it is the last one.
+    ended: Vec<Ended>,
     report: Report,
+}
+
+/// Requests with a key, and the readings before and after them.
+struct Ended {
+    key: String,
+    before: Reading,
+    after: Reading,
 }
 
 /// An undisturbed request.
@@ -55,6 +66,7 @@ struct Plain {
     messages: Vec<(Place, String)>,
     expected: Expected,
     took: Duration,
+    ended: Ended,
 }
 
 impl<'a> Run<'a> {
@@ -76,20 +88,24 @@ impl<'a> Run<'a> {
         let mut report = Report::default();
         report.service.killed = service.is_some();
         report.service.command = service.as_ref().map(|service| service.command().to_vec()).unwrap_or_default();
-        let (places, refuses, last) = (Vec::new(), false, None);
-        Ok(Self { proxy, caller, service, effects, options, expected, places, refuses, last, report })
+        let (places, ended) = (Vec::new(), Vec::new());
+        let (refuses, alone) = (false, None);
+        Ok(Self { proxy, caller, service, effects, options, expected, places, refuses, alone, ended, report })
     }
 
     pub(crate) async fn run(mut self) -> Result<Report, Error> {
         self.number().await?;
         if self.options.only.is_none() {
             self.undisturbed().await?;
+            // A process that is killed forgets its jobs.
+            self.late().await?;
         } else {
             // A try asks for another body if that is refused without an interruption.
             self.another_body().await?;
             self.report.undisturbed.clear();
         }
         self.interrupt_all().await?;
+        self.late().await?;
         if let Some(deaths) = self.service.map(|service| service.deaths).filter(|&deaths| deaths > 0) {
             let text = format!("the process ended by itself {deaths} times, and was started again each time");
             self.report.notes.push(text);
@@ -104,6 +120,8 @@ impl<'a> Run<'a> {
 
     /// Finds the messages of the request, its effect and its answer, and that they are the same each time.
     async fn number(&mut self) -> Result<(), Error> {
+        let nobody = self.talk().key;
+        let nothing = self.effects.read(&nobody).await?;
         let cold = self.plain().await?;
         if cold.messages.is_empty() {
             return Err(Error::Unproxied);
@@ -133,11 +151,13 @@ impl<'a> Run<'a> {
             let text = format!("{background} statements that the idle service sends by itself are not numbered");
             self.report.notes.push(text);
         }
+        let is_by_key = self.effects.read(&nobody).await? == nothing;
         self.places = shapes(&second);
         let numbered = second.messages.iter().enumerate();
         self.report.messages =
             numbered.map(|(at, (_, sql))| Numbered { number: at + 1, sql: shorten(sql, SQL) }).collect();
         self.expected = second.expected;
+        self.alone = Some(second.ended).filter(|_| is_by_key);
         self.announce(second.took);
         Ok(())
     }
@@ -151,7 +171,8 @@ impl<'a> Run<'a> {
         talk.retry().await;
         self.proxy.settle(SETTLE).await;
         let events = self.proxy.finish();
-        let effect = self.effects.settled(&talk.key).await?.since(&before);
+        let after = self.effects.settled(&talk.key).await?;
+        let effect = after.since(&before);
         let status = talk.finals().first().map(|answer| (answer.status, answer.is_success()));
         let Some((status, true)) = status else {
             let told = talk.told.last().map(ToString::to_string).unwrap_or_default();
@@ -168,7 +189,8 @@ impl<'a> Run<'a> {
             _ => None,
         });
         let expected = Expected { effect, status };
-        Ok(Plain { messages: messages.collect(), expected, took: started.elapsed() })
+        let messages = messages.collect();
+        Ok(Plain { messages, expected, took: started.elapsed(), ended: Ended { key: talk.key, before, after } })
     }
 
     /// Says what it will cost.
@@ -176,7 +198,7 @@ impl<'a> Run<'a> {
         let tries = self.plan();
         // A try takes longer than an undisturbed request: it retries, asks again, and waits for the interruption.
         let kills = tries.iter().filter(|(_, interruption)| *interruption == Interruption::Killed).count();
-        let seconds = tries.len() as f64 * (took.as_secs_f64() + 0.25) + kills as f64;
+        let seconds = tries.len() as f64 * (took.as_secs_f64() + 0.25) + kills as f64 + LATE.as_secs_f64();
         let count = self.report.messages.len();
         let killed =
             if self.service.is_some() { "" } else { "; it is not killed, because the check has not started it" };
@@ -216,23 +238,46 @@ impl<'a> Run<'a> {
     /// A reading before a try. What has changed since the last try ended was a late effect of that one.
     async fn before(&mut self, key: &str) -> Result<Reading, Error> {
         let before = self.effects.read(key).await?;
-        if self.effects.is_by_key() {
-            return Ok(before);
-        }
-        if let Some((start, end)) = self.last.take()
-            && end != before
-            && let Some(Try { verdict, detail, effect, .. }) = self.report.tries.last_mut()
+        if self.alone.is_none()
+            && let Some(last) = self.ended.pop()
         {
-            let late = before.since(&start);
-            *effect = late.rows();
-            *detail = format!("after a late change, the effect is {late} in place of {}", self.expected.effect);
-            *verdict = Some(if late.exceeds(&self.expected.effect) {
-                Verdict::TwoEffects
-            } else {
-                verdict.unwrap_or(Verdict::OneEffect)
-            });
+            let (now, once) = (self.effects.read(&last.key).await?, self.expected.effect.clone());
+            self.charge(&last, &now, &once);
         }
         Ok(before)
+    }
+
+    /// Waits, and reads the effects again.
+    async fn late(&mut self) -> Result<(), Error> {
+        (self.options.progress)("waiting for late effects");
+        sleep(LATE).await;
+        let mut once = self.expected.effect.clone();
+        if let Some(alone) = &self.alone {
+            once = self.effects.read(&alone.key).await?.since(&alone.before);
+            let text = format!("a late change made the effect of an undisturbed request {once}");
+            if !once.equals(&self.expected.effect) && !self.report.notes.contains(&text) {
+                self.report.notes.push(text);
+            }
+        }
+        for ended in std::mem::take(&mut self.ended) {
+            let after = self.effects.read(&ended.key).await?;
+            self.charge(&ended, &after, &once);
+            self.ended.push(Ended { after, ..ended });
+        }
+        Ok(())
+    }
+
+    /// Charges a late change to the try of its key.
+    fn charge(&mut self, ended: &Ended, now: &Reading, once: &Effect) {
+        let mut tries = self.report.undisturbed.iter_mut().chain(&mut self.report.tries);
+        let Some(it) = tries.find(|it| it.key == ended.key).filter(|_| *now != ended.after) else { return };
+        let late = now.since(&ended.before);
+        let text = format!("after a late change, the effect is {late} in place of {once}");
+        it.effect = late.rows();
+        it.story.push(format!("      * {text}"));
+        if late.exceeds(once) {
+            (it.verdict, it.detail) = (Some(Verdict::TwoEffects), text);
+        }
     }
 
     /// Sends the request again. A client that was told of success may as well stop here, so the whole effect has to be
@@ -274,7 +319,7 @@ impl<'a> Run<'a> {
         }
         let after = self.effects.settled(key).await?;
         let effect = after.since(&before);
-        self.last = Some((before, after));
+        self.ended.push(Ended { key: key.to_owned(), before, after });
         Ok(effect)
     }
 

@@ -167,3 +167,52 @@ async fn an_effect_after_the_answer_is_charged_to_its_own_try(pool: PgPool) -> a
     assert_eq!(report.tries[0].expected, [["+2", "+101"]], "{report}");
     Ok(())
 }
+
+/// Another process of the service runs it, when the try is over.
+async fn job(pool: PgPool, sql: &'static str, key: String) -> sqlx::Result<()> {
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    sqlx::query(sql).bind(key).execute(&pool).await?;
+    Ok(())
+}
+
+#[sqlx::test]
+async fn a_second_effect_after_the_last_try_is_found(pool: PgPool) -> anyhow::Result<()> {
+    let jobs = pool.clone();
+    let check = on(&pool).await?.call(async move |database: String, key: String| {
+        let mut connection = PgConnection::connect(&database).await?;
+        let mut tx = connection.begin().await?;
+        let claim = sqlx::query("insert into keys (key, request) values ($1, '') on conflict do nothing").bind(&key);
+        if claim.execute(&mut *tx).await?.rows_affected() == 1 {
+            sqlx::query("insert into payments (amount) values (100)").execute(&mut *tx).await?;
+        } else {
+            let pay = "insert into payments (amount) select 100 from keys where key = $1";
+            tokio::spawn(job(jobs.clone(), pay, key));
+        }
+        tx.commit().await?;
+        anyhow::Ok(Answer::new(201, "paid"))
+    });
+    let report = check.only(1, Interruption::HangUp).run().await?;
+    assert_eq!(with(&report, Verdict::TwoEffects).len(), 1, "{report}");
+    assert_eq!(report.tries[0].effect, [["+2", "+200"]], "{report}");
+    Ok(())
+}
+
+#[sqlx::test]
+async fn a_late_effect_of_every_request_is_no_second_one(pool: PgPool) -> anyhow::Result<()> {
+    let (jobs, of_the_key) = (pool.clone(), "select count(*), count(answer) from keys where key = '{key}'");
+    let check = on(&pool).await?.effects(of_the_key).call(async move |database: String, key: String| {
+        let mut connection = PgConnection::connect(&database).await?;
+        let claim = sqlx::query("insert into keys (key, request) values ($1, '') on conflict do nothing").bind(&key);
+        if claim.execute(&mut connection).await?.rows_affected() == 1 {
+            tokio::spawn(job(jobs.clone(), "update keys set answer = 'settled' where key = $1", key));
+        }
+        anyhow::Ok(Answer::new(201, "paid"))
+    });
+    let report = check.only(1, Interruption::LostBefore).run().await?;
+    assert!(report.findings.is_empty(), "{report}");
+    let it = &report.tries[0];
+    assert!(it.expected == [["+1", "="]] && it.effect == [["+1", "+1"]], "{report}");
+    let note = "a late change made the effect of an undisturbed request +1 +1";
+    assert!(report.notes.iter().any(|it| it == note), "{report}");
+    Ok(())
+}

@@ -89,6 +89,11 @@ impl Service {
         self
     }
 
+    pub(crate) fn with_effects(mut self, effects: &'static str) -> Self {
+        self.effects = effects;
+        self
+    }
+
     pub(crate) fn with_options(mut self, options: impl IntoIterator<Item = &'static str>) -> Self {
         self.options.extend(options);
         self

@@ -25,10 +25,12 @@ pub(crate) enum Mistake {
     UncommittedAnswer,
     /// A middleware commits after the answer was sent.
     AnswerBeforeCommit,
+    /// Each duplicate enqueues a job, which pays again after some seconds.
+    DuplicateEnqueued,
 }
 
 impl Mistake {
-    pub(crate) const ALL: [Self; 11] = [
+    pub(crate) const ALL: [Self; 12] = [
         Self::EffectBeforeClaim,
         Self::KeyAfterCommit,
         Self::LockElsewhere,
@@ -40,6 +42,7 @@ impl Mistake {
         Self::WriteThroughPool,
         Self::UncommittedAnswer,
         Self::AnswerBeforeCommit,
+        Self::DuplicateEnqueued,
     ];
 
     /// `none` is the server without a mistake.

@@ -32,7 +32,7 @@ fn shop(mistake: Option<Mistake>) -> anyhow::Result<Service> {
 
 /// What the check says of a mistake: the verdict, the interruption or undisturbed check that shows it, and the
 /// interrupted message.
-pub(crate) const FOUND: [(Mistake, &str, &str, &str); 11] = [
+pub(crate) const FOUND: [(Mistake, &str, &str, &str); 12] = [
     (Mistake::EffectBeforeClaim, "two_effects", "lost-before", "insert into idempotency_key"),
     (Mistake::KeyAfterCommit, "two_effects", "lost-before", "insert into idempotency_key"),
     (Mistake::LockElsewhere, "two_effects", "lost-after", "insert into payments"),
@@ -44,7 +44,11 @@ pub(crate) const FOUND: [(Mistake, &str, &str, &str); 11] = [
     (Mistake::WriteThroughPool, "two_effects", "lost-before", "commit"),
     (Mistake::UncommittedAnswer, "no_effect_but_success", "lost-before", "commit"),
     (Mistake::AnswerBeforeCommit, "no_effect_but_success", "lost-before", "commit"),
+    (Mistake::DuplicateEnqueued, "two_effects", "again", ""),
 ];
+
+/// With this query, each payment belongs to the try of its key.
+const OF_THE_KEY: &str = "select count(*), coalesce(sum(amount), 0) from payments where key = '{key}'";
 
 /// All at once, because a check waits for most of its time.
 #[tokio::test]
@@ -59,7 +63,11 @@ async fn each_mistake_is_found_and_named() -> anyhow::Result<()> {
 async fn found(mistake: Mistake, verdict: &'static str, by: &'static str, at: &'static str) -> anyhow::Result<()> {
     // Each stuck key takes as long as the client's patience.
     let patience: &[&str] = if verdict == "stuck" { &["--patience", "1s"] } else { &[] };
-    let checked = shop(Some(mistake))?.check(patience).await?;
+    let mut service = shop(Some(mistake))?;
+    if mistake == Mistake::DuplicateEnqueued {
+        service = service.with_effects(OF_THE_KEY);
+    }
+    let checked = service.check(patience).await?;
     let findings = checked.findings();
     let named = |found: &Finding| found.verdict == verdict && found.by == by && found.sql.to_lowercase().contains(at);
     let is_found = checked.exit == 1 && findings.iter().any(named);

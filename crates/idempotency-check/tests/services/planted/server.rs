@@ -18,12 +18,16 @@ use super::mistake::Mistake;
 /// The usual time-out of a lock in Redis: longer than a request.
 const LOCK_EXPIRES: Duration = Duration::from_secs(10);
 
+/// After this time, a job pays: when the check has begun other tries.
+const JOB: Duration = Duration::from_secs(3);
+
 /// Each of 16 duplicates at once may hold a connection, and the mistake `WriteThroughPool` needs a second one.
 const CONNECTIONS: u32 = 20;
 
 type Key = (String, String);
 type Answer = (StatusCode, Vec<u8>);
 
+#[derive(Clone)]
 struct Payment {
     amount: i64,
     currency: String,
@@ -103,12 +107,15 @@ impl Shop {
         // Waits while another transaction holds the key.
         if !claim(&mut tx, key, body).await? {
             let stored = self.stored(&mut tx, key, body).await?;
+            if self.makes(Mistake::DuplicateEnqueued) {
+                tokio::spawn(pay_later(self.pool.clone(), key.clone(), payment.clone()));
+            }
             return Ok(stored.unwrap_or_else(still_processing));
         }
         let mut answer = if self.makes(Mistake::WriteThroughPool) {
-            perform(&mut *self.pool.acquire().await?, payment).await?
+            perform(&mut *self.pool.acquire().await?, key, payment).await?
         } else {
-            perform(&mut tx, payment).await?
+            perform(&mut tx, key, payment).await?
         };
         if self.makes(Mistake::AnswerBeforeCommit) {
             // An id would show that a lost payment was made again.
@@ -131,7 +138,7 @@ impl Shop {
         if let Some(stored) = self.stored(&mut conn, key, body).await? {
             return Ok(stored);
         }
-        let answer = perform(&mut conn, payment).await?;
+        let answer = perform(&mut conn, key, payment).await?;
         claim(&mut conn, key, body).await?;
         self.complete(&mut conn, key, &answer).await?;
         Ok(answer)
@@ -143,7 +150,7 @@ impl Shop {
         if let Some(stored) = self.stored(&mut tx, key, body).await? {
             return Ok(stored);
         }
-        let answer = perform(&mut tx, payment).await?;
+        let answer = perform(&mut tx, key, payment).await?;
         tx.commit().await?;
 
         let mut conn = self.pool.acquire().await?;
@@ -165,7 +172,7 @@ impl Shop {
             outside.locks.insert(key.clone(), Instant::now());
         }
         let performed = match self.pool.acquire().await {
-            Ok(mut conn) => perform(&mut conn, payment).await,
+            Ok(mut conn) => perform(&mut conn, key, payment).await,
             Err(error) => Err(error),
         };
         let mut outside = self.outside();
@@ -195,7 +202,7 @@ impl Shop {
         }
         drop(conn);
         let mut tx = self.pool.begin().await?;
-        let answer = perform(&mut tx, payment).await?;
+        let answer = perform(&mut tx, key, payment).await?;
         self.complete(&mut tx, key, &answer).await?;
         tx.commit().await?;
         Ok(answer)
@@ -244,14 +251,17 @@ async fn claim(conn: &mut PgConnection, (scope, value): &Key, body: &[u8]) -> sq
     Ok(claimed.bind(scope).bind(value).bind(body).execute(conn).await?.rows_affected() == 1)
 }
 
-async fn perform(conn: &mut PgConnection, payment: &Payment) -> sqlx::Result<Answer> {
-    let id: i64 = sqlx::query_scalar("insert into payments (amount, currency) values ($1, $2) returning id")
-        .bind(payment.amount)
-        .bind(&payment.currency)
-        .fetch_one(conn)
-        .await?;
+async fn perform(conn: &mut PgConnection, (_, value): &Key, payment: &Payment) -> sqlx::Result<Answer> {
+    let insert = "insert into payments (amount, currency, key) values ($1, $2, $3) returning id";
+    let insert = sqlx::query_scalar(insert).bind(payment.amount).bind(&payment.currency).bind(value);
+    let id: i64 = insert.fetch_one(conn).await?;
     let answer = serde_json::json!({ "id": id, "amount": payment.amount, "currency": payment.currency });
     Ok((StatusCode::CREATED, answer.to_string().into()))
+}
+
+async fn pay_later(pool: PgPool, key: Key, payment: Payment) -> sqlx::Result<Answer> {
+    tokio::time::sleep(JOB).await;
+    perform(&mut *pool.acquire().await?, &key, &payment).await
 }
 
 fn payment(body: &[u8]) -> Option<Payment> {
