@@ -20,7 +20,6 @@ impl<'a> Run<'a> {
         self.at_once("two_at_once", 2, RACES).await?;
         self.at_once("sixteen_at_once", 16, RACES).await?;
         self.another_body().await?;
-        self.at_once("another_key", 1, 1).await?;
         self.no_key().await?;
         self.another_user().await
     }
