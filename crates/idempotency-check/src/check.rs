@@ -111,7 +111,8 @@ impl Check {
         self
     }
 
-    /// How answers are compared. The default is every byte.
+    /// How answers are compared. The default is every byte. [`Compare::Status`] is for services whose replays contain a
+    /// time or the present state. Its price: an answer with the id of another payment is no finding.
     #[must_use]
     pub fn compare(mut self, compare: Compare) -> Self {
         self.options.compare = compare;

@@ -62,7 +62,7 @@ pub struct Arguments {
     /// How long a client retries
     #[arg(long, default_value = "30s", value_parser = duration)]
     patience: Duration,
-    /// How two answers are compared
+    /// How two answers are compared; the status alone shows no answer that belongs to another payment
     #[arg(long, value_enum, default_value = "body")]
     compare: Compare,
     /// The variable that gives the URL of the database to the service

@@ -72,7 +72,7 @@ pub enum Compare {
     /// The status, `Content-Type`, `Location`, and every byte of the body.
     #[default]
     Body,
-    /// The status.
+    /// The status. An answer with the id of another payment is no finding then.
     Status,
 }
 
