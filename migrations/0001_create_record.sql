@@ -21,7 +21,7 @@ create table idempotency.record (
     -- An operator permits attempts up to this number, however small the service's limit is.
     granted_attempt  integer,
     -- The start of the claiming transaction. Completion requires that now() is still the same. No COMMIT survives this, unless the
-    -- claim is in the same message: then `complete` asks for the mark of the claim, too.
+    -- claim is in the same message: so `complete` also asks whether the setting idempotency.claim still has the token.
     claimed_at       timestamptz not null default now(),
     -- The deadline of a lease: null where the transaction itself is the lease, -infinity once the claim is released.
     lease_until      timestamptz,
@@ -472,8 +472,8 @@ $$;
 revoke all on function idempotency.version, idempotency.fingerprint, idempotency.ensure, idempotency.complete, idempotency.run
     from public;
 
--- The tables of the service that are written inside idempotent operations only. A statement trigger asks for the mark of a
--- claim, the setting idempotency.claim, which ends with its transaction. This is against mistakes, not against attackers: every
+-- The tables of the service that are written inside idempotent operations only. A statement trigger asks whether
+-- the setting idempotency.claim has the token of a claim; it ends with the transaction. This is against mistakes, not against attackers: every
 -- role may set the setting.
 
 -- A table and its partitions of every depth: a statement trigger fires for the table that the statement names, and no other.
@@ -487,7 +487,7 @@ returns setof oid language sql stable set search_path = pg_catalog, pg_temp as $
     select oid from tree
 $$;
 
--- The trigger's condition has not found a mark.
+-- The trigger's condition has found no token.
 create function idempotency.on_escape()
 returns trigger language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -531,7 +531,7 @@ begin
         elsif reason is null and to_regclass('pg_catalog.pg_dist_partition') is not null then
             -- A statement of its own, because a server without Citus has no such catalog.
             if exists (select from pg_dist_partition where logicalrelid = target) then
-                reason := 'Citus distributes it, and a worker that writes its shards does not see the mark of a claim';
+                reason := 'Citus distributes it, and a worker that writes its shards does not see the claim';
             end if;
         end if;
         if reason is not null then

@@ -129,8 +129,7 @@ impl Record<'_> {
     /// Stores that a step begins, and remembers the record for at least the retention from now. `false` means that the
     /// step was begun before, or is finished, or that the claim is gone.
     ///
-    /// `expires_at` is indexed, so this is no heap-only update: each at-most-once step costs an entry in each index of
-    /// the record.
+    /// `expires_at` is indexed, so this is no heap-only update: each at-most-once step adds to each index of the record.
     pub(crate) async fn begin_step(
         self,
         conn: &mut PgConnection,
@@ -144,8 +143,8 @@ impl Record<'_> {
                 "
                 update idempotency.record
                 set steps = coalesce(steps, '{}') || pg_catalog.jsonb_build_object($5::text, pg_catalog.jsonb_build_object(
-                    'begun', pg_catalog.statement_timestamp(), 'attempt', $6::int4
-                )),
+                        'begun', pg_catalog.statement_timestamp(), 'attempt', $6::int4
+                    )),
                     -- A process that dies in the step sends nothing more, and then the step is in doubt.
                     expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $7::interval)
                 where scope = $1::text and operation = $2::text and value = $3::text

@@ -1,4 +1,4 @@
-//! A table that Citus distributes cannot be protected, because the workers do not see the mark of a claim.
+//! A table that Citus distributes cannot be protected, because the workers do not see the claim.
 
 use pg_idempotency::operator::protected;
 use pg_idempotency::{Error, OnEscape, protect, unprotect};

@@ -26,7 +26,7 @@ async fn what_one_door_stored_the_other_one_replays_to_the_byte(pool: PgPool) ->
 
     let mut tx = conn.begin().await?;
     let claimed = ensure(&mut tx, &key("sql"), fingerprint().as_bytes(), None).await?;
-    // The table of effects is protected: the claim has left its mark.
+    // The table of effects is protected: the claim permits the write.
     leave_effect(&mut tx, "from SQL").await?;
     complete(&mut tx, &key("sql"), claimed.token, (None, None, Some(json.as_bytes()))).await?;
     tx.commit().await?;
@@ -181,7 +181,7 @@ async fn a_wait_ends_with_the_owner_or_with_its_time(pool: PgPool) -> anyhow::Re
     Ok(())
 }
 
-/// A claim that a savepoint has undone is no claim, and its mark is gone.
+/// A claim that a savepoint has undone is no claim, and permits no write.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn a_savepoint_undoes_a_claim(pool: PgPool) -> anyhow::Result<()> {
