@@ -267,7 +267,7 @@ pub enum Error {
     #[error("the record has changed since it was looked at, or is under a live lease, so nothing was done; look again")]
     Changed,
 
-    /// The operation has used up its attempts. All of them failed or lapsed, so it is a poison message. The operation
+    /// The operation has used up its attempts. All of them failed or lapsed, so it may be a poison message. The operation
     /// stays exhausted until an operator [permits one more](crate::operator::grant_attempt()), resolves or forgets it, or its
     /// retention ends.
     #[error("the operation was attempted {attempts} times without completing, which is the limit; set it aside")]

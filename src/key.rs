@@ -1,4 +1,4 @@
-//! The key: the owner of an operation, the operation, and the client's value.
+//! The key: whose operation it is, the operation, and the client's value.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ pub(crate) const MAX_PART_BYTES: usize = 255;
 
 /// The name of one operation that must happen once.
 ///
-/// - `scope`: the owner of the operation: the tenant, account or user, **from the authenticated identity**, never from
+/// - `scope`: whose operation it is: the tenant, account or user, **from the authenticated identity**, never from
 ///   the request's body. Two scopes never see each other's responses, even under the same value.
 /// - `operation`: the kind of operation, from a fixed set of names: `POST /payments`, `order.created`.
 /// - `value`: the value that the client sent: an `Idempotency-Key`, an event's id, a nonce.
@@ -57,7 +57,7 @@ impl Key {
         })
     }
 
-    /// The owner of the operation.
+    /// Whose operation it is.
     #[must_use]
     pub fn scope(&self) -> &str {
         &self.scope
@@ -141,7 +141,7 @@ impl fmt::Debug for Key {
 /// One of the three parts of a [`Key`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeyPart {
-    /// The owner of the operation.
+    /// Whose operation it is.
     Scope,
     /// The kind of operation.
     Operation,

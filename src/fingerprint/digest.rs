@@ -188,7 +188,7 @@ pub trait Body: sealed::Sealed {
     ///
     /// # Errors
     ///
-    /// [`InvalidBody`], as for [`Fingerprint::of_json`]. A ready fingerprint gives no error.
+    /// [`InvalidBody`], as for [`Fingerprint::of_json`]. A ready fingerprint never fails.
     fn fingerprint(&self) -> Result<Fingerprint, InvalidBody>;
 }
 

@@ -65,7 +65,9 @@ pub enum Rejection {
         steps: Vec<String>,
     },
     /// `exhausted`, 409: the operation has failed as often as it may.
-    #[error("the operation failed {attempts} times, which is the limit; it is not tried again")]
+    #[error(
+        "the operation was attempted {attempts} times without an answer, which is the limit; it is not tried again"
+    )]
     #[non_exhaustive]
     Exhausted {
         /// The number of attempts.

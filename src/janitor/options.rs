@@ -20,9 +20,9 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// Under a second, empty passes would be most of the work. Beyond a day, cron is the better tool.
 const INTERVALS: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 60 * 60);
 
-/// Twice the default wait, so a duplicate that asked before the end of the retention still finds the record after its
-/// wait.
-const GRACE: Duration = Duration::from_secs(10);
+/// Longer than the default wait for another call, after sqlx's default wait for a connection, which is 30 seconds: a
+/// duplicate that asked before the end of the retention still finds the record.
+const GRACE: Duration = Duration::from_secs(60);
 
 /// Deletes the records of one database that are past their retention, a batch at a time.
 ///
@@ -88,7 +88,7 @@ impl Janitor {
         Ok(self)
     }
 
-    /// Sets how long an expired record is left alone. The default is 10 seconds. The grace does not prolong the
+    /// Sets how long an expired record is left alone. The default is a minute. The grace does not prolong the
     /// retention: an expired key is new at once. The grace is for duplicates that asked before the record expired and
     /// still wait: the record is their answer. Make it longer than the longest wait of your service, and than the longest
     /// upload: the layer judges a record as of the arrival of its request, and reads the body before it looks. If the record

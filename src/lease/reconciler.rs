@@ -151,9 +151,9 @@ impl Reconciler {
         leasing.policy.lease() / 2
     }
 
-    /// How many looks have to find no trace, without one between them that may have been told otherwise, before the
-    /// operation is released, and after how many looks it is left to a person if it is not settled. The defaults are 3
-    /// and 10.
+    /// How many looks in a row have to find no trace before the operation is released, and after how many looks it is left
+    /// to a person if it is not settled. `Unknown`, a panic or a time-out begins the row anew.
+    /// The defaults are 3 and 10.
     ///
     /// # Errors
     ///
@@ -189,7 +189,7 @@ impl Reconciler {
     ///
     /// # Errors
     ///
-    /// [`InvalidDuration`] under a millisecond, or over half of the lease: the next first visit waits for it.
+    /// [`InvalidDuration`] under a millisecond, or over half of the lease: the first visit of another key waits for it.
     pub fn with_time_out(self, time_out: Duration) -> Result<Self, InvalidDuration> {
         let longest = Self::longest_time(&self.leasing);
         Ok(Self { time_out: within("time-out", time_out, Duration::from_millis(1)..=longest)?, ..self })

@@ -185,7 +185,7 @@ pub(crate) struct Pace {
     #[arg(long, env = "IDEMPOTENCY_PAUSE", default_value = "50ms", value_parser = duration)]
     pub(crate) pause: Duration,
     /// How long an expired record is left alone: duplicates that asked before may still wait for it
-    #[arg(long, env = "IDEMPOTENCY_GRACE", default_value = "10s", value_parser = duration)]
+    #[arg(long, env = "IDEMPOTENCY_GRACE", default_value = "1m", value_parser = duration)]
     pub(crate) grace: Duration,
 }
 
@@ -238,7 +238,7 @@ pub(crate) struct ResponseArguments {
 // No doc comment: clap would take it for the command's own text.
 #[derive(Args)]
 pub(crate) struct KeyArguments {
-    /// Scope: the owner of the operation
+    /// Scope: whose operation it is
     scope: String,
     /// Operation: its name
     operation: String,

@@ -228,7 +228,7 @@ async fn a_sweep_keeps_its_pace(pool: PgPool) -> anyhow::Result<()> {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_record_that_has_just_expired_is_left_alone_for_the_grace(pool: PgPool) -> anyhow::Result<()> {
     expired_mark(&pool, "fresh", "1 s").await?;
-    expired_mark(&pool, "old", "1 min").await?;
+    expired_mark(&pool, "old", "2 min").await?;
     let janitor = Janitor::new(pool.clone());
     assert_eq!(janitor.sweep_once(10).await?.marks, 1);
     let left: Vec<String> = sqlx::query_scalar("select value from idempotency.record").fetch_all(&pool).await?;
