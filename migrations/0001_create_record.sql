@@ -249,7 +249,7 @@ declare
     patience interval := coalesce($6, least(interval '5 s', greatest($5 / 2::float8, interval '1 ms')));
     -- A clock that has jumped back must not give an expired record another answer than its state.
     asked constant timestamptz := greatest(clock_timestamp(), statement_timestamp());
-    waits_until constant timestamptz := clock_timestamp() + patience;
+    waits_until timestamptz;
     milliseconds int8; lock_id int8;
     -- 62 of its bits are random. random() is not used, because its seed is a setting.
     drawn constant int8 := ('x'::text || encode(substr(uuid_send(gen_random_uuid()), 9), 'hex'))::bit(64)::int8;
@@ -277,6 +277,7 @@ begin
     if refusal is not null then
         raise exception 'idempotency.ensure does not take these arguments' using errcode = 'IK008', hint = refusal;
     end if;
+    waits_until := clock_timestamp() + patience;
     -- The statements add it to the beginning of the statement. Without days, whose length would depend on the session's time zone.
     remembered := make_interval(secs => extract(epoch from $5)::float8 + extract(epoch from asked - statement_timestamp())::float8);
     -- As src/key.rs and src/trace.rs. What is no traceparent counts as none.
@@ -472,8 +473,8 @@ $$;
 revoke all on function idempotency.version, idempotency.fingerprint, idempotency.ensure, idempotency.complete, idempotency.run
     from public;
 
--- The tables of the service that are written inside idempotent operations only. A statement trigger asks whether
--- the setting idempotency.claim has the token of a claim; it ends with the transaction. This is against mistakes, not against attackers: every
+-- The tables of the service that are written inside idempotent operations only. A statement trigger asks whether the setting
+-- idempotency.claim has the token of a claim; it ends with the transaction. This is against mistakes, not against attackers: every
 -- role may set the setting.
 
 -- A table and its partitions of every depth: a statement trigger fires for the table that the statement names, and no other.

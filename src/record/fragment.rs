@@ -4,7 +4,8 @@
 
 /// Adds a token to the claims of this transaction: the setting `idempotency.claim`, which ends with the transaction, and
 /// goes back with a savepoint. `claimed_at = now()` would not tell whose claim it is, because two transactions may start
-/// in the same microsecond. `xmin` would not tell either: behind a savepoint it is the id of a subtransaction. Citus refuses it in RETURNING, or evaluates it on a worker.
+/// in the same microsecond. `xmin` would not tell either: behind a savepoint it is the id of a subtransaction. Citus
+/// refuses the setting in RETURNING, or evaluates it on a worker.
 macro_rules! note_claim {
     ($token:literal) => {
         concat!(
