@@ -30,7 +30,7 @@ pub(crate) struct Arguments {
     /// Measure what --guard does, and keep it as the figures of this release
     #[arg(long)]
     pub(crate) keep: bool,
-    /// Measure nothing, and write the pages and the charts again from the files of the last runs
+    /// Measure nothing, and write the pages again from the files of the last runs
     #[arg(long)]
     pub(crate) redraw: bool,
 }

@@ -6,7 +6,6 @@ mod alternatives;
 mod arguments;
 mod bench;
 mod cases;
-mod chart;
 mod client;
 mod delay;
 mod figures;
@@ -50,9 +49,6 @@ async fn main() -> anyhow::Result<()> {
     }
     let results = Results::read(&beside)?;
     ensure!(!results.runs.is_empty(), "{} contains no run", beside.display());
-    for chart in page::charts(&results) {
-        fs::write(beside.join(format!("{}.svg", chart.name)), chart.svg())?;
-    }
     fs::write(directory.join("performance.md"), page::page(&results)?)?;
     fs::write(directory.join("performance-figures.md"), figures::page(&results)?)?;
     println!("{}\nwritten to {}", figures::targets(&results), directory.display());

@@ -9,22 +9,14 @@ use crate::alternatives::{BARE, by_hand, handler, library, redis, usual};
 use crate::cases::{
     CASES, citus, first_call, growth, http, janitor, lease, marks, protect, replay, soak, storm, storm_adds,
 };
-use crate::chart::{Chart, Curve};
 use crate::figures::cell;
-use crate::results::{MAIN, NOT_DURABLE, ONE_MILLISECOND, Results, SOCKET, Speed, Table, figure, median};
+use crate::results::{MAIN, NOT_DURABLE, ONE_MILLISECOND, Results, SOCKET, Table, figure, median};
 use crate::template::filled;
 
 const TEMPLATE: &str = include_str!("performance.template");
 
 pub(crate) fn page(results: &Results) -> anyhow::Result<String> {
-    let charts = charts(results);
-    filled(TEMPLATE, |name| match name.split_once(' ') {
-        Some(("chart", name)) => Ok(match charts.iter().find(|chart| chart.name == name) {
-            Some(chart) => format!("![{}](performance/{name}.svg)", chart.title),
-            None => "*The chart follows with the next run.*".to_owned(),
-        }),
-        _ => value(name, results),
-    })
+    filled(TEMPLATE, |name| value(name, results))
 }
 
 /// The text for a placeholder.
@@ -89,7 +81,7 @@ fn summary(results: &Results) -> String {
         (http::NAME, http::FIRST_CALL, handler::NAME, "first request, HTTP layer", "a hand-made handler"),
         (http::NAME, http::REPLAY, http::BY_HAND_REPLAY, "replay, HTTP layer", "its replay"),
         (http::NAME, http::SELECT_FIRST, http::BY_HAND_REPLAY, "replay, HTTP layer, select first", "its replay"),
-        (protect::NAME, by_hand::NAME, protect::WITHOUT, "claim with its mark", "a claim that leaves no mark"),
+        (protect::NAME, by_hand::NAME, protect::WITHOUT, "claim with its token", "a claim that leaves no token"),
     ];
     let columns = [SOCKET, NOT_DURABLE, ONE_MILLISECOND];
     let heads: String = columns.iter().map(|column| cell(column)).collect();
@@ -130,7 +122,7 @@ fn added(results: &Results, case: &str, bare: &str, way: &str) -> Option<String>
     (!added.is_empty()).then(|| added.join(", "))
 }
 
-/// The ratio of the medians, which the chart shows.
+/// The ratio of the medians of the largest and the smallest table.
 fn grown(results: &Results, title: &str) -> Option<String> {
     let table = *results.titled(growth::NAME, title).first()?;
     table.p50_over(&growth::name(10_000_000), &growth::name(10_000)).map(figure)
@@ -179,52 +171,4 @@ fn on_citus(results: &Results) -> Option<String> {
     let cells: String = tables.iter().map(|table| cell(&rate(table))).collect();
     let rule = "--:|".repeat(tables.len());
     (!tables.is_empty()).then(|| format!("| |{heads}\n|---|{rule}\n| of the rate on a plain table |{cells}"))
-}
-
-/// The charts for which there are figures.
-pub(crate) fn charts(results: &Results) -> Vec<Chart> {
-    let by_size = results.titled(first_call::NAME, first_call::BY_SIZE);
-    let mut charts = vec![
-        rates(
-            "clients",
-            "First calls a second, by the number of clients",
-            results.titled(first_call::NAME, first_call::BY_CLIENTS),
-        ),
-        rates(
-            "replay-clients",
-            "Replays a second, by the number of clients",
-            results.titled(replay::NAME, replay::BY_CLIENTS),
-        ),
-        rates("size", "First calls a second, by the size of the response (8 clients)", by_size),
-    ];
-    if let [table] = results.titled(soak::NAME, soak::MINUTES)[..] {
-        let curve = |title: &str, time: fn(&Speed) -> f64| Curve {
-            title: title.to_owned(),
-            values: table.rows.iter().filter_map(|row| row.speed.as_ref()).map(time).collect(),
-        };
-        charts.push(Chart {
-            name: "soak",
-            title: "Time of a call in each minute of a steady load, ms",
-            labels: table.rows.iter().map(|row| row.way.clone()).collect(),
-            curves: vec![curve("99th percentile", |speed| speed.p99_ms), curve("median", |speed| speed.p50_ms)],
-        });
-    }
-    charts.retain(|chart| !chart.labels.is_empty());
-    charts
-}
-
-/// A curve of the rates for each way, over the columns of the tables.
-fn rates(name: &'static str, title: &'static str, tables: Vec<&Table>) -> Chart {
-    let ways = tables.iter().take(1).flat_map(|table| &table.rows).map(|row| &row.way);
-    let rate = |table: &&Table, way: &str| table.speed(way).map(Speed::rate);
-    let curve = |way: &String| Curve {
-        title: way.clone(),
-        values: tables.iter().filter_map(|table| rate(table, way)).collect(),
-    };
-    Chart {
-        name,
-        title,
-        curves: ways.map(curve).collect(),
-        labels: tables.iter().map(|table| table.column.clone()).collect(),
-    }
 }

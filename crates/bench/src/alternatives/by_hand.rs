@@ -45,10 +45,10 @@ impl ByHand {
         })
     }
 
-    /// The claim leaves no mark on its transaction.
-    pub(crate) fn without_mark(self) -> anyhow::Result<Self> {
-        let (insert, mark) = self.claim.rsplit_once("returning").context("the claim returns its mark")?;
-        ensure!(mark.contains("set_config('idempotency.claim'"), "the claim returns its mark");
+    /// The claim leaves no token on its transaction.
+    pub(crate) fn without_token(self) -> anyhow::Result<Self> {
+        let (insert, token) = self.claim.rsplit_once("returning").context("the claim returns its token")?;
+        ensure!(token.contains("set_config('idempotency.claim'"), "the claim returns its token");
         Ok(Self { claim: format!("{insert}returning $4::int8::text").leak(), ..self })
     }
 

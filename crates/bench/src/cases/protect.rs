@@ -13,7 +13,7 @@ use crate::results::{MAIN, NOT_DURABLE, Table};
 
 pub(crate) const NAME: &str = "protect";
 
-pub(crate) const WITHOUT: &str = "the same SQL by hand, without the mark";
+pub(crate) const WITHOUT: &str = "the same SQL by hand, without its token";
 pub(crate) const STATEMENTS: &str = "Inserts in a transaction with a claim, 1 client";
 pub(crate) const GUARDED: &str = "into a protected table";
 pub(crate) const UNGUARDED: &str = "into an unprotected table";
@@ -21,7 +21,7 @@ pub(crate) const UNGUARDED: &str = "into an unprotected table";
 pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     let response = response(300);
     bench.clear().await?;
-    let without = bench.by_hand.without_mark()?.first_call(response).named(WITHOUT);
+    let without = bench.by_hand.without_token()?.first_call(response).named(WITHOUT);
     let calls = compare(bench, bench.plain(), 8, &[bench.by_hand.first_call(response), without]).await?;
 
     let pool = bench.plain().pool(1).await?;
