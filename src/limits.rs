@@ -53,26 +53,32 @@ pub struct InvalidDuration {
     pub longest: Duration,
 }
 
-/// Returns the chosen option. The default is a wait of 5 seconds, or of half of `remembered` if that is shorter. A
-/// chosen wait must be shorter than `remembered`.
-pub(crate) fn in_flight_within(chosen: Option<InFlight>, remembered: Duration) -> Result<InFlight, InvalidDuration> {
-    match chosen {
-        None => Ok(InFlight::Wait(DEFAULT_WAIT.min(remembered / 2).max(*WAIT.start()))),
-        Some(InFlight::Wait(limit)) if limit >= remembered => {
-            Err(InvalidDuration { option: "wait", given: limit, shortest: *WAIT.start(), longest: remembered })
+/// Returns the option if its wait is in range, and shorter than the retention: otherwise the first response could be
+/// forgotten during the wait.
+pub(crate) const fn checked(in_flight: InFlight, retention: Duration) -> Result<InFlight, InvalidDuration> {
+    if let InFlight::Wait(limit) = in_flight {
+        if let Err(invalid) = within("wait", limit, WAIT) {
+            return Err(invalid);
         }
-        Some(in_flight) => Ok(in_flight),
+        if limit.as_nanos() >= retention.as_nanos() {
+            return Err(InvalidDuration { option: "wait", given: limit, shortest: *WAIT.start(), longest: retention });
+        }
     }
+    Ok(in_flight)
 }
 
-/// Returns the option if its wait is in range.
-pub(crate) const fn checked(in_flight: InFlight) -> Result<InFlight, InvalidDuration> {
-    if let InFlight::Wait(limit) = in_flight
-        && let Err(invalid) = within("wait", limit, WAIT)
+/// Returns the retention if it is in range, and longer than a wait that was chosen before.
+pub(crate) const fn retention_checked(
+    retention: Duration,
+    range: RangeInclusive<Duration>,
+    in_flight: Option<InFlight>,
+) -> Result<Duration, InvalidDuration> {
+    if let Some(in_flight) = in_flight
+        && let Err(invalid) = checked(in_flight, retention)
     {
         return Err(invalid);
     }
-    Ok(in_flight)
+    within("retention", retention, range)
 }
 
 pub(crate) const fn within(
@@ -93,10 +99,12 @@ pub(crate) const fn within(
 pub(crate) struct Patience(Option<Instant>);
 
 impl Patience {
-    pub(crate) fn of(in_flight: InFlight) -> Self {
+    /// The default is a wait of 5 seconds, or of half the retention if that is shorter.
+    pub(crate) fn of(in_flight: Option<InFlight>, retention: Duration) -> Self {
         Self(match in_flight {
-            InFlight::Reject => None,
-            InFlight::Wait(limit) => Some(Instant::now() + limit),
+            Some(InFlight::Reject) => None,
+            Some(InFlight::Wait(limit)) => Some(Instant::now() + limit),
+            None => Some(Instant::now() + DEFAULT_WAIT.min(retention / 2)),
         })
     }
 

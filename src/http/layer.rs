@@ -19,7 +19,6 @@ use super::replay::REPLAYED;
 use super::runs::Runs;
 use super::stored_request::STORED;
 use crate::lease::Leasing;
-use crate::limits::in_flight_within;
 use crate::session::ANSWER;
 use crate::{Idempotency, InFlight, InvalidDuration, Mode};
 
@@ -67,8 +66,6 @@ pub struct IdempotencyLayer {
     pub(super) stored_headers: Vec<HeaderName>,
     pub(super) rejection: Arc<ResponseOf>,
     // The bounds.
-    /// How long a request waits for another one with its key. Zero: not at all.
-    pub(super) wait: Result<Duration, InvalidDuration>,
     pub(super) local: LocalInFlight,
     pub(super) request_limit: usize,
     pub(super) response_limit: usize,
@@ -94,14 +91,10 @@ impl LayerMode {
     }
 
     /// How long a request waits for another one with its key. Zero: not at all.
-    fn wait(self) -> Result<Duration, InvalidDuration> {
+    pub(super) fn wait(self) -> Duration {
         match self {
-            Self::Transactional(Idempotency { in_flight, retention, .. }) => {
-                match in_flight_within(Some(in_flight.unwrap_or(InFlight::Reject)), retention)? {
-                    InFlight::Reject => Ok(Duration::ZERO),
-                    InFlight::Wait(limit) => Ok(limit),
-                }
-            }
+            Self::Transactional(Idempotency { in_flight: Some(InFlight::Wait(limit)), .. }) => limit,
+            Self::Transactional(_) => Duration::ZERO,
             Self::Leased(options) => options.wait(),
         }
     }
@@ -148,7 +141,6 @@ impl IdempotencyLayer {
         Self {
             pool,
             mode,
-            wait: mode.wait(),
             methods: vec![Method::POST, Method::PATCH],
             scope,
             operation: Arc::new(matched_operation),

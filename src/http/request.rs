@@ -12,7 +12,7 @@ use super::layer::{IdempotencyLayer, LayerMode};
 use super::rejection::{Misconfigured, Rejection};
 use super::stored_request::to_store;
 use crate::lease::Lease;
-use crate::{Error, Fingerprint, Key, KeyPart};
+use crate::{Fingerprint, Key, KeyPart};
 
 /// `traceparent`, of W3C Trace Context. Several lines are invalid.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -101,7 +101,7 @@ where
                 return Err(Rejection::from(Misconfigured::CoveredTwice).into());
             }
             let fingerprint = layer.fingerprint.fingerprint(&parts, data).map_err(Rejection::InvalidBody)?;
-            let wait = layer.wait.map_err(Error::from)?;
+            let wait = layer.mode.wait();
             let stored = match layer.mode {
                 LayerMode::Leased(options) if options.stores_requests() => {
                     let of_fingerprint = &layer.fingerprint.headers;

@@ -92,7 +92,7 @@ impl Transactional<'_> {
     async fn claim(self, ticket: &Ticket) -> Result<Claimed<Holding<'_>>, Error> {
         let isolated = !self.layer.stored_errors.is_empty();
         // The call itself does not wait, because a request that waits holds no connection between two polls.
-        let call = Call::new(&self.options, &ticket.key, ticket.fingerprint, InFlight::Reject, isolated);
+        let call = Call::new(&self.options, &ticket.key, ticket.fingerprint, Some(InFlight::Reject), isolated);
         let call = call.made_at(ticket.arrived);
         let mut polls = Polls::until(Instant::now() + ticket.wait);
         let mut retries = 0;

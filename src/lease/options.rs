@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use crate::limits::{DEFAULT_RETENTION, RETENTION, checked, in_flight_within, within};
+use crate::limits::{DEFAULT_RETENTION, RETENTION, checked, retention_checked, within};
 use crate::{Deployment, Error, InFlight, InvalidDuration, Mode};
 
 /// 10 ms is short enough for tests. A lease above 12 hours is probably meant as a retention.
@@ -116,10 +116,11 @@ impl Leasing {
     ///
     /// # Errors
     ///
-    /// [`InvalidDuration`] under twice the lease (a claim must not be forgotten while it is renewed) or over ten years.
+    /// [`InvalidDuration`] under twice the lease (a claim must not be forgotten while it is renewed) or over ten years, or if
+    /// a chosen wait is not shorter.
     pub const fn with_retention(self, retention: Duration) -> Result<Self, InvalidDuration> {
         let shortest = self.policy.lease().saturating_mul(2);
-        match within("retention", retention, shortest..=*RETENTION.end()) {
+        match retention_checked(retention, shortest..=*RETENTION.end(), Some(self.in_flight)) {
             Ok(retention) => Ok(Self { retention, ..self }),
             Err(invalid) => Err(invalid),
         }
@@ -136,14 +137,13 @@ impl Leasing {
     }
 
     /// What to do while another owner holds the key. The default is [`InFlight::Reject`]. A call that waits polls, with
-    /// jitter, and holds no connection between two polls. If the wait is not shorter than the retention, every call
-    /// returns [`Error::InvalidDuration`](crate::Error::InvalidDuration).
+    /// jitter, and holds no connection between two polls.
     ///
     /// # Errors
     ///
-    /// [`InvalidDuration`] for a wait under a millisecond or over an hour.
+    /// [`InvalidDuration`] for a wait under a millisecond, over an hour, or not shorter than the retention.
     pub const fn with_in_flight(self, in_flight: InFlight) -> Result<Self, InvalidDuration> {
-        match checked(in_flight) {
+        match checked(in_flight, self.retention) {
             Ok(in_flight) => Ok(Self { in_flight, ..self }),
             Err(invalid) => Err(invalid),
         }
@@ -203,11 +203,11 @@ impl Leasing {
         }
     }
 
-    /// The wait must be shorter than the retention. The setters cannot check this, because they may come in any order.
-    pub(crate) fn wait(&self) -> Result<Duration, InvalidDuration> {
-        Ok(match in_flight_within(Some(self.in_flight), self.retention)? {
+    /// Zero: not at all.
+    pub(crate) fn wait(&self) -> Duration {
+        match self.in_flight {
             InFlight::Wait(limit) => limit,
             InFlight::Reject => Duration::ZERO,
-        })
+        }
     }
 }

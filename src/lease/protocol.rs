@@ -165,7 +165,7 @@ impl Leasing {
             mode: self.policy.mode(),
             fingerprint: Some(fingerprint),
             retention: self.retention,
-            in_flight,
+            in_flight: Some(in_flight),
             lease: Some(self.policy.lease()),
             max_attempts: self.max_attempts,
         }
@@ -201,7 +201,7 @@ impl Leasing {
         mut asked: CalledAt,
     ) -> Result<Acquired<Response>, Error> {
         let _ = tokio::runtime::Handle::current();
-        let wait = self.wait()?;
+        let wait = self.wait();
         let terms = self.terms(fingerprint, InFlight::Wait(CLAIM_WAIT));
         let record = Record { key, deployment: self.deployment };
         let started = Instant::now();

@@ -108,7 +108,7 @@ impl<'k> Batch<'k> {
     /// Marks the keys. Those that stay open are in flight.
     async fn mark(&mut self, conn: &mut PgConnection) -> Result<(), Error> {
         let deployment = self.options.deployment;
-        let mut patience = Patience::of(self.options.in_flight()?);
+        let mut patience = Patience::of(self.options.in_flight, self.options.retention);
         if deployment.distributed {
             return self.mark_one_by_one(conn, &patience).await;
         }
@@ -146,7 +146,7 @@ impl<'k> Batch<'k> {
         let savepoint = Savepoint::set(conn, draw_token()?).await?;
         for place in self.open.clone() {
             let in_flight = patience.left().map_or(InFlight::Reject, InFlight::Wait);
-            match self.options.claim_or_look(conn, &self.keys[place], in_flight, &mut asked).await {
+            match self.options.claim_or_look(conn, &self.keys[place], Some(in_flight), &mut asked).await {
                 Ok(marked) => self.marked[place] = marked,
                 Err(error) => {
                     let undone = savepoint.undo(conn).await;

@@ -68,7 +68,7 @@ impl Marking {
             if !conn.is_in_transaction() {
                 return Err(Error::NotInTransaction);
             }
-            self.claim_or_look(conn, key, self.in_flight()?, &mut CalledAt::now()).await
+            self.claim_or_look(conn, key, self.in_flight, &mut CalledAt::now()).await
         };
         let marked = spanned(span, marked, outcome).await;
         observe::claimed(Mode::Mark, key.operation(), started.elapsed());
@@ -80,7 +80,7 @@ impl Marking {
         self,
         conn: &mut PgConnection,
         key: &Key,
-        in_flight: InFlight,
+        in_flight: Option<InFlight>,
         asked: &mut CalledAt,
     ) -> Result<Marked, Error> {
         let terms = Terms {

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use crate::limits::{RETENTION, checked, in_flight_within, within};
+use crate::limits::{RETENTION, checked, within};
 use crate::{Deployment, InFlight, InvalidDuration};
 
 /// How keys are marked: the retention, and what to do about a mark that is not committed yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marking {
     pub(super) retention: Duration,
-    in_flight: Option<InFlight>,
+    pub(super) in_flight: Option<InFlight>,
     pub(super) deployment: Deployment,
 }
 
@@ -29,14 +29,14 @@ impl Marking {
     }
 
     /// What to do about a mark whose transaction is still open. The default is to wait for 5 seconds, or for half the
-    /// retention if that is shorter. If the wait is not shorter than the retention, every call returns
-    /// [`Error::InvalidDuration`](crate::Error::InvalidDuration).
+    /// retention if that is shorter.
     ///
     /// # Errors
     ///
-    /// [`InvalidDuration`] for a wait under a millisecond (use [`InFlight::Reject`]) or over an hour.
+    /// [`InvalidDuration`] for a wait under a millisecond (use [`InFlight::Reject`]), over an hour, or not shorter than
+    /// the retention.
     pub const fn with_in_flight(self, in_flight: InFlight) -> Result<Self, InvalidDuration> {
-        match checked(in_flight) {
+        match checked(in_flight, self.retention) {
             Ok(in_flight) => Ok(Self { in_flight: Some(in_flight), ..self }),
             Err(invalid) => Err(invalid),
         }
@@ -46,9 +46,5 @@ impl Marking {
     #[must_use]
     pub const fn with_deployment(self, deployment: Deployment) -> Self {
         Self { deployment, ..self }
-    }
-
-    pub(super) fn in_flight(&self) -> Result<InFlight, InvalidDuration> {
-        in_flight_within(self.in_flight, self.retention)
     }
 }

@@ -42,7 +42,7 @@ impl<'k> Call<'k> {
         options: &Idempotency,
         key: &'k Key,
         fingerprint: Fingerprint,
-        in_flight: InFlight,
+        in_flight: Option<InFlight>,
         isolated: bool,
     ) -> Self {
         Self {

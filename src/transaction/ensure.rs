@@ -77,8 +77,7 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///   [`Indeterminate`](Error::Indeterminate), [`OtherMode`](Error::OtherMode), [`Undecodable`](Error::Undecodable),
 ///   [`AlreadyInTransaction`](Error::AlreadyInTransaction), [`UnknownFingerprint`](Error::UnknownFingerprint),
 ///   [`UnknownMode`](Error::UnknownMode). Nothing was performed.
-/// - Errors before `perform`: [`InvalidBody`](Error::InvalidBody), [`InvalidDuration`](Error::InvalidDuration),
-///   [`SchemaMissing`](Error::SchemaMissing), [`WrongDeployment`](Error::WrongDeployment),
+/// - Errors before `perform`: [`InvalidBody`](Error::InvalidBody), [`SchemaMissing`](Error::SchemaMissing), [`WrongDeployment`](Error::WrongDeployment),
 ///   [`TransactionAborted`](Error::TransactionAborted), and [`NotInTransaction`](Error::NotInTransaction) if sqlx has
 ///   begun no transaction on the connection.
 /// - Errors after `perform`, when the response could not be stored: [`Unencodable`](Error::Unencodable),
@@ -222,6 +221,6 @@ impl Idempotency {
     }
 
     fn call<'k, B: Body + ?Sized>(&self, key: &'k Key, body: &B, isolated: bool) -> Result<Call<'k>, Error> {
-        Ok(Call::new(self, key, body.fingerprint()?, self.in_flight()?, isolated))
+        Ok(Call::new(self, key, body.fingerprint()?, self.in_flight, isolated))
     }
 }

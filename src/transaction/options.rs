@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::limits::{DEFAULT_RETENTION, RETENTION, checked, in_flight_within, within};
+use crate::limits::{DEFAULT_RETENTION, RETENTION, checked, retention_checked};
 use crate::{Deployment, InFlight, InvalidDuration};
 
 /// The options of transaction mode: retention, in-flight policy, deployment and round trips.
@@ -49,9 +49,9 @@ impl Idempotency {
     ///
     /// # Errors
     ///
-    /// [`InvalidDuration`] under a millisecond or over ten years.
+    /// [`InvalidDuration`] under a millisecond or over ten years, or if a chosen wait is not shorter.
     pub const fn with_retention(self, retention: Duration) -> Result<Self, InvalidDuration> {
-        match within("retention", retention, RETENTION) {
+        match retention_checked(retention, RETENTION, self.in_flight) {
             Ok(retention) => Ok(Self { retention, ..self }),
             Err(invalid) => Err(invalid),
         }
@@ -60,22 +60,15 @@ impl Idempotency {
     /// What to do about a concurrent duplicate. The default is to wait for 5 seconds, or for half the retention if that
     /// is shorter. Behind the HTTP layer the default is [`InFlight::Reject`].
     ///
-    /// A wait must be shorter than the retention. Otherwise the first response could be forgotten during the wait, and
-    /// every call returns [`Error::InvalidDuration`](crate::Error::InvalidDuration). The setter cannot check this,
-    /// because setters may come in any order.
-    ///
     /// # Errors
     ///
-    /// [`InvalidDuration`] for a wait under a millisecond (use [`InFlight::Reject`]) or over an hour.
+    /// [`InvalidDuration`] for a wait under a millisecond (use [`InFlight::Reject`]), over an hour, or not shorter than the
+    /// retention, whose end would forget the first response during the wait.
     pub const fn with_in_flight(self, in_flight: InFlight) -> Result<Self, InvalidDuration> {
-        match checked(in_flight) {
+        match checked(in_flight, self.retention) {
             Ok(in_flight) => Ok(Self { in_flight: Some(in_flight), ..self }),
             Err(invalid) => Err(invalid),
         }
-    }
-
-    pub(crate) fn in_flight(&self) -> Result<InFlight, InvalidDuration> {
-        in_flight_within(self.in_flight, self.retention)
     }
 
     /// How the service reaches the database, for example behind a pooler.

@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use axum::http::{HeaderName, StatusCode, header};
-use pg_idempotency::InFlight;
-use pg_idempotency::http::{IdempotencyLayer, InvalidSetting};
+use pg_idempotency::http::InvalidSetting;
 use sqlx::PgPool;
 
-use crate::support::{app, calls, post_to, transactional, user};
+use crate::support::transactional;
 
 #[sqlx::test(migrations = false)]
 async fn invalid_settings_are_refused(pool: PgPool) {
@@ -24,14 +23,4 @@ async fn invalid_settings_are_refused(pool: PgPool) {
         assert_eq!(error, Some(InvalidSetting::NotAPointer(pointer.to_owned())));
     }
     assert!(matches!(layer().with_run_timeout(Duration::ZERO), Err(InvalidSetting::Duration(_))));
-}
-
-/// As for a call without the layer.
-#[sqlx::test(migrations = false)]
-async fn a_wait_that_is_not_shorter_than_the_retention_is_a_mistake_of_the_service(pool: PgPool) {
-    let minute = Duration::from_secs(60);
-    let options = calls().with_retention(minute).expect("a retention");
-    let options = options.with_in_flight(InFlight::Wait(minute)).expect("a wait");
-    let app = app(IdempotencyLayer::transactional(pool, options, user));
-    assert_eq!(post_to(&app, "/effects", "key-1", "x").await.problem(), "misconfigured");
 }

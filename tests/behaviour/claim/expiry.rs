@@ -130,24 +130,21 @@ async fn a_wait_is_shorter_than_what_is_remembered(pool: PgPool) -> anyhow::Resu
     create_effects(&pool).await;
     let second = Duration::from_secs(1);
     let wait = InFlight::Wait(second);
-    let refused = |error: &Error| matches!(error, Error::InvalidDuration(invalid) if invalid.option == "wait");
-    for options in [
-        Idempotency::new().with_in_flight(wait)?.with_retention(second)?,
-        Idempotency::new().with_retention(second)?.with_in_flight(wait)?,
+    // Whichever setter comes last refuses.
+    let leasing = Leasing::new(Policy::AtLeastOnce { lease: Duration::from_millis(100) })?;
+    for refused in [
+        Idempotency::new().with_in_flight(wait)?.with_retention(second).err(),
+        Idempotency::new().with_retention(second)?.with_in_flight(wait).err(),
+        Marking::new(second)?.with_in_flight(wait).err(),
+        leasing.with_in_flight(wait)?.with_retention(second).err(),
+        leasing.with_retention(second)?.with_in_flight(wait).err(),
     ] {
-        let error = options.run(&pool, &key("a"), "body", async |_| Ok::<_, Error>(1)).await.expect_err("too long");
-        assert!(refused(&error), "{error:?}");
+        let refused = refused.expect("the wait is as long as the retention");
+        assert_eq!((refused.option, refused.given, refused.longest), ("wait", second, second));
     }
-    let marking = Marking::new(second)?.with_in_flight(wait)?;
-    let mut tx = pool.begin().await?;
-    assert!(refused(&marking.mark(&mut tx, &key("a")).await.expect_err("too long")));
-    assert!(refused(&marking.mark_many(&mut tx, &[key("a")]).await.expect_err("too long")));
-    let lease = Policy::AtLeastOnce { lease: Duration::from_millis(100) };
-    let leasing = Leasing::new(lease)?.with_in_flight(InFlight::Wait(second))?.with_retention(second)?;
-    let error = leasing.acquire::<i64, _>(&pool, &key("a"), "body").await.expect_err("too long");
-    assert!(refused(&error), "{error:?}");
 
     // The default adapts itself.
+    let mut tx = pool.begin().await?;
     let mut first = pool.begin().await?;
     let window = Duration::from_millis(200);
     assert_eq!(Marking::new(Duration::from_secs(60))?.mark(&mut first, &key("b")).await?, Marked::First);
