@@ -14,12 +14,11 @@ mod health;
 mod records;
 mod settle;
 mod stats;
-mod within;
 
 pub use crate::record::{Fence, Group, Shown, ShownLooks, ShownRequest, ShownStep};
+pub use crate::session::answered as within;
 pub use crate::state::State;
 pub use health::{Warning, health, protected};
 pub use records::{forget, show, unsettled};
 pub use settle::{grant_attempt, release, release_step, resolve, resolve_step};
 pub use stats::{Stats, stats};
-pub use within::within;

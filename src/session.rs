@@ -3,17 +3,16 @@
 mod bounded;
 mod commit;
 mod depth;
-mod opening;
 mod own;
 mod poll;
 mod savepoint;
 
+pub use bounded::answered;
 #[cfg(feature = "http")]
 pub(crate) use bounded::or_closed;
-pub(crate) use bounded::{ANSWER, answered, ended_or_closed};
+pub(crate) use bounded::{ANSWER, ended_or_closed};
 pub use commit::commit;
 pub(crate) use depth::{depth, roll_back_to};
-pub(crate) use opening::Opening;
-pub(crate) use own::{COMMIT_AND_CHAIN, Session, commit_and_chain, in_pooled_transaction};
+pub(crate) use own::{Opening, Session, in_pooled_transaction};
 pub(crate) use poll::{Polls, Rests, jittered};
 pub(crate) use savepoint::Savepoint;

@@ -12,9 +12,37 @@ use sqlx::PgConnection;
 use sqlx::postgres::PgRow;
 
 use super::distributed;
-use super::fragment::note_claim;
 use super::statement::{Record, age, draw_token, interval};
 use crate::{Error, Fingerprint, InFlight, Mode};
+
+/// Adds a token to the claims of this transaction: the setting `idempotency.claim`, which ends with the transaction, and
+/// goes back with a savepoint. `claimed_at = now()` would not tell whose claim it is, because two transactions may start
+/// in the same microsecond. `xmin` would not tell either: behind a savepoint it is the id of a subtransaction. Citus
+/// refuses the setting in RETURNING, or evaluates it on a worker.
+macro_rules! note_claim {
+    ($token:literal) => {
+        concat!(
+            "pg_catalog.set_config('idempotency.claim', \
+             coalesce(pg_catalog.current_setting('idempotency.claim', true), '') || ' ' || ",
+            $token,
+            "::text, true)"
+        )
+    };
+}
+
+/// Removes a token from the claims of this transaction.
+macro_rules! forget_claim {
+    ($token:literal) => {
+        concat!(
+            "pg_catalog.set_config('idempotency.claim', pg_catalog.array_to_string(pg_catalog.array_remove(\
+             pg_catalog.string_to_array(pg_catalog.current_setting('idempotency.claim', true), ' '), ",
+            $token,
+            "::text), ' '), true)"
+        )
+    };
+}
+
+pub(super) use {forget_claim, note_claim};
 
 /// The right to perform. It lasts as long as the claiming transaction, or as long as the lease.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +78,7 @@ pub(crate) struct Terms {
     /// A mark has none.
     pub(crate) fingerprint: Option<Fingerprint>,
     pub(crate) retention: Duration,
-    pub(crate) in_flight: InFlight,
+    pub(crate) in_flight: Option<InFlight>,
     /// How long the claim lasts, if it outlives the transaction.
     pub(crate) lease: Option<Duration>,
     pub(crate) max_attempts: Option<NonZeroU32>,

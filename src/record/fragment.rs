@@ -2,33 +2,6 @@
 //! `&'static str`. (The macro calls have braces, `concat! { … }`. With parentheses rustfmt would put each part on a
 //! line of its own.)
 
-/// Adds a token to the claims of this transaction: the setting `idempotency.claim`, which ends with the transaction, and
-/// goes back with a savepoint. `claimed_at = now()` would not tell whose claim it is, because two transactions may start
-/// in the same microsecond. `xmin` would not tell either: behind a savepoint it is the id of a subtransaction. Citus
-/// refuses the setting in RETURNING, or evaluates it on a worker.
-macro_rules! note_claim {
-    ($token:literal) => {
-        concat!(
-            "pg_catalog.set_config('idempotency.claim', \
-             coalesce(pg_catalog.current_setting('idempotency.claim', true), '') || ' ' || ",
-            $token,
-            "::text, true)"
-        )
-    };
-}
-
-/// Removes a token from the claims of this transaction.
-macro_rules! forget_claim {
-    ($token:literal) => {
-        concat!(
-            "pg_catalog.set_config('idempotency.claim', pg_catalog.array_to_string(pg_catalog.array_remove(\
-             pg_catalog.string_to_array(pg_catalog.current_setting('idempotency.claim', true), ' '), ",
-            $token,
-            "::text), ' '), true)"
-        )
-    };
-}
-
 /// No owner works under a lease any more. A live lease protects its record, even past `expires_at`.
 macro_rules! no_live_lease {
     () => {
@@ -180,9 +153,8 @@ macro_rules! table_or_leaf {
 }
 
 pub(super) use {
-    attempts_are_left, expired_at, expired_when_asked, fence_time, forget_claim, lease_as_seen, may_be_retried,
-    may_be_taken_over, no_live_lease, no_step_in_doubt, note_claim, readable, readable_place, state, steps_in_doubt,
-    table_or_leaf,
+    attempts_are_left, expired_at, expired_when_asked, fence_time, lease_as_seen, may_be_retried, may_be_taken_over,
+    no_live_lease, no_step_in_doubt, readable, readable_place, state, steps_in_doubt, table_or_leaf,
 };
 
 #[cfg(test)]

@@ -8,7 +8,8 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::fragment::{expired_when_asked, note_claim};
+use super::claim::note_claim;
+use super::fragment::expired_when_asked;
 use super::statement::{draw_token, interval};
 use crate::{Deployment, Error, Key, Mode};
 

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use super::claim::Claim;
+use super::claim::{Claim, forget_claim};
 use super::distributed;
-use super::fragment::{forget_claim, lease_as_seen, may_be_retried, no_live_lease, steps_in_doubt};
+use super::fragment::{lease_as_seen, may_be_retried, no_live_lease, steps_in_doubt};
 use super::statement::{Fence, Record, changes_a_row, draw_token, interval};
 use crate::Error;
 

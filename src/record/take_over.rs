@@ -5,9 +5,8 @@ use sqlx::postgres::PgArguments;
 use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres, Row as _};
 
-use super::claim::{Claim, Terms, Tried};
+use super::claim::{Claim, Terms, Tried, note_claim};
 use super::distributed;
-use super::fragment::note_claim;
 use super::statement::{Record, draw_token, interval};
 use crate::Error;
 

@@ -17,9 +17,30 @@ use crate::Error;
 /// good as away. A shorter limit would leave more sessions behind on a server whose COMMIT waits for a standby.
 pub(crate) const ANSWER: Duration = Duration::from_secs(30);
 
-/// Runs `work` for at most `limit`, and returns [`Error::Unanswered`] after that. The work is then
-/// dropped, and so are its connections, without a return to their pool. Nobody knows what the server has done.
-pub(crate) fn answered<R>(
+/// Runs one of the functions of [`operator`](crate::operator), or of [`migrate`](crate::migrate()) and [`protect`](crate::protect()), for at
+/// most `limit`. After that it closes their connection, and returns [`Error::Unanswered`]: nobody knows whether a decision
+/// was made.
+///
+/// The functions themselves wait without a limit, because nobody can say how long it takes to read a whole table. If a
+/// network vanishes without a word, TCP may never notice. `tokio::time::timeout` ends that wait, too, but the connection
+/// then keeps its place in the pool.
+///
+/// ```no_run
+/// # use std::time::Duration;
+/// # use pg_idempotency::{Error, operator};
+/// # async fn f(pool: &sqlx::PgPool) -> Result<(), Error> {
+/// let stats = operator::within(Duration::from_secs(10), operator::stats(pool)).await?;
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+///
+/// Those of `work`, and [`Error::Unanswered`].
+///
+/// # Cancellation
+///
+/// As `work`.
+pub fn answered<R>(
     limit: Duration,
     work: impl Future<Output = Result<R, Error>>,
 ) -> impl Future<Output = Result<R, Error>> {

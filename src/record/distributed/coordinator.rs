@@ -3,7 +3,7 @@
 use sqlx::postgres::PgRow;
 use sqlx::{Executor as _, PgConnection, Row as _};
 
-use crate::record::fragment::{forget_claim, note_claim};
+use crate::record::claim::{forget_claim, note_claim};
 use crate::record::look::Now;
 use crate::record::statement::Record;
 use crate::{Deployment, Error};
