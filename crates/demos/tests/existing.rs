@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, Request, StatusCode};
 use axum::routing::post;
+use axum::{Json, Router};
 use demos::service::serve;
 use pg_idempotency::OnEscape;
 use pg_idempotency::http::{IDEMPOTENCY_KEY, IDEMPOTENT_REPLAYED};
@@ -41,16 +41,20 @@ fn the_page_shows_the_whole_change_and_counts_its_lines() {
     assert!(PAGE.contains(&counted), "{counted}");
 }
 
-/// A gateway that recognizes repeats by their key, and counts the charges.
+/// A gateway that recognizes repeats by their key, declines 13 cents, and counts the requests that it performs.
 async fn gateway() -> anyhow::Result<(String, Arc<AtomicUsize>)> {
-    async fn charge(State((charges, keys)): State<(Arc<AtomicUsize>, Keys)>, headers: HeaderMap) -> String {
+    async fn charge(
+        State((charges, keys)): State<(Arc<AtomicUsize>, Keys)>,
+        headers: HeaderMap,
+        Json(cents): Json<i64>,
+    ) -> (StatusCode, &'static str) {
         let key = headers.get(IDEMPOTENCY_KEY).map(|key| key.to_str().expect("a key").to_owned());
         let mut keys = keys.lock().expect("no panic");
         if key.is_none() || !keys.contains(&key) {
             charges.fetch_add(1, Ordering::Relaxed);
             keys.push(key);
         }
-        "charge".to_owned()
+        if cents == 13 { (StatusCode::PAYMENT_REQUIRED, "declined") } else { (StatusCode::OK, "charge") }
     }
     let charges = Arc::new(AtomicUsize::new(0));
     let router = Router::new().route("/", post(charge)).with_state((charges.clone(), Keys::default()));
@@ -92,7 +96,7 @@ async fn before_the_change_each_retry_orders_and_charges_again(pool: PgPool) -> 
 }
 
 #[sqlx::test]
-async fn after_the_change_a_retry_gets_the_first_answer_and_another_body_is_refused(
+async fn after_the_change_a_retry_gets_the_first_answer_or_decline_and_another_body_is_refused(
     pool: PgPool,
 ) -> anyhow::Result<()> {
     pg_idempotency::migrate(&pool).await?;
@@ -110,5 +114,12 @@ async fn after_the_change_a_retry_gets_the_first_answer_and_another_body_is_refu
     }
     assert_eq!((count(&pool, "orders").await?, count(&pool, "payments").await?), (1, 1));
     assert_eq!(charges.load(Ordering::Relaxed), 1);
+
+    for replayed in [false, true] {
+        let declined = (StatusCode::PAYMENT_REQUIRED, replayed, "declined".to_owned());
+        assert_eq!(send(&router, "/orders/1/payment", "b", "13").await?, declined);
+    }
+    assert_eq!(charges.load(Ordering::Relaxed), 2, "the card is not tried again");
+    assert_eq!(count(&pool, "payments").await?, 1);
     Ok(())
 }

@@ -9,10 +9,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, Runs};
-use pg_idempotency::lease::{Lease, Leasing, Policy};
+use pg_idempotency::lease::{Lease, Leasing, Policy, Step};
 use pg_idempotency::{Error, Idempotency, Janitor, OnEscape};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{PgConnection, PgPool};
+use tokio::signal::unix::{SignalKind, signal};
 
 mod orders {
     use super::*;
@@ -43,9 +44,14 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    async fn charge(&self, key: &str, cents: i64) -> anyhow::Result<String> {
+    /// The inner `Err` is a declined card.
+    async fn charge(&self, key: &str, cents: i64) -> anyhow::Result<Result<String, String>> {
         let request = self.http.post(&self.url).header("idempotency-key", key).json(&cents);
-        Ok(request.send().await?.error_for_status()?.text().await?)
+        let answer = request.send().await?;
+        if answer.status() == StatusCode::PAYMENT_REQUIRED {
+            return Ok(Err(answer.text().await?));
+        }
+        Ok(Ok(answer.error_for_status()?.text().await?))
     }
 }
 
@@ -81,13 +87,21 @@ async fn place(mut tx: IdempotentTx, Json(item): Json<String>) -> Answer {
     Ok((StatusCode::CREATED, Json(id)))
 }
 
-async fn pay(lease: Lease, State(app): State<AppState>, Path(order): Path<i64>, Json(cents): Json<i64>) -> Answer {
-    let charge = lease
-        .step_at_least_once("charge", async |step| app.gateway.charge(&step.downstream_key(), cents).await)
-        .await?;
+async fn pay(
+    lease: Lease,
+    State(app): State<AppState>,
+    Path(order): Path<i64>,
+    Json(cents): Json<i64>,
+) -> Result<Response, AppError> {
+    // A declined card is the result of the step, which is stored. An error would be tried again.
+    let charge = async |step: &Step| app.gateway.charge(&step.downstream_key(), cents).await;
+    let charge = match lease.step_at_least_once("charge", charge).await? {
+        Ok(charge) => charge,
+        Err(declined) => return Ok((StatusCode::PAYMENT_REQUIRED, declined).into_response()),
+    };
     let insert = async |conn: &mut PgConnection| anyhow::Ok(payments::insert(conn, order, &charge).await?);
     let id = lease.step("payment", insert).await?;
-    Ok((StatusCode::CREATED, Json(id)))
+    Ok((StatusCode::CREATED, Json(id)).into_response())
 }
 
 #[derive(Clone)]
@@ -109,7 +123,9 @@ fn scope(request: &Parts) -> Result<String, Denied> {
 pub(crate) fn router(app: AppState) -> anyhow::Result<(Router, [Runs; 2])> {
     let in_steps = Leasing::new(Policy::InSteps { lease: Duration::from_secs(40) })?
         .with_max_attempts(NonZeroU32::new(10).expect("not zero"));
-    let leased = IdempotencyLayer::leased(app.pool.clone(), in_steps, scope);
+    // A retry gets the 402, and does not try the card again.
+    let leased = IdempotencyLayer::leased(app.pool.clone(), in_steps, scope)
+        .with_stored_errors([StatusCode::PAYMENT_REQUIRED])?;
     let transactional = IdempotencyLayer::transactional(app.pool.clone(), Idempotency::new(), scope);
     let runs = [leased.runs(), transactional.runs()];
     let orders = Router::new().route("/orders", post(place)).route_layer(transactional);
@@ -130,10 +146,13 @@ pub(crate) async fn main() -> anyhow::Result<()> {
     let gateway = Gateway { http: reqwest::Client::new(), url: std::env::var("GATEWAY_URL")? };
     let listener = tokio::net::TcpListener::bind("0.0.0.0:3000").await?;
     let (router, runs) = router(AppState { pool, gateway })?;
-    let stop = async { drop(tokio::signal::ctrl_c().await) };
+    let mut terminated = signal(SignalKind::terminate())?;
+    let stop = async move {
+        terminated.recv().await;
+    };
     axum::serve(listener, router).with_graceful_shutdown(stop).await?;
-    for runs in runs {
-        drop(tokio::time::timeout(Duration::from_secs(20), runs.finished()).await);
-    }
+    // A run outlives its client. Stay below the platform's grace period, which is 30 seconds in Kubernetes.
+    let finished = async { tokio::join!(runs[0].finished(), runs[1].finished()) };
+    drop(tokio::time::timeout(Duration::from_secs(20), finished).await);
     Ok(())
 }

@@ -5,6 +5,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use sqlx::{PgConnection, PgPool};
+use tokio::signal::unix::{SignalKind, signal};
 
 mod orders {
     use super::*;
@@ -35,9 +36,14 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    async fn charge(&self, cents: i64) -> anyhow::Result<String> {
+    /// The inner `Err` is a declined card.
+    async fn charge(&self, cents: i64) -> anyhow::Result<Result<String, String>> {
         let request = self.http.post(&self.url).json(&cents);
-        Ok(request.send().await?.error_for_status()?.text().await?)
+        let answer = request.send().await?;
+        if answer.status() == StatusCode::PAYMENT_REQUIRED {
+            return Ok(Err(answer.text().await?));
+        }
+        Ok(Ok(answer.error_for_status()?.text().await?))
     }
 }
 
@@ -71,10 +77,17 @@ async fn place(State(app): State<AppState>, Json(item): Json<String>) -> Answer 
     Ok((StatusCode::CREATED, Json(id)))
 }
 
-async fn pay(State(app): State<AppState>, Path(order): Path<i64>, Json(cents): Json<i64>) -> Answer {
-    let charge = app.gateway.charge(cents).await?;
+async fn pay(
+    State(app): State<AppState>,
+    Path(order): Path<i64>,
+    Json(cents): Json<i64>,
+) -> Result<Response, AppError> {
+    let charge = match app.gateway.charge(cents).await? {
+        Ok(charge) => charge,
+        Err(declined) => return Ok((StatusCode::PAYMENT_REQUIRED, declined).into_response()),
+    };
     let id = payments::insert(&app.pool, order, &charge).await?;
-    Ok((StatusCode::CREATED, Json(id)))
+    Ok((StatusCode::CREATED, Json(id)).into_response())
 }
 
 #[derive(Clone)]
@@ -100,6 +113,10 @@ pub(crate) async fn main() -> anyhow::Result<()> {
     let gateway = Gateway { http: reqwest::Client::new(), url: std::env::var("GATEWAY_URL")? };
     let listener = tokio::net::TcpListener::bind("0.0.0.0:3000").await?;
     let router = router(AppState { pool, gateway })?;
-    axum::serve(listener, router).await?;
+    let mut terminated = signal(SignalKind::terminate())?;
+    let stop = async move {
+        terminated.recv().await;
+    };
+    axum::serve(listener, router).with_graceful_shutdown(stop).await?;
     Ok(())
 }
