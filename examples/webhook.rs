@@ -42,8 +42,8 @@ async fn receive(State(pool): State<PgPool>, Json(event): Json<Event>) -> Status
             println!("{}: {marked:?}", event.id);
             StatusCode::OK
         }
-        // The first delivery is still being processed and may fail: the sender has to ask again.
-        Err(Error::InFlight { .. }) => StatusCode::CONFLICT,
+        // Also an `Error::InFlight`: the first delivery may still fail, so the sender has to ask again. Some senders
+        // take a 409 as final.
         Err(error) => {
             eprintln!("{}: {error}", event.id);
             StatusCode::SERVICE_UNAVAILABLE

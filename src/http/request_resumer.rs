@@ -18,7 +18,7 @@ use crate::session::Rests;
 use crate::shutdown::{Shutdown, unless};
 use crate::{BoxError, Error, InvalidDuration, Key};
 
-/// Finishes the requests of a leased layer whose clients do not come back. The guide's page `steps` has a service with
+/// Finishes the requests of a leased layer whose clients do not come back. `examples/http_resumer.rs` is a service with
 /// it.
 ///
 /// It runs in each process of a fleet, or in one: several share the work.

@@ -150,7 +150,7 @@ impl IdempotencyLayer {
 impl IdempotencyLayer {
     /// What a [`Reconciler`](crate::lease::Reconciler) answers of an operation of this layer that took effect: the
     /// response that the handler would have sent. It is stored as the layer stores the handler's: the status, the
-    /// replayed headers and the body.
+    /// replayed headers and the body. Of a step, it answers [`Finding::took_effect`] with the result of the step.
     ///
     /// # Errors
     ///
