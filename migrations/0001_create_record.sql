@@ -16,7 +16,7 @@ create table idempotency.record (
     fingerprint      bytea,
     -- The fencing token of the claim. It is random: a counter would restart after a purge, and a stale owner would match.
     token            bigint not null,
-    -- 1 for the first claim, and one more for each take-over. 0 once a first claim has ended before its work began.
+    -- 1 for the first claim, and one more for each take-over of an unfinished operation. 0 once a first claim has ended before its work began.
     attempt          integer not null default 1,
     -- An operator permits attempts up to this number, however small the service's limit is.
     granted_attempt  integer,
@@ -26,7 +26,7 @@ create table idempotency.record (
     -- The deadline of a lease: null where the transaction itself is the lease, -infinity once the claim is released.
     lease_until      timestamptz,
     completed_at     timestamptz,
-    -- From this moment on the key is new, even if no sweep has deleted the record.
+    -- From this moment on the key is new, even if no sweep has deleted the record, unless a lease is live.
     expires_at       timestamptz not null,
     -- The first response. The body is bytea because a replay repeats every byte; jsonb rewrites numbers and refuses \u0000.
     response_status  smallint,

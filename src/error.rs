@@ -40,7 +40,9 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The key was used before for another request. Nothing was performed. Do not retry: a new request needs a new key.
+    /// The key was used before for another request. Nothing was performed. Send that request again, and use a new key only
+    /// for another operation. Under a lease the first request may have taken effect in part, and a corrected one under a
+    /// new key would be a second operation.
     #[error("the key was used before for another request; send that one again, or take a new key for another operation (operation {:?})", key.operation())]
     #[non_exhaustive]
     KeyReused {

@@ -58,10 +58,10 @@
 //!     - of any other status undoes everything and frees the key, so that a corrected request may use it. So do an
 //!       error, a panic, and a handler that takes [too long](IdempotencyLayer::with_run_timeout).
 //!
-//! Under a [lease](IdempotencyLayer::leased), effects outside are not undone. In steps, a 4xx of the first attempt before its first
-//! step frees the key for any body. At least once, an error frees the key for the same body.
-//! **At most once, an error leaves the key indeterminate**, whatever its status, and even if an extractor has refused
-//! the request. There is one exception: the handler has declared that it did nothing, with
+//! Under a [lease](IdempotencyLayer::leased), effects outside are not undone. If the response is not of a chosen status: in
+//! steps, a 4xx of the first attempt before its first step frees the key for any body. At least once, an error frees the
+//! key for the same body. **At most once, an error leaves the key indeterminate**, even if an extractor has refused the
+//! request, unless the handler has declared that it did nothing, with
 //! [`Lease::not_performed`](crate::lease::Lease::not_performed). So let such a handler read the body itself, and not an
 //! extractor.
 //!
@@ -118,7 +118,7 @@
 //! # Costs
 //!
 //! Compared with the handler in a transaction of its own, a first call costs two more round trips, a task, and memory
-//! for both bodies. A replay takes four round trips (begin, claim, look, rollback), or one with
+//! for both bodies. A replay takes four round trips (begin, claim, look, and a commit for which the answer does not wait), or one with
 //! [`with_round_trips`](crate::Idempotency::with_round_trips). `docs/performance.md` of the package has measurements.
 
 mod body;

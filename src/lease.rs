@@ -5,7 +5,8 @@
 //! whether the work took effect. Your [`Policy`] decides what the next caller does:
 //!
 //! - [`AtLeastOnce`](Policy::AtLeastOnce) takes a lapsed claim over and does the work again. **The effect can happen
-//!   twice.** If the other service deduplicates by a key, give it [`Lease::downstream_key`], and it sees one operation.
+//!   twice.** If the other service deduplicates by a key, give it [`Lease::downstream_key`], and it sees one operation
+//!   for as long as it remembers the key.
 //! - [`AtMostOnce`](Policy::AtMostOnce) never does the work again. **The effect can stay unknown**: the key is
 //!   [indeterminate](crate::Error::Indeterminate) until a [`Reconciler`] or an operator finds out:
 //!   [`resolve`](crate::operator::resolve()) or [`release`](crate::operator::release()).

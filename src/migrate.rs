@@ -1,5 +1,5 @@
-//! Three ways to create the table: [`migrate`], [`MIGRATOR`] and [`schema_sql`]. Each of them detects the table that
-//! another one has created. And the triggers of [`protect`].
+//! Three ways to create the table: [`migrate`], [`MIGRATOR`] and [`schema_sql`]. The first two detect the table that any
+//! of them has created; the SQL then fails. And the triggers of [`protect`].
 
 mod distribute;
 mod protect;

@@ -30,7 +30,7 @@ pub enum State {
 
 impl State {
     /// All states.
-    pub const ALL: &'static [Self] = &[
+    pub(crate) const ALL: &'static [Self] = &[
         Self::Completed,
         Self::Mark,
         Self::InFlight,

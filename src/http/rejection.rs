@@ -89,7 +89,8 @@ pub enum Rejection {
     Gone,
     /// `unavailable`, 503 with `Retry-After`: the database is unreachable, the connection or the lease was lost, or the
     /// transaction lost against a concurrent one. **If the connection was lost at COMMIT, it is unknown whether the
-    /// operation took effect; a retry with the same key gives the answer.**
+    /// operation took effect; a retry with the same key gives the answer.** Under a lease the effect may have happened
+    /// although no answer is stored: the retry may perform again, or be `indeterminate`.
     #[error("the service cannot process this request at the moment; ask again with the same key")]
     Unavailable(#[source] Arc<Error>),
     /// `overloaded`, 503 with `Retry-After`: the number of runs is at its limit, and no place became free in time. Nothing

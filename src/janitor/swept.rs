@@ -11,7 +11,7 @@ pub struct Swept {
     /// Completed records. Their responses are forgotten, and their keys are new again.
     pub completed: u64,
     /// Records that were never completed. In transaction mode each of them comes from a caller that committed after an
-    /// error: find the cause.
+    /// error, or from an isolated call that failed and was never retried. Find out which.
     pub unfinished: u64,
     /// Marks.
     pub marks: u64,

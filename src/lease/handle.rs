@@ -43,7 +43,7 @@ impl Lease {
         &self.key
     }
 
-    /// 1 for the first claim, and one more for each take-over. A claim whose work never began does not count.
+    /// 1 for the first claim, and one more for each take-over of an unfinished operation. A claim whose work never began does not count.
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.attempt.unsigned_abs()
@@ -56,8 +56,8 @@ impl Lease {
     }
 
     /// A key for the next service, the same in every attempt of this operation: 32 hexadecimal digits of a SHA-256 of the
-    /// key and the fingerprint. A gateway that deduplicates by it sees one operation, however many attempts there are. An
-    /// operator can look up an indeterminate operation there under this key
+    /// key and the fingerprint. A gateway that deduplicates by it sees one operation, however many attempts there are, for as
+    /// long as it remembers the key. An operator can look up an indeterminate operation there under this key
     /// ([`Shown::downstream_key`](crate::operator::Shown::downstream_key)).
     ///
     /// After the retention, the same key with the same body is a new operation, with the same downstream key. A gateway

@@ -147,8 +147,9 @@ impl LeaseOwner {
         Ok(())
     }
 
-    /// Releases the claim: the next caller may claim at once, under every policy. Only for work that did nothing, or
-    /// whose effect may repeat. The record keeps `reason`.
+    /// Releases the claim: the next caller may claim at once, under every policy, if attempts are left. Only for work that
+    /// did nothing, or whose effect may repeat. If a step is in doubt, the operation is indeterminate instead. The record
+    /// keeps `reason`.
     ///
     /// All clones of the [`Lease`] are lost before the release is sent. This tries once, for at most the length of one
     /// lease, or for a minute if that is shorter. If that fails, the claim lapses.

@@ -25,8 +25,8 @@ const MOST_LOOKS: u32 = 10;
 /// Settles operations at most once, and steps at most once, of which nobody knows whether they took effect. It asks the
 /// other service with a function of yours.
 ///
-/// **First ask whether the other service takes an idempotency key.** If it does, use at least once, and nothing is ever
-/// in doubt. The reconciler is for services that do not: mail, SMS, banks, printers, warehouses. The guide's page
+/// **First ask whether the other service takes an idempotency key.** If it does, use at least once: nothing is in
+/// doubt for as long as it remembers the key. The reconciler is for services that do not: mail, SMS, banks, printers, warehouses. The guide's page
 /// `settle` draws when it looks, and names the risk that remains.
 ///
 /// ```no_run

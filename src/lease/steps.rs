@@ -47,8 +47,8 @@ impl<E: From<Error>> From<Error> for Unfinished<E> {
 
 impl Lease {
     /// Performs a step in this database, exactly once: `perform` and the step's result commit together. A later attempt
-    /// gets the stored result, and does not perform the step again. The transaction is the step's own, with
-    /// `synchronous_commit = on`.
+    /// gets the stored result, and does not perform the step again. The transaction is the step's own, and
+    /// raises a `synchronous_commit` of `off` or `local` to `on`.
     ///
     /// The name is the identity of the step. It must be unique in the operation, and remain the same in later releases:
     /// a step with a new name is performed again. Code between steps runs in each attempt.
