@@ -16,7 +16,7 @@ mod settle;
 mod stats;
 
 pub use crate::record::{Fence, Group, Shown, ShownLooks, ShownRequest, ShownStep};
-pub use crate::session::answered as within;
+pub use crate::session::within;
 pub use crate::state::State;
 pub use health::{Warning, health, protected};
 pub use records::{forget, show, unsettled};

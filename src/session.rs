@@ -7,9 +7,9 @@ mod own;
 mod poll;
 mod savepoint;
 
-pub use bounded::answered;
 #[cfg(feature = "http")]
 pub(crate) use bounded::or_closed;
+pub use bounded::within;
 pub(crate) use bounded::{ANSWER, ended_or_closed};
 pub use commit::commit;
 pub(crate) use depth::{depth, roll_back_to};

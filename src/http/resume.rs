@@ -17,7 +17,7 @@ use crate::caught::caught;
 use crate::lease::{Lease, LeaseOwner, Leasing};
 use crate::observe::{EXHAUSTED, FAILED, PERFORMED, REFUSED};
 use crate::record::{Candidate, Record, StoredAs};
-use crate::session::{Opening, answered, ended_or_closed, in_pooled_transaction};
+use crate::session::{Opening, ended_or_closed, in_pooled_transaction, within};
 use crate::shutdown::{is_ready, no_later};
 use crate::{BoxError, Error, Key, observe};
 
@@ -151,7 +151,7 @@ impl IdempotencyLayer {
         let record = Record { key: &found.key, deployment: options.deployment() };
         let reading =
             in_pooled_transaction(&self.pool, Opening::Plain, async |conn| record.request(conn, found.token).await);
-        let Some(stored) = answered(options.claim_limit(&self.pool), reading).await? else { return Ok(None) };
+        let Some(stored) = within(options.claim_limit(&self.pool), reading).await? else { return Ok(None) };
         let request = restored(&stored);
         if request.is_none() {
             let (operation, token) = (found.key.operation(), found.token);
@@ -171,7 +171,7 @@ impl IdempotencyLayer {
         let refusing = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| {
             record.refuse_request(conn, token, reason).await
         });
-        let refused = answered(options.claim_limit(&self.pool), refusing).await?;
+        let refused = within(options.claim_limit(&self.pool), refusing).await?;
         if refused {
             tracing::warn!(operation, token, "the service refused a stored request, which waits for an operator");
             observe::resumed(operation, REFUSED);

@@ -17,7 +17,7 @@ use super::request::Ticket;
 use crate::claim::Claimed;
 use crate::observe::{call_span, spanned};
 use crate::outcome::Response as Stored;
-use crate::session::{Opening, Polls, Session, answered, or_closed};
+use crate::session::{Opening, Polls, Session, or_closed, within};
 use crate::transaction::{Call, Won};
 use crate::{Error, Idempotency, InFlight, Mode, observe};
 
@@ -52,7 +52,7 @@ impl Transactional<'_> {
             session.begin(&Opening::Exempt).await?;
             Ok(session)
         };
-        let session = answered(self.claim_limit(), beginning).await?;
+        let session = within(self.claim_limit(), beginning).await?;
         Ok(self.perform(session, None, handler).await?.response)
     }
 
@@ -98,7 +98,7 @@ impl Transactional<'_> {
         let mut retries = 0;
         let mut first = true;
         loop {
-            match answered(self.claim_limit(), self.claim_once(&call, first)).await {
+            match within(self.claim_limit(), self.claim_once(&call, first)).await {
                 Err(Error::Retryable(_)) if retries < RETRIES => retries += 1,
                 Err(Error::InFlight { .. }) if polls.rest().await => {}
                 claimed => return claimed,

@@ -17,7 +17,7 @@ use crate::claim::{CalledAt, Claimed, contend};
 use crate::observe::{Failure, call_span, spanned};
 use crate::outcome::{Response, decode, encode};
 use crate::record::{Claim, Record, StoredSteps, Terms};
-use crate::session::{ANSWER, Opening, Polls, answered, in_pooled_transaction};
+use crate::session::{ANSWER, Opening, Polls, in_pooled_transaction, within};
 use crate::{Body, Error, Fingerprint, InFlight, Key, Mode, Outcome, observe};
 
 /// A claim is a transaction of a millisecond. A longer wait means a stuck server, or a caller that uses the key in
@@ -221,7 +221,7 @@ impl Leasing {
                 let unbegun = Unbegun::of(pool, record, claim.token, self.policy.lease());
                 Ok(Claimed::Won(Won { claim, steps, unbegun }))
             });
-            let claimed = answered(self.claim_limit(pool), claiming).await;
+            let claimed = within(self.claim_limit(pool), claiming).await;
             if !matches!(claimed, Err(Error::InFlight { .. })) || !polls.rest().await {
                 break (claimed_at, claimed);
             }

@@ -9,7 +9,7 @@ use super::finding::{Finding, InDoubt};
 use super::reconciler::{Reconciler, Visit};
 use crate::caught::caught;
 use crate::record::{Doubt, LooksAt, Record, Writing, storable};
-use crate::session::{Opening, answered, in_pooled_transaction};
+use crate::session::{Opening, in_pooled_transaction, within};
 use crate::{Error, observe};
 
 /// The later looks are at most this power of two of the first distance apart; half of the retention comes earlier.
@@ -86,7 +86,7 @@ impl Reconciler {
         opening: Opening,
         work: impl AsyncFnOnce(&mut PgConnection) -> Result<R, Error>,
     ) -> Result<R, Error> {
-        answered(self.leasing.claim_limit(pool), in_pooled_transaction(pool, opening, work)).await
+        within(self.leasing.claim_limit(pool), in_pooled_transaction(pool, opening, work)).await
     }
 
     pub(super) fn gives_up(&self, look: &Look<'_>) -> bool {

@@ -16,7 +16,7 @@ use super::unbegun::Unbegun;
 use crate::claim::{CalledAt, Claimed, contend};
 use crate::observe::{EXHAUSTED, FAILED, Failure, PERFORMED};
 use crate::record::{Candidate, Record, StoredAs};
-use crate::session::{Opening, answered, ended_or_closed, in_pooled_transaction};
+use crate::session::{Opening, ended_or_closed, in_pooled_transaction, within};
 use crate::shutdown::{is_ready, no_later};
 use crate::{Error, InFlight, observe};
 
@@ -219,7 +219,7 @@ impl Leasing {
             let won = Won { unbegun: Unbegun::of(pool, record, claim.token, self.policy.lease()), claim, steps };
             Ok((won, request))
         });
-        let (won, request) = answered(self.claim_limit(pool), claiming).await?;
+        let (won, request) = within(self.claim_limit(pool), claiming).await?;
         Ok((LeaseOwner::new(self, pool, &candidate.key, candidate.fingerprint, won, claimed_at), request))
     }
 }

@@ -40,15 +40,15 @@ pub(crate) const ANSWER: Duration = Duration::from_secs(30);
 /// # Cancellation
 ///
 /// As `work`.
-pub fn answered<R>(
+pub fn within<R>(
     limit: Duration,
     work: impl Future<Output = Result<R, Error>>,
 ) -> impl Future<Output = Result<R, Error>> {
-    let answered = or_closed(limit, work);
-    async { answered.await.unwrap_or(Err(Error::Unanswered)) }
+    let within = or_closed(limit, work);
+    async { within.await.unwrap_or(Err(Error::Unanswered)) }
 }
 
-/// As [`answered`], for any work. `None` if the time is over.
+/// As [`within`], for any work. `None` if the time is over.
 pub(crate) fn or_closed<R>(limit: Duration, work: impl Future<Output = R>) -> impl Future<Output = Option<R>> {
     // Asynchronous, because the timer needs a runtime.
     ended_or_closed(async move { sleep(limit).await }, work)
