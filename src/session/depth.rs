@@ -3,11 +3,14 @@
 //!
 //! `sqlx` does not export this count, and `sqlx-core` does. This is the only file that uses `sqlx-core`.
 
-use sqlx::{Connection as _, PgConnection, Postgres, SqlStr};
+use sqlx::{Connection as _, Executor as _, PgConnection, Postgres, SqlStr};
 use sqlx_core::database::Database;
 use sqlx_core::transaction::TransactionManager;
 
 type Manager = <Postgres as Database>::TransactionManager;
+
+/// How often a ROLLBACK may fail. Somebody would have to cancel each of them.
+const ROLLBACKS: usize = 3;
 
 pub(crate) fn depth(conn: &PgConnection) -> usize {
     Manager::get_transaction_depth(conn)
@@ -25,8 +28,9 @@ pub(super) async fn commit(conn: &mut PgConnection) -> sqlx::Result<()> {
 
 /// Rolls back all transactions that are deeper than `depth`.
 ///
-/// This returns no error. A ROLLBACK fails only if the connection is broken, and then the server rolls back. A ROLLBACK TO
-/// SAVEPOINT also fails if the caller's SQL has removed the savepoint.
+/// This returns no error. A ROLLBACK fails if the connection is broken, and then the server rolls back, or if somebody
+/// cancels it (`pg_cancel_backend`), and then this sends another one. A ROLLBACK TO SAVEPOINT also fails if the caller's SQL
+/// has removed the savepoint.
 ///
 /// # Cancellation
 ///
@@ -37,10 +41,20 @@ pub(crate) async fn roll_back_to(conn: &mut PgConnection, depth: usize) {
         return;
     }
     // A ping returns at the first error that it reads. One more error may be that of a statement whose future was dropped.
+    let mut failed = false;
     for _ in 0..=queued {
-        if conn.ping().await.is_ok() {
+        match conn.ping().await {
+            Ok(()) => break,
+            Err(_) => failed = true,
+        }
+    }
+    // If it was the error of a ROLLBACK, the server's transaction is open, and sqlx counts none: the pool would give it to the
+    // next caller. Outside a transaction, a ROLLBACK is a warning.
+    for _ in 0..ROLLBACKS {
+        if !failed || depth > 0 {
             break;
         }
+        failed = conn.execute("rollback").await.is_err();
     }
 }
 

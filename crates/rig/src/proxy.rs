@@ -25,6 +25,8 @@ struct Wire {
     /// How often all connections were lost.
     losses: Arc<AtomicUsize>,
     cut: Arc<Notify>,
+    /// The next ROLLBACK fails.
+    spoils: Arc<AtomicBool>,
 }
 
 impl Proxy {
@@ -63,6 +65,12 @@ impl Proxy {
     /// connections work.
     pub fn cut_connections(&self) {
         self.wire.cut.notify_waiters();
+    }
+
+    /// The next ROLLBACK of an aborted transaction fails, and the transaction stays: as if somebody had cancelled it
+    /// (`pg_cancel_backend`). The server gets another statement in its place, which an aborted transaction refuses.
+    pub fn spoil_rollback(&self) {
+        self.wire.spoils.store(true, Ordering::SeqCst);
     }
 
     /// From now on every byte is swallowed, in both directions, and no connection is closed.
@@ -120,7 +128,16 @@ async fn relay(
                 0 if swallows() => return pending().await,
                 0 => return Ok(()),
                 _ if swallows() => {}
-                read => to_server.write_all(&bytes[..read]).await?,
+                read => {
+                    let sent = &mut bytes[..read];
+                    let rollback = sent.windows(8).position(|text| text == b"ROLLBACK");
+                    if let Some(at) = rollback
+                        && wire.spoils.swap(false, Ordering::SeqCst)
+                    {
+                        sent[at..at + 8].copy_from_slice(b"SELECT 1");
+                    }
+                    to_server.write_all(sent).await?;
+                }
             }
         }
     };

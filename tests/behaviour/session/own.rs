@@ -5,6 +5,7 @@ use std::time::Duration;
 use pg_idempotency::{Error, Idempotency, Verdict, ensure_idempotent};
 use rig::database::backend;
 use rig::fixture::Fixture;
+use rig::proxy::Proxy;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgPool};
 
@@ -145,6 +146,30 @@ async fn a_replay_leaves_the_transaction_of_a_forgotten_guard_without_effect(
             assert!(!conn.is_in_transaction());
             assert_ne!(setting(&mut conn, "application_name").await, "foreign", "{way:?}, {guards}");
         }
+    }
+    Ok(())
+}
+
+/// Somebody cancels the ROLLBACK of a call. sqlx then counts no transaction, and the one of the server is open and aborted.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_rollback_that_is_cancelled_leaves_the_pool_a_connection_that_is_fit_for_use(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let proxy = Proxy::before(&options).await?;
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(proxy.options.clone()).await?;
+    for way in WAYS {
+        let before = backend(&mut *pool.acquire().await?).await?;
+        proxy.spoil_rollback();
+        let key = key("a");
+        let failed = way.run(&pool, &key, "body", async |conn| {
+            conn.execute("select 1 / 0").await?;
+            Ok::<_, Error>(1)
+        });
+        failed.await.expect_err("it divides by zero");
+        let mut tx = pool.begin().await?;
+        assert_eq!(backend(&mut tx).await?, before, "the same connection");
+        tx.commit().await?;
     }
     Ok(())
 }
