@@ -71,8 +71,11 @@ pub(super) async fn perform<H: Handler>(
             let reason = attached.unwrap_or_else(|| format!("the handler answered {status}"));
             // The rejection of another layer says nothing about the request.
             if status.is_client_error() && response.extensions().get::<Rejection>().is_none() {
-                owner.refuse(&reason, is_final(status)).await;
-                return failed(Ok(response));
+                return failed(match owner.refuse(&reason, is_final(status)).await {
+                    // The client would not come back, and a resumer could carry the request out after all.
+                    Err(error) if is_final(status) => Err(error.into()),
+                    _ => Ok(response),
+                });
             }
             (reason, Ok(response))
         }

@@ -56,8 +56,8 @@ impl IdempotencyLayer {
     ///
     /// The request has its method, the path with its query, its body, and the [stored
     /// headers](Self::with_stored_header). Its extensions contain the [`Key`] and the [`Lease`], with which this layer
-    /// passes it on. `service` is **the router without its authentication**, which would answer 401 and use up the
-    /// attempts.
+    /// passes it on. `service` is **the router without its authentication**, which would answer 401: a final
+    /// refusal, after which the record forgets the request.
     ///
     /// # Errors
     ///

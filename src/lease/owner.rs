@@ -179,7 +179,7 @@ impl LeaseOwner {
     /// Releases or ends the claim of work that failed, as the policy says. Ignores an error of this statement: the
     /// caller needs the error of the work, and the claim lapses.
     pub(crate) async fn fail(self, reason: &str) {
-        self.fail_and(reason, true).await;
+        let _ = self.fail_and(reason, true).await;
     }
 
     /// As [`fail`](Self::fail), for work that has refused its request with an answer of its own. If nobody is to repeat the
@@ -188,31 +188,34 @@ impl LeaseOwner {
     /// In steps, a first attempt that has asked for no step has done nothing that the crate guards. So the key is free
     /// for any body, and the attempt does not count. A later attempt may follow one that has charged for the first
     /// body, because a step at least once stores nothing when it begins.
+    ///
+    /// # Errors
+    ///
+    /// Nobody may be told of a final refusal then: a resumer may still do the work, or the key is not free.
     #[cfg(feature = "http")]
-    pub(crate) async fn refuse(mut self, reason: &str, is_final: bool) {
+    pub(crate) async fn refuse(mut self, reason: &str, is_final: bool) -> Result<(), Error> {
         // Before the look at the steps: a task with a clone of the lease begins none after this.
         self.deadline.end();
         if self.mode() != crate::Mode::InSteps || self.attempt != 1 || !self.steps.is_empty() {
             // At most once no resumer may do the work, and a reconciler needs the request.
             let keeps_request = !is_final || self.mode() == crate::Mode::AtMostOnce;
-            self.fail_and(reason, keeps_request).await;
-            return;
+            return self.fail_and(reason, keeps_request).await;
         }
         observe::outcome(self.mode(), self.key.operation(), observe::FAILED);
         let freeing =
             committed(&self.pool, Opening::Plain, async |conn| self.record().free(conn, self.token, reason).await);
         let freed = self.for_a_lease(freeing).await;
         self.ended = freed.is_ok();
+        freed
     }
 
-    async fn fail_and(mut self, reason: &str, keeps_request: bool) {
+    async fn fail_and(mut self, reason: &str, keeps_request: bool) -> Result<(), Error> {
         self.deadline.end();
         observe::outcome(self.leasing.policy.mode(), self.key.operation(), observe::FAILED);
         let may_repeat = self.mode().repeats() || self.not_performed.load(Ordering::Relaxed);
         // A step in doubt must be remembered for the whole retention.
         if may_repeat && self.steps.in_doubt().is_empty() {
-            let _ = self.release_and(reason, keeps_request).await;
-            return;
+            return self.release_and(reason, keeps_request).await;
         }
         let retention = self.leasing.retention;
         let lapsing = committed(&self.pool, Opening::durable(self.leasing.deployment), async |conn| {
@@ -220,6 +223,7 @@ impl LeaseOwner {
         });
         let lapsed = self.for_a_lease(lapsing).await;
         self.ended = lapsed.is_ok();
+        lapsed
     }
 
     /// Stops waiting for a statement after the length of one lease, or after a minute if that is shorter. If the network

@@ -137,3 +137,30 @@ async fn what_a_client_was_told_is_refused_is_never_resumed(pool: PgPool) -> any
     }
     Ok(())
 }
+
+/// A transaction has locked the record, so the refusal cannot be stored. A client that was told of it would not come back,
+/// and a resumer could carry the request out.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_refusal_that_cannot_be_stored_is_no_answer(pool: PgPool) -> anyhow::Result<()> {
+    let lease = Duration::from_millis(500);
+    for policy in [Policy::InSteps { lease }, Policy::AtLeastOnce { lease }] {
+        sqlx::raw_sql("truncate idempotency.record").execute(&pool).await?;
+        let (locking, locked) = (pool.clone(), Arc::new(Mutex::new(None)));
+        let holder = locked.clone();
+        let handler = async move |_: Lease, _: Bytes| {
+            let mut tx = locking.begin().await.expect("a connection");
+            sqlx::query("select from idempotency.record for update").execute(&mut *tx).await.expect("a lock");
+            *holder.lock().expect("not poisoned") = Some(tx);
+            StatusCode::UNPROCESSABLE_ENTITY
+        };
+        let app = Router::new().route("/rides", post(handler)).layer(leased(&pool, policy));
+        let answer = ask(&app, "body").await;
+        assert_eq!(
+            (answer.status, answer.problem()),
+            (StatusCode::SERVICE_UNAVAILABLE, "unavailable".to_owned()),
+            "{policy:?}"
+        );
+        drop(locked.lock().expect("not poisoned").take());
+    }
+    Ok(())
+}
