@@ -418,7 +418,7 @@ declare
                 when jsonb_array_length(header) <> 2 then true
                 else jsonb_typeof(header -> 0) <> 'string' or jsonb_typeof(header -> 1) <> 'string'
                     or (header ->> 0) !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'
-                    or lower(header ->> 0) = any (never_replayed)
+                    or lower((header ->> 0) collate "C") = any (never_replayed)
                     -- Each character of a value stands for one byte (src/http/replay.rs), and none for a control character.
                     or encode(convert_to(header ->> 1, 'UTF8'), 'hex') ~ '^(..)*(0[0-8a-f]|1.|7f|c[4-9a-f]|[def].)'
             end
