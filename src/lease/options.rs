@@ -27,6 +27,10 @@ pub enum Policy {
     /// The next caller continues after the last [step](super::Lease::step) that is stored. Work outside a step may
     /// repeat. If an [at-most-once step](super::Lease::step_at_most_once) is in doubt, nobody continues until it
     /// is settled, by an operator or a [`Reconciler`](super::Reconciler), or the retention ends.
+    ///
+    /// Such a call continues an unfinished operation of `AtLeastOnce`, too. A gateway knows that one by
+    /// [`Lease::downstream_key`](super::Lease::downstream_key), and not by the key of a step: hand it on inside the step until
+    /// these operations have ended.
     InSteps {
         /// From 10 ms to 12 hours. 40 s is usual.
         lease: Duration,

@@ -19,6 +19,7 @@ export async function send(url, key, body) {
 }
 
 function isRetryable(status, text) {
+  if (status < 400) return false;
   if ([408, 425, 429, 502, 503, 504].includes(status)) return true;
   try {
     return JSON.parse(text).retryable ?? status >= 500;

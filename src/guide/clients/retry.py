@@ -23,6 +23,8 @@ def send(url, key, body):
     raise TimeoutError(f"gave up; keep the key {key} and continue later: {problem}")
 
 def is_retryable(status, text):
+    if status < 400:
+        return False
     if status in (408, 425, 429, 502, 503, 504):
         return True
     try:

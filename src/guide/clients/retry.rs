@@ -18,7 +18,7 @@ pub(crate) async fn send(http: &reqwest::Client, url: &str, key: &str, body: &st
                 let problem_json: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
                 // Without a problem document, only the status says it.
                 let is_retryable = problem_json["retryable"].as_bool().unwrap_or(status >= 500);
-                if !is_retryable && ![408, 425, 429, 502, 503, 504].contains(&status) {
+                if status < 400 || !is_retryable && ![408, 425, 429, 502, 503, 504].contains(&status) {
                     return Ok((status, text));
                 }
                 let after = headers.get("Retry-After").and_then(|value| value.to_str().ok()?.parse().ok());
