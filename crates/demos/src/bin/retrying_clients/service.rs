@@ -15,6 +15,7 @@ use demos::service::serve;
 use futures_util::stream::{self, StreamExt as _};
 use pg_idempotency::Idempotency;
 use pg_idempotency::http::{IDEMPOTENT_REPLAYED, IdempotencyLayer, IdempotentTx};
+use serde_json::{Value, json};
 use sqlx::PgPool;
 use tokio::sync::Notify;
 use tokio::task::yield_now;
@@ -57,8 +58,8 @@ async fn place(
     State(service): State<Arc<Service>>,
     mut tx: IdempotentTx,
     Json(new): Json<NewOrder>,
-) -> Result<(StatusCode, Json<i64>), StatusCode> {
-    let id = sqlx::query_scalar("insert into client_order (item) values ($1) returning id")
+) -> Result<(StatusCode, Json<Value>), StatusCode> {
+    let id: i64 = sqlx::query_scalar("insert into client_order (item) values ($1) returning id")
         .bind(&new.item)
         .fetch_one(&mut *tx)
         .await
@@ -66,7 +67,8 @@ async fn place(
     service.begun.notify_one();
     // A client that takes a new key would wait here for ever.
     let _ = timeout(PATIENCE, service.may_finish.notified()).await;
-    Ok((StatusCode::CREATED, Json(id)))
+    // A member of that name in an answer of the API is none of a problem document.
+    Ok((StatusCode::CREATED, Json(json!({ "id": id, "retryable": true }))))
 }
 
 async fn fail_at_first(State(service): State<Arc<Service>>, request: Request, next: Next) -> Response {
