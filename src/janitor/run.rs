@@ -38,6 +38,7 @@ impl Janitor {
     pub async fn run(self, shutdown: impl Future<Output = ()>) {
         let shutdown = pin!(shutdown);
         let mut shutdown = Shutdown::new(shutdown);
+        crate::observe::sweeps(crate::record::Deleted::default().kinds());
         let mut batch_size = self.batch_size.get();
         let mut rests = Rests::of(self.interval);
         let mut rest = rests.interval();

@@ -174,6 +174,12 @@ impl Janitor {
             };
             since = batch.until;
             observe::swept(batch.kinds(), started.elapsed());
+            if batch.indeterminate > 0 {
+                tracing::warn!(
+                    records = batch.indeterminate,
+                    "deleted records that nobody had settled: their effects may have happened, and a retry performs again"
+                );
+            }
             swept.add(batch);
             if batch.rows() < u64::from(rows) {
                 return Ok(());

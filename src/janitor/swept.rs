@@ -10,9 +10,12 @@ use crate::record::Deleted;
 pub struct Swept {
     /// Completed records. Their responses are forgotten, and their keys are new again.
     pub completed: u64,
-    /// Records that were never completed. In transaction mode each of them comes from a caller that committed after an
-    /// error, or from an isolated call that failed and was never retried. Find out which.
+    /// Records that were never completed, and that a retry could have continued: nobody has retried a call that failed.
     pub unfinished: u64,
+    /// Records that [nobody has settled](crate::operator::State::Indeterminate). **Their effects may have happened, and their
+    /// keys are new again**: a retry performs. They are also a warning in the log. In transaction mode each comes from a caller that
+    /// committed after an error: find the cause.
+    pub indeterminate: u64,
     /// Marks.
     pub marks: u64,
     /// Transactions that deleted something.
@@ -29,12 +32,13 @@ impl Swept {
     /// The number of deleted records.
     #[must_use]
     pub fn rows(&self) -> u64 {
-        self.completed + self.unfinished + self.marks
+        self.completed + self.unfinished + self.indeterminate + self.marks
     }
 
     pub(super) fn add(&mut self, deleted: Deleted) {
         self.completed += deleted.completed;
         self.unfinished += deleted.unfinished;
+        self.indeterminate += deleted.indeterminate;
         self.marks += deleted.marks;
         self.batches += u64::from(deleted.rows() > 0);
     }

@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
-use super::fragment::{expired_at, readable, readable_place, table_or_leaf};
+use super::fragment::{expired_at, may_be_retried, readable, readable_place, table_or_leaf};
 use super::statement::interval;
 use crate::Error;
 
@@ -15,6 +15,7 @@ use crate::Error;
 pub(crate) struct Deleted {
     pub(crate) completed: u64,
     pub(crate) unfinished: u64,
+    pub(crate) indeterminate: u64,
     pub(crate) marks: u64,
     /// The latest `expires_at` among the deleted records. The next batch of the pass begins there. Otherwise it would
     /// walk over the index entries of all rows that the pass has deleted, because these entries stay until a vacuum
@@ -24,12 +25,17 @@ pub(crate) struct Deleted {
 
 impl Deleted {
     pub(crate) fn rows(&self) -> u64 {
-        self.completed + self.unfinished + self.marks
+        self.completed + self.unfinished + self.indeterminate + self.marks
     }
 
     /// The counts with their names.
-    pub(crate) fn kinds(&self) -> [(&'static str, u64); 3] {
-        [("completed", self.completed), ("unfinished", self.unfinished), ("marks", self.marks)]
+    pub(crate) fn kinds(&self) -> [(&'static str, u64); 4] {
+        [
+            ("completed", self.completed),
+            ("unfinished", self.unfinished),
+            ("indeterminate", self.indeterminate),
+            ("marks", self.marks),
+        ]
     }
 }
 
@@ -66,11 +72,12 @@ pub(crate) async fn sweep(
                 -- The condition is repeated: it must be true for the row version that is deleted, not for the selected
                 -- one.
                 and ", expired_at!("pg_catalog.statement_timestamp() - $3::interval"), "
-            returning mode, completed_at, expires_at
+            returning mode, completed_at, expires_at, ", may_be_retried!(), " as retried
         )
         select
             count(*) filter (where mode <> 'mark' and completed_at is not null) as completed,
-            count(*) filter (where completed_at is null) as unfinished,
+            count(*) filter (where retried) as unfinished,
+            count(*) filter (where completed_at is null and retried is not true) as indeterminate,
             count(*) filter (where mode = 'mark') as marks, ", readable_place!("max(expires_at)"), " as until
         from deleted
         "
@@ -87,6 +94,7 @@ pub(crate) async fn sweep(
             Ok(Deleted {
                 completed: count("completed")?,
                 unfinished: count("unfinished")?,
+                indeterminate: count("indeterminate")?,
                 marks: count("marks")?,
                 until: row.try_get("until")?,
             })

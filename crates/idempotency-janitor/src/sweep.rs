@@ -1,5 +1,7 @@
 //! `sweep` and `run`: the deletion of expired records, once or until a signal.
 
+use std::io::{Write as _, stderr};
+
 use pg_idempotency::{Janitor, Swept};
 use serde_json::json;
 use tokio::time::timeout;
@@ -25,6 +27,15 @@ pub(crate) async fn sweep(database: &Database, options: Sweep) -> Result<Ending,
     };
     let swept = janitor.sweep_until(u64::MAX, stop).await?;
     print(&report(&swept, options.json))?;
+    if swept.indeterminate > 0 {
+        // cron mails it, although the report is dropped.
+        let _ = writeln!(
+            stderr(),
+            "idempotency-janitor: deleted {} records that nobody had settled: their effects may have happened, and a retry \
+             performs again; settle such keys before they expire (unsettled lists them), or make the retention longer",
+            swept.indeterminate
+        );
+    }
     Ok(if swept.limited { Ending::WorkLeft } else { Ending::Done })
 }
 
@@ -49,6 +60,7 @@ fn report(swept: &Swept, as_json: bool) -> String {
             "deleted": swept.rows(),
             "completed": swept.completed,
             "unfinished": swept.unfinished,
+            "indeterminate": swept.indeterminate,
             "marks": swept.marks,
             "batches": swept.batches,
             "more_left": swept.limited,
@@ -57,11 +69,12 @@ fn report(swept: &Swept, as_json: bool) -> String {
         return format!("{report}\n");
     }
     format!(
-        "{} records deleted in {} batches: {} completed, {} unfinished, {} marks{}\n",
+        "{} records deleted in {} batches: {} completed, {} unfinished, {} indeterminate, {} marks{}\n",
         swept.rows(),
         swept.batches,
         swept.completed,
         swept.unfinished,
+        swept.indeterminate,
         swept.marks,
         if swept.limited { "; stopped with more left" } else { "" },
     )

@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 use sqlx::{Executor as _, PgConnection, Row as _};
 
 use crate::Error;
-use crate::record::fragment::{expired_at, readable_place};
+use crate::record::fragment::{expired_at, may_be_retried, readable_place};
 use crate::record::statement::interval;
 use crate::record::sweep::Deleted;
 
@@ -44,6 +44,7 @@ pub(crate) async fn sweep(
         returning
             mode = 'mark' as marks,
             mode <> 'mark' and completed_at is not null as completed,
+            ", may_be_retried!(), " is true as retried,
             ", readable_place!("expires_at"), " as expires_at
         ",
     })
@@ -57,10 +58,11 @@ pub(crate) async fn sweep(
     let mut deleted = Deleted::default();
     for row in rows {
         deleted.until = deleted.until.max(row.try_get("expires_at")?);
-        match (row.try_get("marks")?, row.try_get("completed")?) {
-            (true, _) => deleted.marks += 1,
-            (false, true) => deleted.completed += 1,
-            (false, false) => deleted.unfinished += 1,
+        match (row.try_get("marks")?, row.try_get("completed")?, row.try_get("retried")?) {
+            (true, ..) => deleted.marks += 1,
+            (_, true, _) => deleted.completed += 1,
+            (.., true) => deleted.unfinished += 1,
+            _ => deleted.indeterminate += 1,
         }
     }
     Ok(deleted)
