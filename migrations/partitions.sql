@@ -1,7 +1,7 @@
 -- Turns idempotency.record into a table with 16 hash partitions by scope, with its records, constraints and privileges. It
--- refuses, with an error that names the reason, a table with anything that would be lost, such as a policy or a trigger. `migrate`
--- does not apply this file (src/guide/larger.md). It locks the table while it copies the records. Run it in one transaction, as the
--- owner of the table.
+-- refuses, with an error that names the reason, a table with anything that would be lost, such as a policy, a trigger or an index of
+-- your own. `migrate` does not apply this file (src/guide/larger.md). It locks the table while it copies the records, so set a
+-- lock_timeout. Run it in one transaction, as the owner of the table, and analyze the table afterwards.
 do $$
 declare
     partitions constant int := 16;
@@ -22,9 +22,31 @@ begin
         case when exists (select from pg_catalog.pg_trigger where tgrelid = plain and not tgisinternal) then 'triggers' end,
         case when exists (select from pg_catalog.pg_rewrite where ev_class = plain) then 'rules' end,
         case when exists (select from pg_catalog.pg_publication_rel where prrelid = plain) then 'a place in a publication' end,
-        case when relreplident <> 'd' then 'a replica identity of its own' end
+        case when relreplident <> 'd' then 'a replica identity of its own' end,
+        case when exists (
+            select from pg_catalog.pg_index join pg_catalog.pg_class as index on index.oid = indexrelid
+            where indrelid = plain and index.relname not in ('record_pkey', 'record_expires_at', 'record_to_resume')
+        ) then 'an index of your own' end,
+        case when exists (
+            select from pg_catalog.pg_index join pg_catalog.pg_class as index on index.oid = indexrelid
+            where indrelid = plain and index.reloptions is not null
+        ) then 'settings of an index' end,
+        case when exists (
+            select from pg_catalog.pg_attribute
+            where attrelid = plain and attnum > 0 and not attisdropped
+                -- Null for the default since PostgreSQL 17, and -1 before.
+                and (coalesce(attstattarget::int4, -1) <> -1 or attoptions is not null)
+        ) then 'statistics targets or options of a column' end,
+        case when exists (
+            select from pg_catalog.pg_class as toast where toast.oid = class.reltoastrelid and toast.reloptions is not null
+        ) then 'settings of its toast table' end,
+        -- 0 is the tablespace of the database.
+        case when reltablespace <> 0::pg_catalog.oid or exists (
+            select from pg_catalog.pg_index join pg_catalog.pg_class as index on index.oid = indexrelid
+            where indrelid = plain and index.reltablespace <> 0::pg_catalog.oid
+        ) then 'a tablespace of its own' end
     ) into lost
-    from pg_catalog.pg_class where oid = plain;
+    from pg_catalog.pg_class as class where class.oid = plain;
     if lost <> '' then
         raise exception 'idempotency.record has %, which the partitioned table would not have', lost
             using hint = 'Remove it first, and create it again on the partitioned table. Run this as the owner of the table.';

@@ -75,8 +75,8 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 ///
 /// - [`Error::Database`], most often because the role may not create a schema: ask a DBA to run [`schema_sql`].
 /// - [`Error::CannotMigrate`]: an applied migration has another checksum than in this release, the schema belongs to a
-///   [stranger](crate::operator::Warning::ForeignOwner), or the table is gone although its migration was applied. Nothing
-///   was changed.
+///   [stranger](crate::operator::Warning::ForeignOwner), the table is gone although its migration was applied, or it is
+///   there without the row of its migration, as in a copy of the schema without its data. Nothing was changed.
 /// - [`Error::MigrationLocked`] if another session holds the lock for longer than the wait.
 ///
 /// # Cancellation
@@ -94,10 +94,31 @@ pub async fn migrate(pool: &PgPool) -> Result<(), Error> {
                 Some(sqlstate::UNIQUE_VIOLATION | sqlstate::DUPLICATE_SCHEMA | sqlstate::DUPLICATE_TABLE)
             ) =>
         {
-            in_pooled_transaction(pool, Opening::Plain, apply).await
+            try_again(pool).await
         }
         applied => applied,
     }
+}
+
+/// After a first try that another migrator has overtaken.
+async fn try_again(pool: &PgPool) -> Result<(), Error> {
+    let again: Result<(), Error> = in_pooled_transaction(pool, Opening::Plain, apply).await;
+    let there =
+        matches!(&again, Err(Error::Database(error)) if sqlstate(error).as_deref() == Some(sqlstate::DUPLICATE_TABLE));
+    if !there {
+        return again;
+    }
+    // Every way creates the table and records its migration in one transaction, so the row of a table that is there is
+    // visible now.
+    if missing(&mut *pool.acquire().await?).await?.is_empty() {
+        return Ok(());
+    }
+    Err(Error::CannotMigrate {
+        problem: "the table is there, but idempotency._sqlx_migrations does not record its migration, as in a copy of \
+                  the schema without its data; run what `idempotency-janitor migrate --print` prints for the table \
+                  idempotency._sqlx_migrations: its `create table if not exists` and its `insert`"
+            .to_owned(),
+    })
 }
 
 /// The SQL that [`migrate`] runs on an empty database, for a DBA to run. It is one transaction, and fails if the schema

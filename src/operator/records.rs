@@ -14,8 +14,9 @@ use crate::{Error, Key};
 /// records, and those that have no stored request and whose last error begins with `refused: `, as a resumer of a
 /// leased HTTP layer writes it. If `max_attempts` is given, the list also contains the records that a service with this
 /// limit refuses as [exhausted](Error::Exhausted). If `abandoned_for` is given, it also contains the lapsed and
-/// released operations in lease mode that nobody has claimed again for that time: one of them may have taken effect,
-/// for example a charge in an at-least-once step whose process died, and its client does not know.
+/// released operations in lease mode that nobody has claimed again for that time, counted from the claim and from the
+/// end of the lease: one of them may have taken effect, for example a charge in an at-least-once step whose process
+/// died, and its client does not know.
 ///
 /// In transaction mode, such a record comes from a mistake in the service: a caller committed after an error.
 ///

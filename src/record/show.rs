@@ -206,7 +206,9 @@ pub(crate) async fn unsettled(
                     and mode <> 'transaction'
                     -- A claim that never began took no effect.
                     and attempt >= 1
-                    and claimed_at <= pg_catalog.statement_timestamp() - $3::interval)
+                    and claimed_at <= pg_catalog.statement_timestamp() - $3::interval
+                    -- A lease may have been renewed for longer than that. One that was released ended at -infinity.
+                    and lease_until <= pg_catalog.statement_timestamp() - $3::interval)
             )
         order by record.claimed_at, scope, operation, value
         limit $1::int8

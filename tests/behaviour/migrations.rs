@@ -207,6 +207,30 @@ async fn a_table_that_was_dropped_is_not_taken_for_current(pool: PgPool) -> anyh
     Ok(())
 }
 
+/// In the order of the printed SQL: the table of the applied migrations, and the row of the migration.
+#[sqlx::test(migrations = false)]
+async fn a_copy_of_the_schema_without_its_data_is_told_what_to_run(pool: PgPool) -> anyhow::Result<()> {
+    let mut conn = connect(&pool).await;
+    let printed = schema_sql();
+    let from = |start: &str| {
+        let statement = printed.split_once(start).and_then(|(_, rest)| rest.split_once(';')).expect("printed").0;
+        format!("{start}{statement};")
+    };
+    let told = [from("create table if not exists idempotency._sqlx_migrations"), from("insert into idempotency._sqlx")];
+    for lost in ["delete from idempotency._sqlx_migrations", "drop table idempotency._sqlx_migrations"] {
+        migrate(&pool).await?;
+        conn.execute(lost).await?;
+        let error = migrate(&pool).await.expect_err("the table is there");
+        assert!(matches!(&error, Error::CannotMigrate { problem, .. } if problem.contains("--print")), "{error:?}");
+        conn.execute(sqlx::AssertSqlSafe(told.concat())).await?;
+        migrate(&pool).await?;
+        MIGRATOR.run(&mut conn).await?;
+        health(&pool, Duration::from_secs(3600)).await?;
+    }
+    works(&pool).await;
+    Ok(())
+}
+
 /// A stranger's schema: they could replace the functions that every call executes.
 #[sqlx::test(migrations = false)]
 #[cfg_attr(idempotency_distributed, ignore = "the role would need its grants on each worker")]

@@ -65,6 +65,14 @@ async fn what_would_be_lost_is_refused_by_name(pool: PgPool) -> anyhow::Result<(
         ("create rule r as on delete to idempotency.record do also select 1", "rules"),
         ("create publication p for table idempotency.record", "a place in a publication"),
         ("alter table idempotency.record replica identity full", "a replica identity"),
+        ("create index own on idempotency.record (trace)", "an index of your own"),
+        ("alter index idempotency.record_expires_at set (fillfactor = 70)", "settings of an index"),
+        ("alter table idempotency.record alter scope set statistics 500", "statistics targets"),
+        (
+            "alter table idempotency.record alter value set (n_distinct = -1)",
+            "statistics targets or options of a column",
+        ),
+        ("alter table idempotency.record set (toast.autovacuum_enabled = false)", "settings of its toast table"),
         (&format!("alter table idempotency.record owner to {role}"), "another owner"),
     ] {
         let mut tx = conn.begin().await?;

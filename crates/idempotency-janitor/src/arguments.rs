@@ -134,7 +134,8 @@ pub(crate) enum Command {
 pub(crate) struct Sweep {
     #[command(flatten)]
     pub(crate) pace: Pace,
-    /// Stop within one batch after this time (30s, 5m, 1h), with exit code 3 where more may be due
+    /// Stop after this time (30s, 5m, 1h) and the batch in progress, with exit code 3 where more may be due; a batch that
+    /// takes 5 seconds longer is rolled back, with exit code 1
     #[arg(long, env = "IDEMPOTENCY_MAX_DURATION", value_parser = duration)]
     pub(crate) max_duration: Option<Duration>,
     /// Report as JSON

@@ -31,6 +31,11 @@ pub(crate) enum Failure {
          idempotency; or let a DBA run what `migrate --print` prints"
     )]
     MayNotMigrate(#[source] sqlx::Error),
+    #[error(
+        "the server refused the role; one that protects has to own the table, and needs usage on the schema idempotency \
+         and select on idempotency._sqlx_migrations"
+    )]
+    MayNotProtect(#[source] sqlx::Error),
     #[error("the server refused the statement")]
     Database(#[source] sqlx::Error),
     #[error(transparent)]
@@ -157,6 +162,14 @@ pub(crate) fn of_connecting(error: sqlx::Error) -> Failure {
 pub(crate) fn of_migrating(failure: Failure) -> Failure {
     match failure {
         Failure::Refused(cause) => Failure::MayNotMigrate(cause),
+        failure => failure,
+    }
+}
+
+/// A role that protects a table owns it. The rights of a janitor would not help it.
+pub(crate) fn of_protecting(failure: Failure) -> Failure {
+    match failure {
+        Failure::Refused(cause) => Failure::MayNotProtect(cause),
         failure => failure,
     }
 }

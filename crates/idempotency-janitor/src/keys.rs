@@ -218,8 +218,10 @@ fn list_in_text(found: &[Shown], more_left: bool, most: Option<NonZeroU32>) -> S
     }
     let first = found.iter().min_by_key(|record| record.expires_at).map(|record| {
         let expires_at = record.expires_at.format("%Y-%m-%d %H:%M:%SZ");
+        // Another one, which is not listed, may expire before.
+        let of_these = if more_left { "of these, " } else { "" };
         format!(
-            "the first to expire is {}, at {expires_at}: then its key is new, and a repeat performs\n",
+            "{of_these}the first to expire is {}, at {expires_at}: then its key is new, and a repeat performs\n",
             named(record)
         )
     });

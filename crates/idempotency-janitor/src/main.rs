@@ -52,7 +52,7 @@ async fn run(arguments: Arguments) -> Result<Ending, Failure> {
             ask(LONG_ANSWER, migrate(&pool)).await.map_err(failure::of_migrating)?;
             if distributed {
                 // It moves every record. Nobody can say how long that takes, and a person watches it.
-                distribute(&pool).await?;
+                distribute(&pool).await.map_err(Failure::from).map_err(failure::of_migrating)?;
             }
             print("the schema is current\n")
         }

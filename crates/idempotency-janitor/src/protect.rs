@@ -3,7 +3,7 @@
 use pg_idempotency::OnEscape;
 
 use crate::connection::{Database, LONG_ANSWER, ask};
-use crate::failure::Failure;
+use crate::failure::{Failure, of_protecting};
 use crate::process::{Ending, print};
 
 /// One table after the other: each is a transaction, so that no table stays locked while the next one is waited for.
@@ -14,7 +14,7 @@ pub(crate) async fn protect(database: &Database, tables: &[String], warn: bool) 
         false => (OnEscape::Refuse, "is refused"),
     };
     for table in tables {
-        ask(LONG_ANSWER, pg_idempotency::protect(&pool, table, on_escape)).await?;
+        ask(LONG_ANSWER, pg_idempotency::protect(&pool, table, on_escape)).await.map_err(of_protecting)?;
         print(&format!("{table}: a write outside an idempotent operation {then}\n"))?;
     }
     Ok(Ending::Done)
@@ -23,7 +23,7 @@ pub(crate) async fn protect(database: &Database, tables: &[String], warn: bool) 
 pub(crate) async fn unprotect(database: &Database, tables: &[String]) -> Result<Ending, Failure> {
     let pool = database.pool().await?;
     for table in tables {
-        ask(LONG_ANSWER, pg_idempotency::unprotect(&pool, table)).await?;
+        ask(LONG_ANSWER, pg_idempotency::unprotect(&pool, table)).await.map_err(of_protecting)?;
         print(&format!("{table}: not protected\n"))?;
     }
     Ok(Ending::Done)

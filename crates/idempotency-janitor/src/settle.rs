@@ -4,6 +4,7 @@
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _, stderr, stdin};
 
+use chrono::Utc;
 use pg_idempotency::operator::{self, Shown, State};
 use pg_idempotency::{DEFAULT_RETENTION, Key, Mode};
 use serde_json::value::RawValue;
@@ -214,9 +215,11 @@ pub(crate) async fn settle(
         confirm(&agreed)?;
     }
     let done = agreed.carry_out(&pool, reason).await?;
+    // The line is appended to a log, and of `resolve` and `forget` no other record has the time.
+    let receipt = format!("{} {done}\n", Utc::now().to_rfc3339());
     // It is done. An exit code of a failure would be wrong, also if the disk with the log is full.
-    if print(&format!("{done}\n")).is_err() {
-        let _ = writeln!(stderr(), "{done}");
+    if print(&receipt).is_err() {
+        let _ = stderr().write_all(receipt.as_bytes());
     }
     Ok(Ending::Done)
 }

@@ -34,6 +34,9 @@ async fn a_charge_that_nobody_comes_back_for_is_listed_with_its_key(pool: PgPool
     assert!(operator::unsettled(&pool, 10, None, None).await?.is_empty());
     assert!(operator::unsettled(&pool, 10, None, Some(HOUR)).await?.is_empty(), "not for an hour yet");
     sqlx::query("update idempotency.record set claimed_at = now() - interval '2 hours'").execute(&pool).await?;
+    let listed = operator::unsettled(&pool, 10, None, Some(HOUR)).await?;
+    assert!(listed.is_empty(), "its owner renewed the lease, and died a moment ago");
+    sqlx::query("update idempotency.record set lease_until = now() - interval '1 hour'").execute(&pool).await?;
     let found = operator::unsettled(&pool, 10, None, Some(HOUR)).await?;
     assert_eq!(found.len(), 1);
     assert_eq!((found[0].state, found[0].steps.len()), (State::Lapsed, 0));

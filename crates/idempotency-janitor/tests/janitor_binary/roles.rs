@@ -117,3 +117,35 @@ async fn who_may_not_settle_is_told_what_is_missing(_: PgPoolOptions, options: P
     }
     Ok(())
 }
+
+/// The owner of a business table, whose rights are not those of a janitor.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn who_may_not_protect_is_told_what_is_missing(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    let mut conn = pool.acquire().await?;
+    let process: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&mut *conn).await?;
+    let role = format!("owner_{process}");
+    let create = format!(
+        "create role {role} login; create schema business authorization {role};
+         set role {role}; create table business.orders (id int); reset role"
+    );
+    sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut *conn).await?;
+    let as_role = options.clone().username(&role);
+    let refused = ["protect", "unprotect"].map(|command| janitor_on(&as_role, &[command, "business.orders"]));
+    let grant =
+        format!("grant usage on schema idempotency to {role}; grant select on idempotency._sqlx_migrations to {role}");
+    sqlx::raw_sql(AssertSqlSafe(grant)).execute(&mut *conn).await?;
+    let allowed = ["protect", "unprotect"].map(|command| janitor_on(&as_role, &[command, "business.orders"]));
+    sqlx::raw_sql(AssertSqlSafe(format!("drop owned by {role}; drop role {role}"))).execute(&mut *conn).await?;
+    for refused in refused {
+        assert_fails(&refused, 1, "one that protects has to own the table");
+        assert!(!text(&refused.stderr).contains("janitor's"), "{}", text(&refused.stderr));
+    }
+    for allowed in allowed {
+        assert_eq!(allowed.status.code(), Some(0), "{}", text(&allowed.stderr));
+    }
+    Ok(())
+}

@@ -3,6 +3,7 @@
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
+use chrono::DateTime;
 use pg_idempotency::lease::{Acquired, Leasing};
 use pg_idempotency::{Error, Idempotency, Key, Outcome, mark};
 use rig::fixture::Fixture;
@@ -48,6 +49,9 @@ async fn resolve_gives_every_repeat_the_response(_: PgPoolOptions, options: PgCo
     let response = r#"{"z": 12345678901234567890123, "a": "\u00e9"}"#;
     let output = janitor_on(&options, &resolve(response, &["--yes"]));
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let receipt = text(&output.stdout);
+    let time = receipt.split(' ').next().expect("a word");
+    assert!(DateTime::parse_from_rfc3339(time).is_ok(), "{receipt}");
     let (token, downstream_key) = (&shown["token"], &shown["downstream_key"]);
     let named = format!(
         "token {}, downstream key {}, which",
@@ -218,7 +222,9 @@ async fn a_decision_that_was_made_is_no_failure(_: PgPoolOptions, options: PgCon
     let full = std::fs::File::create("/dev/full")?;
     let output = command_on(&options).args(release(&["--yes"])).stdout(full).output()?;
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).starts_with("released: scope"), "{}", text(&output.stderr));
+    let receipt = text(&output.stderr);
+    let (time, done) = receipt.split_once(' ').expect("the time, and what was done");
+    assert!(DateTime::parse_from_rfc3339(time).is_ok() && done.starts_with("released: scope"), "{receipt}");
     Ok(())
 }
 

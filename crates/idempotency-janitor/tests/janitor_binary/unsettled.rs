@@ -107,7 +107,8 @@ async fn lists_the_oldest_claim_first_and_no_more_than_asked(
         let report = json(&janitor_on(&options, &["unsettled", "--json", "--limit", limit]));
         assert_eq!((values(&report), &report["more_left"]), (listed.to_vec(), &more_left.into()));
     }
-    assert!(text(&janitor_on(&options, &["unsettled", "--limit", "1"]).stdout).contains("there are more"));
+    let said = text(&janitor_on(&options, &["unsettled", "--limit", "1"]).stdout);
+    assert!(said.contains("\nof these, the first to expire is ") && said.contains("there are more"), "{said}");
     assert_eq!(janitor(&["unsettled", "--limit", "0"]).status.code(), Some(2));
     Ok(())
 }
