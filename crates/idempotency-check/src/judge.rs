@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::client::Answer;
 use crate::effects::Effect;
+use crate::form::Form;
 
 /// What the check does to a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, ValueEnum)]
@@ -42,7 +43,7 @@ pub enum Verdict {
     TwoEffects,
     /// The client was told of success, and the effect, or a part of it, is missing.
     NoEffectButSuccess,
-    /// One effect, and two final answers that differ.
+    /// One effect, and two final answers that differ, or an answer of another form than without an interruption.
     OtherAnswer,
     /// No final answer in time.
     Stuck,
@@ -69,7 +70,8 @@ impl fmt::Display for Verdict {
 /// How two answers are compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Compare {
-    /// The status, `Content-Type`, `Location`, and every byte of the body.
+    /// The status, `Content-Type`, `Location`, and every byte of the body. The answer to an undisturbed request has other
+    /// values, so only the status, `Content-Type`, the presence of `Location` and the names of JSON members are compared.
     #[default]
     Body,
     /// The status. An answer with the id of another payment is no finding then.
@@ -86,7 +88,9 @@ impl Compare {
 #[derive(Clone, Debug)]
 pub(crate) struct Expected {
     pub(crate) effect: Effect,
-    pub(crate) status: u16,
+    pub(crate) answer: Answer,
+    /// `None` if it is not compared.
+    pub(crate) form: Option<Form>,
 }
 
 impl Expected {
@@ -116,8 +120,12 @@ impl Expected {
         if let Some(other) = finals.iter().find(|answer| !compare.same(first, answer)) {
             return (Verdict::OtherAnswer, difference(first, other));
         }
-        if first.status != self.status {
-            let detail = format!("the status is {} in place of {}", first.status, self.status);
+        if first.status != self.answer.status {
+            let detail = format!("the status is {} in place of {}", first.status, self.answer.status);
+            return (Verdict::OtherAnswer, detail);
+        }
+        if let Some(unlike) = self.form.as_ref().and_then(|form| Form::of(first).unlike(form)) {
+            let detail = format!("the answer {unlike}: it is {} in place of {}", text(first), text(&self.answer));
             return (Verdict::OtherAnswer, detail);
         }
         (Verdict::OneEffect, String::new())
@@ -131,8 +139,11 @@ fn difference(first: &Answer, other: &Answer) -> String {
     if first.headers != other.headers {
         return format!("the headers were {:?} first, and later {:?}", first.headers, other.headers);
     }
-    let text = |answer: &Answer| crate::proxy::shorten(&String::from_utf8_lossy(&answer.body), 80);
     format!("the first final answer was {}, a later one {}", text(first), text(other))
+}
+
+fn text(answer: &Answer) -> String {
+    crate::proxy::shorten(&String::from_utf8_lossy(&answer.body), 80)
 }
 
 #[cfg(test)]
@@ -144,10 +155,12 @@ mod tests {
     fn each_verdict_follows_from_the_effect_and_the_answers() {
         let zero = Reading::of(&[&["0", "0"]]);
         let effect = |after: [&str; 2]| Reading::of(&[&after]).since(&zero);
-        let expected = Expected { effect: effect(["1", "100"]), status: 201 };
-        let (created, other) = (Answer::new(201, "a"), Answer::new(201, "b"));
+        let answer = Answer::new(201, r#"{"id":1}"#);
+        let expected = Expected { effect: effect(["1", "100"]), form: Some(Form::of(&answer)), answer };
+        let (created, other) = (Answer::new(201, r#"{"id":2}"#), Answer::new(201, r#"{"id":3}"#));
+        let lost = Answer::new(201, r#"{"status":"processed before"}"#);
         let (refused, replayed) = (Answer::new(422, "a"), Answer::new(200, "a"));
-        let cases: [(_, &[&Answer], _); 12] = [
+        let cases: [(_, &[&Answer], _); 13] = [
             (["1", "100"], &[&created, &created], Verdict::OneEffect),
             (["2", "200"], &[&created, &created], Verdict::TwoEffects),
             (["2", "200"], &[], Verdict::TwoEffects),
@@ -159,6 +172,7 @@ mod tests {
             (["1", "100"], &[&created, &refused], Verdict::RefusedThoughRetried),
             (["1", "100"], &[&created, &other], Verdict::OtherAnswer),
             (["1", "100"], &[&replayed, &replayed], Verdict::OtherAnswer),
+            (["1", "100"], &[&lost, &lost], Verdict::OtherAnswer),
             (["1", "100"], &[], Verdict::Stuck),
         ];
         for (after, finals, verdict) in cases {
@@ -166,5 +180,9 @@ mod tests {
         }
         let by_status = expected.judge(&effect(["1", "100"]), &[&created, &other], Compare::Status);
         assert_eq!(by_status.0, Verdict::OneEffect);
+        let detail = expected.judge(&effect(["1", "100"]), &[&lost], Compare::Body).1;
+        let says =
+            r#"the answer lacks "id", and has "status": it is {"status":"processed before"} in place of {"id":1}"#;
+        assert_eq!(detail, says);
     }
 }

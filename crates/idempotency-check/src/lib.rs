@@ -27,6 +27,7 @@ mod client;
 mod database;
 mod effects;
 mod error;
+mod form;
 mod judge;
 mod proxy;
 mod report;

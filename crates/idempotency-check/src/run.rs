@@ -10,8 +10,9 @@ use clap::ValueEnum as _;
 use tokio::time::sleep;
 
 use crate::Error;
-use crate::client::Caller;
+use crate::client::{Answer, Caller};
 use crate::effects::{Effect, Effects, Reading};
+use crate::form::Form;
 use crate::judge::{Compare, Expected, Interruption, Verdict};
 use crate::proxy::{Event, Place, Proxy, shorten};
 use crate::report::{Numbered, Report, Try};
@@ -84,7 +85,7 @@ impl<'a> Run<'a> {
         }
         (options.progress)("watching the idle service");
         proxy.learn(WATCH).await;
-        let expected = Expected { effect: Effect::default(), status: 0 };
+        let expected = Expected { effect: Effect::default(), answer: Answer::new(0, ""), form: None };
         let mut report = Report::default();
         report.service.killed = service.is_some();
         report.service.command = service.as_ref().map(|service| service.command().to_vec()).unwrap_or_default();
@@ -127,13 +128,14 @@ impl<'a> Run<'a> {
             return Err(Error::Unproxied);
         }
         self.proxy.learn(WATCH).await;
-        let (first, second) = (self.plain().await?, self.plain().await?);
+        let (first, mut second) = (self.plain().await?, self.plain().await?);
         let unlike = |what: &str, one: &dyn std::fmt::Display, other: &dyn std::fmt::Display| {
             let text = format!("two requests without any interruption differ in their {what}: {one}, and {other}");
             Err(Error::Undisturbed(text))
         };
-        if first.expected.status != second.expected.status {
-            return unlike("status", &first.expected.status, &second.expected.status);
+        let statuses = (first.expected.answer.status, second.expected.answer.status);
+        if statuses.0 != statuses.1 {
+            return unlike("status", &statuses.0, &statuses.1);
         }
         if !first.expected.effect.equals(&second.expected.effect) {
             return unlike("effect", &first.expected.effect, &second.expected.effect);
@@ -145,6 +147,12 @@ impl<'a> Run<'a> {
         let shapes = |plain: &Plain| plain.messages.iter().map(|(place, _)| place.clone()).collect::<Vec<_>>();
         if shapes(&first) != shapes(&second) {
             self.report.notes.push("the messages of two undisturbed requests differ, or their order does".to_owned());
+        }
+        if first.expected.form != second.expected.form {
+            let text =
+                "the answers to two undisturbed requests differ in their form, so no form is compared with theirs";
+            self.report.notes.push(text.to_owned());
+            second.expected.form = None;
         }
         let background = self.proxy.background();
         if background > 0 {
@@ -173,10 +181,10 @@ impl<'a> Run<'a> {
         let events = self.proxy.finish();
         let after = self.effects.settled(&talk.key).await?;
         let effect = after.since(&before);
-        let status = talk.finals().first().map(|answer| (answer.status, answer.is_success()));
-        let Some((status, true)) = status else {
+        let final_one = talk.finals().first().copied();
+        let Some(answer) = final_one.filter(|answer| answer.is_success()) else {
             let told = talk.told.last().map(ToString::to_string).unwrap_or_default();
-            if status.is_some() {
+            if final_one.is_some() {
                 return Err(Error::Undisturbed(format!("the undisturbed request fails: {told}")));
             }
             let wrote = self.service.as_ref().map(Service::wrote).unwrap_or_default();
@@ -188,7 +196,8 @@ impl<'a> Run<'a> {
             Event::Message { place, sql, .. } => Some((place, sql.replace(&talk.key, "{key}"))),
             _ => None,
         });
-        let expected = Expected { effect, status };
+        let form = (self.options.compare == Compare::Body).then(|| Form::of(answer));
+        let expected = Expected { effect, answer: answer.clone(), form };
         let messages = messages.collect();
         Ok(Plain { messages, expected, took: started.elapsed(), ended: Ended { key: talk.key, before, after } })
     }

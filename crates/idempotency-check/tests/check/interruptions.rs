@@ -149,6 +149,25 @@ async fn a_replay_with_other_bytes_is_another_answer(pool: PgPool) -> anyhow::Re
 }
 
 #[sqlx::test]
+async fn a_form_that_varies_without_an_interruption_is_not_compared(pool: PgPool) -> anyhow::Result<()> {
+    let check = on(&pool).await?.call(async |database: String, key: String| {
+        let mut connection = PgConnection::connect(&database).await?;
+        let mut tx = connection.begin().await?;
+        let claim = sqlx::query("insert into keys (key, request) values ($1, '') on conflict do nothing").bind(&key);
+        if claim.execute(&mut *tx).await?.rows_affected() == 1 {
+            sqlx::query("insert into payments (amount) values (100)").execute(&mut *tx).await?;
+        }
+        tx.commit().await?;
+        anyhow::Ok(Answer::new(201, format!("{{\"{key}\":\"paid\"}}")))
+    });
+    let report = check.only(1, Interruption::LostBefore).run().await?;
+    assert!(report.findings.is_empty() && report.tries[0].reached, "{report}");
+    let note = "the answers to two undisturbed requests differ in their form, so no form is compared with theirs";
+    assert!(report.notes.iter().any(|it| it == note), "{report}");
+    Ok(())
+}
+
+#[sqlx::test]
 async fn an_effect_after_the_answer_is_charged_to_its_own_try(pool: PgPool) -> anyhow::Result<()> {
     let check = on(&pool).await?.call(async |database: String, key: String| {
         let mut connection = PgConnection::connect(&database).await?;

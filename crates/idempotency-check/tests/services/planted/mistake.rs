@@ -7,6 +7,9 @@ pub(crate) enum Mistake {
     EffectBeforeClaim,
     /// The transaction of the payment commits, and the key is stored afterwards.
     KeyAfterCommit,
+    /// The key commits with the payment, and the answer is stored afterwards. A retry that finds no answer is told of
+    /// success, and not of the payment.
+    AnswerAfterCommit,
     /// The lock and the answer are in a store with expiry outside the database, as Redis is.
     LockElsewhere,
     /// The response is stored as `jsonb`, which normalises it.
@@ -30,9 +33,10 @@ pub(crate) enum Mistake {
 }
 
 impl Mistake {
-    pub(crate) const ALL: [Self; 12] = [
+    pub(crate) const ALL: [Self; 13] = [
         Self::EffectBeforeClaim,
         Self::KeyAfterCommit,
+        Self::AnswerAfterCommit,
         Self::LockElsewhere,
         Self::JsonbResponse,
         Self::FailureStored,

@@ -32,9 +32,10 @@ fn shop(mistake: Option<Mistake>) -> anyhow::Result<Service> {
 
 /// What the check says of a mistake: the verdict, the interruption or undisturbed check that shows it, and the
 /// interrupted message.
-pub(crate) const FOUND: [(Mistake, &str, &str, &str); 12] = [
+pub(crate) const FOUND: [(Mistake, &str, &str, &str); 13] = [
     (Mistake::EffectBeforeClaim, "two_effects", "lost-before", "insert into idempotency_key"),
     (Mistake::KeyAfterCommit, "two_effects", "lost-before", "insert into idempotency_key"),
+    (Mistake::AnswerAfterCommit, "other_answer", "lost-before", "update idempotency_key"),
     (Mistake::LockElsewhere, "two_effects", "lost-after", "insert into payments"),
     (Mistake::JsonbResponse, "other_answer", "again", ""),
     (Mistake::FailureStored, "stuck", "lost-before", "insert into payments"),

@@ -52,7 +52,8 @@ struct Shop {
     pool: PgPool,
     mistake: Option<Mistake>,
     outside: Mutex<Outside>,
-    /// With the mistake `KeyAfterCommit`, duplicates wait here, so that only an interruption shows the mistake.
+    /// With the mistakes `KeyAfterCommit` and `AnswerAfterCommit`, duplicates wait here, so that only an interruption
+    /// shows the mistake.
     one_at_a_time: tokio::sync::Mutex<()>,
 }
 
@@ -81,6 +82,7 @@ async fn pay(State(shop): State<Arc<Shop>>, headers: HeaderMap, body: Bytes) -> 
     let answer = match shop.mistake {
         Some(Mistake::EffectBeforeClaim) => shop.effect_before_claim(&key, &body, &payment).await,
         Some(Mistake::KeyAfterCommit) => shop.key_after_commit(&key, &body, &payment).await,
+        Some(Mistake::AnswerAfterCommit) => shop.answer_after_commit(&key, &body, &payment).await,
         Some(Mistake::LockElsewhere) => shop.lock_elsewhere(&key, &body, &payment).await,
         Some(Mistake::FailureStored) => shop.failure_stored(&key, &body, &payment).await,
         Some(Mistake::ProcessingForever) => shop.processing_forever(&key, &body, &payment).await,
@@ -156,6 +158,19 @@ impl Shop {
         let mut conn = self.pool.acquire().await?;
         claim(&mut conn, key, body).await?;
         self.complete(&mut conn, key, &answer).await?;
+        Ok(answer)
+    }
+
+    async fn answer_after_commit(&self, key: &Key, body: &[u8], payment: &Payment) -> sqlx::Result<Answer> {
+        let _turn = self.one_at_a_time.lock().await;
+        let mut tx = self.pool.begin().await?;
+        if !claim(&mut tx, key, body).await? {
+            return Ok(self.stored(&mut tx, key, body).await?.unwrap_or_else(processed_before));
+        }
+        let answer = perform(&mut tx, key, payment).await?;
+        tx.commit().await?;
+
+        self.complete(&mut *self.pool.acquire().await?, key, &answer).await?;
         Ok(answer)
     }
 
@@ -271,6 +286,10 @@ fn payment(body: &[u8]) -> Option<Payment> {
 
 fn key_reused() -> Answer {
     (StatusCode::UNPROCESSABLE_ENTITY, b"this key was used with another body".into())
+}
+
+fn processed_before() -> Answer {
+    (StatusCode::CREATED, br#"{"status":"processed before"}"#.into())
 }
 
 fn still_processing() -> Answer {
