@@ -24,12 +24,13 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// Why an operation was neither performed nor replayed.
 ///
 /// The text of an error contains neither the scope nor the value of a key; [`KeyReused`](Self::KeyReused) and
-/// [`OtherMode`](Self::OtherMode) have the key as a field. `Debug` of a database error contains the server's detail, which
-/// may quote a key, so log the text.
+/// [`OtherMode`](Self::OtherMode) have the key as a field. `Debug` of a database error contains the server's detail,
+/// which may quote a key, so log the text.
 ///
-/// The crate tells database errors apart by SQLSTATE alone. **An error while committing is ambiguous.** In transaction and
-/// mark mode, either both the effect and its record are stored, or neither is. In lease mode the effect may have happened
-/// although no result is stored. Ask again with the same key to find out; at least once, this may perform again.
+/// The crate tells database errors apart by SQLSTATE alone. **An error while committing is ambiguous.** In transaction
+/// and mark mode, either both the effect and its record are stored, or neither is. In lease mode the effect may have
+/// happened although no result is stored. Ask again with the same key to find out; at least once, this may perform
+/// again.
 ///
 /// # What to do on each
 ///
@@ -40,9 +41,9 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The key was used before for another request. Nothing was performed. Send that request again, and use a new key only
-    /// for another operation. Under a lease the first request may have taken effect in part, and a corrected one under a
-    /// new key would be a second operation.
+    /// The key was used before for another request. Nothing was performed. Send that request again, and use a new key
+    /// only for another operation. Under a lease the first request may have taken effect in part, and a corrected one
+    /// under a new key would be a second operation.
     #[error("the key was used before for another request; send that one again, or take a new key for another operation (operation {:?})", key.operation())]
     #[non_exhaustive]
     KeyReused {
@@ -62,8 +63,8 @@ pub enum Error {
 
     /// The operation was claimed and never completed, its owner is gone, and nobody knows whether it took effect. The
     /// key stays indeterminate until an operator or a [`Reconciler`](crate::lease::Reconciler) settles it, or its
-    /// retention ends. In transaction mode the cause is a caller that commits although the call failed, a `perform` that
-    /// sends a COMMIT, or a program in another language that called `idempotency.ensure` in autocommit.
+    /// retention ends. In transaction mode the cause is a caller that commits although the call failed, a `perform`
+    /// that sends a COMMIT, or a program in another language that called `idempotency.ensure` in autocommit.
     #[error(
         "the operation was claimed at {claimed_at} (attempt {attempt}, token {token}) and never completed{}{}; \
          find out whether it took effect, then resolve or release it",
@@ -142,11 +143,12 @@ pub enum Error {
 
     /// The connection is not in the transaction that the call needs.
     ///
-    /// - A mark or a call with a connection was made while the connection was in no transaction that sqlx has begun. Begin
-    ///   one with `conn.begin()`, or use [`Idempotency::run`](crate::Idempotency::run), which takes a pool. Nothing was done.
+    /// - A mark or a call with a connection was made while the connection was in no transaction that sqlx has begun.
+    ///   Begin one with `conn.begin()`, or use [`Idempotency::run`](crate::Idempotency::run), which takes a pool.
+    ///   Nothing was done.
     /// - `perform` has ended the transaction that holds the claim, with a COMMIT, a ROLLBACK, or a nested
-    ///   `conn.begin()` that failed, or whose future was dropped while it waited. The response was not stored, and nothing was
-    ///   acknowledged. **Later writes of `perform` stay.**
+    ///   `conn.begin()` that failed, or whose future was dropped while it waited. The response was not stored, and
+    ///   nothing was acknowledged. **Later writes of `perform` stay.**
     /// - [`commit`](crate::commit()) met a transaction that had ended in one of these ways.
     #[error(
         "the connection is not in the transaction that the call needs, so nothing was stored; begin a transaction \
@@ -179,8 +181,8 @@ pub enum Error {
     /// (`std::mem::forget`, a leak), or [`commit`](crate::commit()) got the nested transaction itself. sqlx would have
     /// released a savepoint in place of the COMMIT. No response was stored, and nothing was acknowledged.
     ///
-    /// - `perform` has forgotten it in the caller's transaction: the nested writes are undone. Roll back. After an isolated
-    ///   call, the key is released, and the transaction is usable.
+    /// - `perform` has forgotten it in the caller's transaction: the nested writes are undone. Roll back. After an
+    ///   isolated call, the key is released, and the transaction is usable.
     /// - `perform`, a handler or a step has forgotten it in a transaction of the crate: everything was rolled back.
     /// - [`commit`](crate::commit()): everything was rolled back, **also the transactions around the nested one**.
     #[error(
@@ -258,20 +260,20 @@ pub enum Error {
     },
 
     /// This owner has stopped: it could not renew its lease in time, or another owner has taken the claim over, or the
-    /// claim was released, resolved or deleted. This call stored nothing, and its effect may have happened. Ask again with
-    /// the same key. At least once and in steps, the call performs again unless another owner does; at most once, the key
-    /// becomes indeterminate unless somebody settles it.
+    /// claim was released, resolved or deleted. This call stored nothing, and its effect may have happened. Ask again
+    /// with the same key. At least once and in steps, the call performs again unless another owner does; at most once,
+    /// the key becomes indeterminate unless somebody settles it.
     #[error("the lease was lost, so nothing was stored, and the effect may have happened; ask again with the same key")]
     LeaseLost,
 
-    /// The record is not as the operator saw it: another claim has it, somebody has settled, completed or deleted it, it
-    /// is under a live lease, or other steps are in doubt. Nothing was changed. Look again, and decide again.
+    /// The record is not as the operator saw it: another claim has it, somebody has settled, completed or deleted it,
+    /// it is under a live lease, or other steps are in doubt. Nothing was changed. Look again, and decide again.
     #[error("the record has changed since it was looked at, or is under a live lease, so nothing was done; look again")]
     Changed,
 
-    /// The operation has used up its attempts. All of them failed or lapsed, so it may be a poison message. The operation
-    /// stays exhausted until an operator [permits one more](crate::operator::grant_attempt()), resolves or forgets it, or its
-    /// retention ends.
+    /// The operation has used up its attempts. All of them failed or lapsed, so it may be a poison message. The
+    /// operation stays exhausted until an operator [permits one more](crate::operator::grant_attempt()), resolves or
+    /// forgets it, or its retention ends.
     #[error("the operation was attempted {attempts} times without completing, which is the limit; set it aside")]
     #[non_exhaustive]
     Exhausted {
@@ -318,8 +320,9 @@ pub enum Error {
         problem: String,
     },
 
-    /// Another session holds the lock of [`migrate`](crate::migrate()) for longer than this call waits. Nothing was changed.
-    /// Any role can take that lock. The query of the text finds the session; `pg_terminate_backend` ends one that hangs.
+    /// Another session holds the lock of [`migrate`](crate::migrate()) for longer than this call waits. Nothing was
+    /// changed. Any role can take that lock. The query of the text finds the session; `pg_terminate_backend` ends one
+    /// that hangs.
     #[error(
         "another session holds the lock of the migrations of this database for longer than this one waits (its \
          lock_timeout, at most a minute); wait for it and migrate again, or end it if it hangs; this query finds it: \
@@ -343,8 +346,8 @@ pub enum Error {
         source: sqlx::Error,
     },
 
-    /// The database did not answer within the crate's time, or the runtime ended with the call. The connection is closed,
-    /// and **nobody knows what the server has done**: ask again with the same key.
+    /// The database did not answer within the crate's time, or the runtime ended with the call. The connection is
+    /// closed, and **nobody knows what the server has done**: ask again with the same key.
     #[error("the database did not answer in time, and the outcome is unknown; ask again with the same key")]
     Unanswered,
 
@@ -369,8 +372,8 @@ pub enum Error {
 impl Error {
     /// Whether the same call may succeed in a moment without a change. Examples of the cause: another caller is in
     /// flight; a serialization failure or a deadlock; a connection that broke or was not available; a server that
-    /// restarts or is full; its `statement_timeout` or `lock_timeout`. Over HTTP, answer such an error with a 409 or 503
-    /// and `Retry-After`.
+    /// restarts or is full; its `statement_timeout` or `lock_timeout`. Over HTTP, answer such an error with a 409 or
+    /// 503 and `Retry-After`.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {

@@ -35,12 +35,13 @@
 //! 2. The scope function returns an error: that is the response.
 //! 3. The key is missing: 400 `missing-key`. It is malformed, or there are several: 400 `malformed-key`. `"abc"` and
 //!    `abc` are the same key.
-//! 4. The body is over its limit: 413. The layer first reads on, for up to eight limits and 10 seconds, because a client
-//!    that is still writing would see a reset in place of the answer. The body breaks off: 400. Up to here nothing is claimed, however slow the upload is.
+//! 4. The body is over its limit: 413. The layer first reads on, for up to eight limits and 10 seconds, because a
+//!    client that is still writing would see a reset in place of the answer. The body breaks off: 400. Up to here
+//!    nothing is claimed, however slow the upload is.
 //! 5. The request becomes a *run*, which is a task of its own: **a client that hangs up changes nothing**, and gets the
-//!    answer when it asks again. With too many runs it waits for a place, and then the answer is a 503 `overloaded`. The run claims the key. If the
-//!    database is unreachable, the answer is a 503, and the handler does not run. If it refuses a statement that
-//!    a retry would send again, or the table is missing, the answer is a 500.
+//!    answer when it asks again. With too many runs it waits for a place, and then the answer is a 503 `overloaded`.
+//!    The run claims the key. If the database is unreachable, the answer is a 503, and the handler does not run. If it
+//!    refuses a statement that a retry would send again, or the table is missing, the answer is a 500.
 //! 6. The key came with [another request](#what-makes-two-requests-the-same): 422 `key-reused`. A transaction of
 //!    another process is invisible until it commits, so the answer is `in-flight` until then.
 //! 7. The first request is in flight: 409 `in-flight` with `Retry-After`, or a [bounded
@@ -49,8 +50,8 @@
 //! 9. The first request was answered: **the same answer**, with the same status, the [allowed
 //!    headers](IdempotencyLayer::with_replayed_header), the same bytes, and `Idempotent-Replayed: true`. If the
 //!    response was not stored (too large, a stream, a secret): 409 `not-replayable`. If the record has a
-//!    [reference](AnswerBy), the answer is [rebuilt](IdempotencyLayer::with_replay); if the reference no longer resolves:
-//!    410 `gone`.
+//!    [reference](AnswerBy), the answer is [rebuilt](IdempotencyLayer::with_replay); if the reference no longer
+//!    resolves: 410 `gone`.
 //! 10. Otherwise the handler runs. A response
 //!     - **below 400** is stored with the key, committed, and then sent. A commit that fails is a 500 if the database
 //!       refuses it (a deferred constraint), and a 503 if a retry may succeed or the connection was lost.
@@ -58,17 +59,17 @@
 //!     - of any other status undoes everything and frees the key, so that a corrected request may use it. So do an
 //!       error, a panic, and a handler that takes [too long](IdempotencyLayer::with_run_timeout).
 //!
-//! Under a [lease](IdempotencyLayer::leased), effects outside are not undone. If the response is not of a chosen status: in
-//! steps, a 4xx of the first attempt before its first step frees the key for any body. At least once, an error frees the
-//! key for the same body. **At most once, an error leaves the key indeterminate**, even if an extractor has refused the
-//! request, unless the handler has declared that it did nothing, with
+//! Under a [lease](IdempotencyLayer::leased), effects outside are not undone. If the response is not of a chosen
+//! status: in steps, a 4xx of the first attempt before its first step frees the key for any body. At least once, an
+//! error frees the key for the same body. **At most once, an error leaves the key indeterminate**, even if an extractor
+//! has refused the request, unless the handler has declared that it did nothing, with
 //! [`Lease::not_performed`](crate::lease::Lease::not_performed). So let such a handler read the body itself, and not an
 //! extractor.
 //!
 //! Every response of the layer to a request with one `Idempotency-Key` echoes it, as this request sent it: first
 //! answers, replays, rejections, and errors of the scope function. It replaces the echo of another service, which a
-//! handler has passed on. A key [from another place](IdempotencyLayer::with_key_from) is not echoed. The echo is not stored.
-//! The guide's page `standards` compares the layer with the draft and with Stripe, line by line.
+//! handler has passed on. A key [from another place](IdempotencyLayer::with_key_from) is not echoed. The echo is not
+//! stored. The guide's page `standards` compares the layer with the draft and with Stripe, line by line.
 //!
 //! # Where to put it
 //!
@@ -87,16 +88,16 @@
 //!
 //! A run has the span of its request, but **not the task-locals of the layers outside** (`tokio::task_local!`). Pass
 //! such values in the request's extensions, where the handler also finds the [`Key`](crate::Key), if there is one, and
-//! what [`IdempotentTx`] and [`Lease`](crate::lease::Lease) take. A panic of the handler continues on the connection's task: the
-//! client sees a cut connection, or the answer of a `CatchPanicLayer` further out.
+//! what [`IdempotentTx`] and [`Lease`](crate::lease::Lease) take. A panic of the handler continues on the connection's
+//! task: the client sees a cut connection, or the answer of a `CatchPanicLayer` further out.
 //!
 //! # What makes two requests the same
 //!
 //! By default: method, path with query, and body, byte by byte. **If the effect or the answer depends on a header** (an
 //! account, a currency), [add it](IdempotencyLayer::with_fingerprinted_header), or one account gets the response of
 //! another. For clients that build the body anew for each attempt there are [other
-//! choices](IdempotencyLayer::with_canonical_json). After a change of these settings, a retry of an earlier request gets
-//! a 500 (`misconfigured`) until its key expires.
+//! choices](IdempotencyLayer::with_canonical_json). After a change of these settings, a retry of an earlier request
+//! gets a 500 (`misconfigured`) until its key expires.
 //!
 //! # Runs
 //!
@@ -111,15 +112,16 @@
 //! of requests with one key costs other keys time and nothing else**: of the requests with one key that do not perform,
 //! only as many have a place at a time as the pool has connections, and at most half of all places.
 //!
-//! If the database is down, sqlx waits for a connection for the pool's `acquire_timeout`, by default 30 seconds, and only
-//! then the layer answers 503. Most clients have given up by then. **Set 5 seconds**:
+//! If the database is down, sqlx waits for a connection for the pool's `acquire_timeout`, by default 30 seconds, and
+//! only then the layer answers 503. Most clients have given up by then. **Set 5 seconds**:
 //! `PgPoolOptions::new().acquire_timeout(Duration::from_secs(5))`.
 //!
 //! # Costs
 //!
 //! Compared with the handler in a transaction of its own, a first call costs two more round trips, a task, and memory
-//! for both bodies. A replay takes four round trips (begin, claim, look, and a commit for which the answer does not wait), or one with
-//! [`with_round_trips`](crate::Idempotency::with_round_trips). `docs/performance.md` of the package has measurements.
+//! for both bodies. A replay takes four round trips (begin, claim, look, and a commit for which the answer does not
+//! wait), or one with [`with_round_trips`](crate::Idempotency::with_round_trips). `docs/performance.md` of the package
+//! has measurements.
 
 mod body;
 mod by_reference;

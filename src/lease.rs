@@ -12,8 +12,8 @@
 //!   [`resolve`](crate::operator::resolve()) or [`release`](crate::operator::release()).
 //! - [`InSteps`](Policy::InSteps) is for work of several named parts, in this database and outside. The result of each
 //!   part is stored when the part is done, so the next attempt continues after the last one. [`Lease::step`],
-//!   [`Lease::step_at_least_once`] and [`Lease::step_at_most_once`] are the kinds of parts. A step at most once that was
-//!   begun and has no result makes the key indeterminate, until a [`Reconciler`] or an operator settles it:
+//!   [`Lease::step_at_least_once`] and [`Lease::step_at_most_once`] are the kinds of parts. A step at most once that
+//!   was begun and has no result makes the key indeterminate, until a [`Reconciler`] or an operator settles it:
 //!   [`resolve_step`](crate::operator::resolve_step) or [`release_step`](crate::operator::release_step).
 //!
 //! Under every policy at most one result is stored. A stale owner can neither store nor undo anything, because every

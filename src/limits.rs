@@ -26,10 +26,11 @@ pub enum InFlight {
     /// caller is still usable** then. A shorter `lock_timeout` of the caller's session ends the wait earlier, in the
     /// same way. A `statement_timeout` is an error, and aborts the transaction.
     ///
-    /// **In transaction and mark mode, a caller that waits holds its connection.** Many duplicates of one slow operation
-    /// can hold all connections of a pool, and other calls then wait for a connection, so make the limit shorter than the
-    /// pool's `acquire_timeout`. If anybody may call, use [`Reject`](Self::Reject), and send the client a `Retry-After`. In
-    /// lease mode and behind the HTTP layer, a caller polls and holds no connection between two polls.
+    /// **In transaction and mark mode, a caller that waits holds its connection.** Many duplicates of one slow
+    /// operation can hold all connections of a pool, and other calls then wait for a connection, so make the limit
+    /// shorter than the pool's `acquire_timeout`. If anybody may call, use [`Reject`](Self::Reject), and send the
+    /// client a `Retry-After`. In lease mode and behind the HTTP layer, a caller polls and holds no connection between
+    /// two polls.
     ///
     /// If the owner's process dies, the server notices this only when the owner's current statement ends. If statements
     /// are long, set `client_connection_check_interval` (PostgreSQL 14).

@@ -1,5 +1,5 @@
-//! Three ways to create the table: [`migrate`], [`MIGRATOR`] and [`schema_sql`]. The first two detect the table that any
-//! of them has created; the SQL then fails. And the triggers of [`protect`].
+//! Three ways to create the table: [`migrate`], [`MIGRATOR`] and [`schema_sql`]. The first two detect the table that
+//! any of them has created; the SQL then fails. And the triggers of [`protect`].
 
 mod distribute;
 mod protect;
@@ -41,9 +41,10 @@ static MIGRATIONS: LazyLock<[Migration; 1]> = LazyLock::new(|| {
 /// The two take different locks. If both run at the same moment on an empty database, [`migrate`] tries again, and the
 /// migrator may fail once.
 ///
-/// Unlike [`migrate`], it sends `create schema if not exists` even if everything exists, so its role always needs the right
-/// to create schemas. And it does not look at who owns the schema `idempotency`. A role that may create schemas may have
-/// created it before you, and could then replace the crate's functions. If you do not trust every such role, use [`migrate`].
+/// Unlike [`migrate`], it sends `create schema if not exists` even if everything exists, so its role always needs the
+/// right to create schemas. And it does not look at who owns the schema `idempotency`. A role that may create schemas
+/// may have created it before you, and could then replace the crate's functions. If you do not trust every such role,
+/// use [`migrate`].
 ///
 /// Like [`migrate`], it ignores migrations of a newer release, so that old processes start on the new schema during a
 /// roll-out.
@@ -61,8 +62,8 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 ///
 /// It is safe to call from many processes at once, through PgBouncer, and beside the application's own migrations. It
 /// neither reads nor changes `search_path`. It waits for another session that migrates: for a minute, or for the
-/// connection's `lock_timeout` if that is shorter. To migrate in a transaction of your own, run [`schema_sql`] without its
-/// BEGIN and COMMIT.
+/// connection's `lock_timeout` if that is shorter. To migrate in a transaction of your own, run [`schema_sql`] without
+/// its BEGIN and COMMIT.
 ///
 /// ```no_run
 /// # async fn f(pool: sqlx::PgPool) -> Result<(), pg_idempotency::Error> {
@@ -192,8 +193,8 @@ async fn apply(conn: &mut PgConnection) -> Result<(), Error> {
     Ok(())
 }
 
-/// Admits one installer at a time: `if not exists` alone fails when two sessions create at once. The limit of the wait is
-/// also that of the migration's own locks.
+/// Admits one installer at a time: `if not exists` alone fails when two sessions create at once. The limit of the wait
+/// is also that of the migration's own locks.
 async fn lock(conn: &mut PgConnection) -> Result<(), Error> {
     conn.execute(
         "

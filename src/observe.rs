@@ -231,11 +231,11 @@ pub(crate) const CLAIMED: &str = "claimed";
 pub(crate) const REPLAYED: &str = "replayed";
 /// Of a step only.
 pub(crate) const IN_DOUBT: &str = "in_doubt";
-/// The work failed: `perform` returned an error, or the handler answered with an error that is not stored. Many of these
-/// are the mistake of a client, such as a body that is not valid.
+/// The work failed: `perform` returned an error, or the handler answered with an error that is not stored. Many of
+/// these are the mistake of a client, such as a body that is not valid.
 pub(crate) const FAILED: &str = "failed";
-/// The crate could not do its part: an error of the database or of the schema, an answer that does not decode, a mistake
-/// of the service.
+/// The crate could not do its part: an error of the database or of the schema, an answer that does not decode, a
+/// mistake of the service.
 pub(crate) const ERROR: &str = "error";
 /// The operation has failed as often as it may.
 pub(crate) const EXHAUSTED: &str = "exhausted";

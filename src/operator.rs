@@ -1,8 +1,8 @@
 //! What an operator asks and decides: how much is in the table, whether the set-up keeps the crate's promises, what
 //! became of one key, which records wait for a decision, and the decision.
 //!
-//! The binary `idempotency-janitor` is a command line over these functions, and a service may call them itself. Each takes a
-//! pool, and runs in a transaction of its own.
+//! The binary `idempotency-janitor` is a command line over these functions, and a service may call them itself. Each
+//! takes a pool, and runs in a transaction of its own.
 //!
 //! # Layout
 //!

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// The state of a record, as of one moment. Operators and the janitor's counts get it from one SQL expression, and a call
-/// derives the same from what it reads.
+/// The state of a record, as of one moment. Operators and the janitor's counts get it from one SQL expression, and a
+/// call derives the same from what it reads.
 ///
 /// A record in lease mode whose attempts are used up is [`Lapsed`](Self::Lapsed) or [`Released`](Self::Released) here,
 /// because the record does not know the service's limit. If you know it,

@@ -1,6 +1,6 @@
-//! The floors of `src/layout.md`: a module knows the floors below its own, and on its own floor no two modules know each
-//! other, not even through a third. Nor do two files of one folder, here and in the tools that prove the crate. And what the
-//! SQL of the crate names.
+//! The floors of `src/layout.md`: a module knows the floors below its own, and on its own floor no two modules know
+//! each other, not even through a third. Nor do two files of one folder, here and in the tools that prove the crate.
+//! And what the SQL of the crate names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -214,8 +214,8 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// PostgreSQL would prefer a function of another schema that fits a call better, as `public.format(text, text)` does. Those that
-/// are left are constructs of the grammar, and aggregates that fit exactly.
+/// PostgreSQL would prefer a function of another schema that fits a call better, as `public.format(text, text)` does.
+/// Those that are left are constructs of the grammar, and aggregates that fit exactly.
 #[test]
 fn every_function_in_the_sql_is_named_with_its_schema() {
     const EXACT: &str = "and any array as between bind case check coalesce count exists extract filter from greatest in insert \

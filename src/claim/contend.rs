@@ -1,5 +1,6 @@
-//! How a call wins or loses a claim. It first tries to claim. If that fails, or if the table is distributed, it looks at
-//! the record, and does what the answer says. If an open transaction has the key, it waits for the owner, and looks again.
+//! How a call wins or loses a claim. It first tries to claim. If that fails, or if the table is distributed, it looks
+//! at the record, and does what the answer says. If an open transaction has the key, it waits for the owner, and looks
+//! again.
 
 use std::time::{Duration, Instant};
 
@@ -45,8 +46,8 @@ impl CalledAt {
     }
 
     /// Fails if the transaction is older than the message that was to begin it: a BEGIN inside a transaction begins
-    /// nothing. The server's clock gives one age and the process's clock the other, so the two clocks need not agree. Only
-    /// the first statement is judged, because the clocks drift apart during a long wait.
+    /// nothing. The server's clock gives one age and the process's clock the other, so the two clocks need not agree.
+    /// Only the first statement is judged, because the clocks drift apart during a long wait.
     fn judge(&mut self, age: Duration) -> Result<(), Error> {
         match self.unchecked_since.take() {
             Some(since) if age > since.elapsed() => Err(Error::NotInTransaction),

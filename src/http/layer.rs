@@ -108,8 +108,8 @@ impl IdempotencyLayer {
     ///
     /// `options` are those of a call: retention, deployment, round trips, and what to do about a concurrent duplicate.
     /// Over HTTP the default for a duplicate is [`Reject`](crate::InFlight::Reject), because anybody may send one. A
-    /// request that [waits](crate::InFlight::Wait) polls, and holds no connection between two polls. **Tell your clients
-    /// the retention**: a retry that comes later is performed.
+    /// request that [waits](crate::InFlight::Wait) polls, and holds no connection between two polls. **Tell your
+    /// clients the retention**: a retry that comes later is performed.
     ///
     /// `scope` returns the tenant, account or user of the request. It must come **from the authenticated identity**,
     /// which a layer further out has put into the request's extensions, and never from an unauthenticated part of the
@@ -166,15 +166,15 @@ impl IdempotencyLayer {
         self.pool.options().get_acquire_timeout().min(LONGEST_PLACE_TIME)
     }
 
-    /// How many requests with one key may claim or replay at a time. More than one for each connection would only wait for
-    /// one. At least half of the places are left to other keys, if there are two.
+    /// How many requests with one key may claim or replay at a time. More than one for each connection would only wait
+    /// for one. At least half of the places are left to other keys, if there are two.
     pub(super) fn turns_of_one_key(&self) -> usize {
         let connections = usize::try_from(self.pool.options().get_max_connections()).unwrap_or(usize::MAX);
         connections.min(self.max_runs / 2).max(1)
     }
 
-    /// The longest wait for the database, before and after the handler. It is not longer than the handler may take, but a
-    /// busy server has a second.
+    /// The longest wait for the database, before and after the handler. It is not longer than the handler may take, but
+    /// a busy server has a second.
     pub(super) fn answer_time(&self) -> Duration {
         self.run_timeout.clamp(Duration::from_secs(1), ANSWER)
     }

@@ -1,5 +1,5 @@
-//! Why a request gets no answer of its handler, and the response that says so: a rejection of the layer, or a refusal of the
-//! service.
+//! Why a request gets no answer of its handler, and the response that says so: a rejection of the layer, or a refusal
+//! of the service.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -93,8 +93,8 @@ pub enum Rejection {
     /// although no answer is stored: the retry may perform again, or be `indeterminate`.
     #[error("the service cannot process this request at the moment; ask again with the same key")]
     Unavailable(#[source] Arc<Error>),
-    /// `overloaded`, 503 with `Retry-After`: the number of runs is at its limit, and no place became free in time. Nothing
-    /// began.
+    /// `overloaded`, 503 with `Retry-After`: the number of runs is at its limit, and no place became free in time.
+    /// Nothing began.
     #[error("too many requests are in progress; ask again with the same key")]
     #[non_exhaustive]
     Overloaded {
@@ -168,8 +168,8 @@ pub enum Misconfigured {
     /// a missing privilege (42501), a key with characters outside the database's encoding (22P05).
     #[error("the database refused a statement or the commit, and would refuse it again")]
     DatabaseRefused(#[source] Error),
-    /// Any other error of this crate: the table is missing, a stored reference does not decode, or the stored fingerprint
-    /// is of an unknown version or choice.
+    /// Any other error of this crate: the table is missing, a stored reference does not decode, or the stored
+    /// fingerprint is of an unknown version or choice.
     #[error(transparent)]
     Refused(#[from] Error),
 }
@@ -254,8 +254,8 @@ impl Rejection {
         }
     }
 
-    /// The outcome of a transactional run that ended in this rejection, or of a request that had no run, for the metrics
-    /// and the span.
+    /// The outcome of a transactional run that ended in this rejection, or of a request that had no run, for the
+    /// metrics and the span.
     pub(super) fn outcome(&self) -> &'static str {
         match self {
             Self::KeyReused => "key_reused",

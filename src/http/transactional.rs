@@ -107,8 +107,8 @@ impl Transactional<'_> {
         }
     }
 
-    /// Claims once, without waiting for another request. Only the first try saves round trips, because each failed claim in
-    /// the message that begins writes an error to the server's log.
+    /// Claims once, without waiting for another request. Only the first try saves round trips, because each failed
+    /// claim in the message that begins writes an error to the server's log.
     async fn claim_once<'k>(self, call: &Call<'k>, first: bool) -> Result<Claimed<Holding<'k>>, Error> {
         let mut session = Session::of(&self.layer.pool).await?;
         let claimed = if first { call.begin(&mut session).await } else { call.begin_and_claim(&mut session).await };
@@ -177,7 +177,8 @@ impl Transactional<'_> {
         Err(mistake)
     }
 
-    /// Stores the response and commits. `undo`: without the handler's writes. If this fails before the COMMIT, rolls back.
+    /// Stores the response and commits. `undo`: without the handler's writes. If this fails before the COMMIT, rolls
+    /// back.
     async fn commit(
         self,
         mut session: Session,
@@ -196,8 +197,8 @@ impl Transactional<'_> {
         committed.map_err(Rejection::of_completion)
     }
 
-    /// Starts a task that commits a transaction without writes: that of a replay, or the one that `commit and chain` began.
-    /// The answer does not wait for this task.
+    /// Starts a task that commits a transaction without writes: that of a replay, or the one that `commit and chain`
+    /// began. The answer does not wait for this task.
     fn commit_unwatched(self, mut session: Session) {
         if session.is_open() {
             let committing = async move { session.commit().await };
@@ -213,10 +214,10 @@ impl Transactional<'_> {
 
     /// A failure to roll back means a broken connection, whose transaction the server rolls back.
     ///
-    /// If the handler has dropped the future of a statement, by a time-out of its own, the statement still runs, and the
-    /// ROLLBACK waits behind it. The answer does not wait for longer than [`ROLLBACK_TIME`]. A task waits on, because
-    /// this connection may also have vanished. At the end of the answer time it closes the connection. The key stays in
-    /// flight for as long as the statement runs.
+    /// If the handler has dropped the future of a statement, by a time-out of its own, the statement still runs, and
+    /// the ROLLBACK waits behind it. The answer does not wait for longer than [`ROLLBACK_TIME`]. A task waits on,
+    /// because this connection may also have vanished. At the end of the answer time it closes the connection. The key
+    /// stays in flight for as long as the statement runs.
     async fn roll_back(self, mut session: Session) {
         let rolling_back = async move { session.roll_back().await };
         let rolling_back = tokio::spawn(or_closed(self.layer.answer_time(), rolling_back));

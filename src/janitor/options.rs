@@ -27,12 +27,13 @@ const GRACE: Duration = Duration::from_secs(60);
 /// Deletes the records of one database that are past their retention, a batch at a time.
 ///
 /// Every answer is right without it: a claim ignores an expired record. It changes an answer only if a call waits for
-/// longer than the [grace](Self::with_grace). The janitor frees the space. Run it from cron (`idempotency-janitor sweep`), or let each process of a service
-/// [`run`](Janitor::run) one: they share the work, because each skips the rows that another has locked.
+/// longer than the [grace](Self::with_grace). The janitor frees the space. Run it from cron (`idempotency-janitor
+/// sweep`), or let each process of a service [`run`](Janitor::run) one: they share the work, because each skips the
+/// rows that another has locked.
 ///
 /// A busy janitor deletes `batch size / (time of a batch + pause)` rows a second. Make it at least twice the number of
-/// inserts a second; the guide's page `sizing` has examples. The interval decides only how many rows wait for the next pass.
-/// [`operator::health`](crate::operator::health()) and a metric show whether it keeps up.
+/// inserts a second; the guide's page `sizing` has examples. The interval decides only how many rows wait for the next
+/// pass. [`operator::health`](crate::operator::health()) and a metric show whether it keeps up.
 ///
 /// ```no_run
 /// # async fn f(pool: sqlx::PgPool) -> Result<(), pg_idempotency::Error> {
@@ -58,8 +59,8 @@ impl Janitor {
         Self { pool, batch_size: BATCH_SIZE, pause: PAUSE, interval: INTERVAL, grace: GRACE }
     }
 
-    /// Sets the number of records that one transaction deletes. The default is 1000. A batch holds its row locks and its
-    /// memory to its end, and above some tens of thousands of records it hardly saves round trips.
+    /// Sets the number of records that one transaction deletes. The default is 1000. A batch holds its row locks and
+    /// its memory to its end, and above some tens of thousands of records it hardly saves round trips.
     ///
     /// Batches of a table that Citus distributes are chosen by time: records that expired in the same microsecond are
     /// deleted together, so a batch may be somewhat larger.
@@ -90,9 +91,9 @@ impl Janitor {
 
     /// Sets how long an expired record is left alone. The default is a minute. The grace does not prolong the
     /// retention: an expired key is new at once. The grace is for duplicates that asked before the record expired and
-    /// still wait: the record is their answer. Make it longer than the longest wait of your service, and than the longest
-    /// upload: the layer judges a record as of the arrival of its request, and reads the body before it looks. If the record
-    /// is deleted during the upload, the operation is performed again.
+    /// still wait: the record is their answer. Make it longer than the longest wait of your service, and than the
+    /// longest upload: the layer judges a record as of the arrival of its request, and reads the body before it looks.
+    /// If the record is deleted during the upload, the operation is performed again.
     ///
     /// # Errors
     ///

@@ -13,8 +13,8 @@ use crate::session::{Opening, ended_or_closed, in_pooled_transaction};
 use crate::shutdown::{Shutdown, is_ready, no_later, unless};
 use crate::{Error, observe};
 
-/// How long a transaction of the sweep waits for the server: the interval, within these limits. A batch takes milliseconds,
-/// so after this time the server, or the network, is as good as away.
+/// How long a transaction of the sweep waits for the server: the interval, within these limits. A batch takes
+/// milliseconds, so after this time the server, or the network, is as good as away.
 const BATCH_TIME: RangeInclusive<Duration> = Duration::from_secs(10)..=Duration::from_secs(60);
 
 /// How long a shutdown waits for the batch in progress. Service managers kill a process after 30 seconds or later.
@@ -26,9 +26,10 @@ impl Janitor {
     ///
     /// # Errors
     ///
-    /// [`Error::Database`] and [`Error::SchemaMissing`]; [`Error::Unanswered`] if the server has not answered a batch for as
-    /// long as the [interval](Self::with_interval), but for 10 seconds at least and a minute at most. The deletions of other
-    /// batches remain. A sweep of a partitioned table goes on after an error of one leaf, and returns the first error.
+    /// [`Error::Database`] and [`Error::SchemaMissing`]; [`Error::Unanswered`] if the server has not answered a batch
+    /// for as long as the [interval](Self::with_interval), but for 10 seconds at least and a minute at most. The
+    /// deletions of other batches remain. A sweep of a partitioned table goes on after an error of one leaf, and
+    /// returns the first error.
     ///
     /// # Cancellation
     ///
@@ -37,8 +38,8 @@ impl Janitor {
         self.sweep_until(limit, std::future::pending()).await
     }
 
-    /// As [`sweep_once`](Self::sweep_once), with the same errors and the same cancellation, but it ends within one batch,
-    /// and within 5 seconds, after `stop` is ready. A batch that takes longer is rolled back.
+    /// As [`sweep_once`](Self::sweep_once), with the same errors and the same cancellation, but it ends within one
+    /// batch, and within 5 seconds, after `stop` is ready. A batch that takes longer is rolled back.
     pub async fn sweep_until(&self, limit: u64, stop: impl Future<Output = ()>) -> Result<Swept, Error> {
         let stop = pin!(stop);
         self.sweep(limit, self.batch_size.get(), None, &mut Shutdown::new(stop)).await
@@ -122,8 +123,8 @@ impl Janitor {
         Ok(oldest)
     }
 
-    /// Runs one transaction of the sweep. If the server does not answer in time, or not soon enough after a shutdown, this
-    /// closes the connection, and is [`Error::Unanswered`].
+    /// Runs one transaction of the sweep. If the server does not answer in time, or not soon enough after a shutdown,
+    /// this closes the connection, and is [`Error::Unanswered`].
     async fn transaction<R>(
         &self,
         shutdown: &mut (impl Future<Output = ()> + Unpin),

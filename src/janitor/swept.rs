@@ -12,9 +12,9 @@ pub struct Swept {
     pub completed: u64,
     /// Records that were never completed, and that a retry could have continued: nobody has retried a call that failed.
     pub unfinished: u64,
-    /// Records that [nobody has settled](crate::operator::State::Indeterminate). **Their effects may have happened, and their
-    /// keys are new again**: a retry performs. They are also a warning in the log. In transaction mode each comes from a caller that
-    /// committed after an error: find the cause.
+    /// Records that [nobody has settled](crate::operator::State::Indeterminate). **Their effects may have happened, and
+    /// their keys are new again**: a retry performs. They are also a warning in the log. In transaction mode each comes
+    /// from a caller that committed after an error: find the cause.
     pub indeterminate: u64,
     /// Marks.
     pub marks: u64,
@@ -22,8 +22,8 @@ pub struct Swept {
     pub batches: u64,
     /// Whether the limit or a shutdown ended the sweep while more was due.
     pub limited: bool,
-    /// How long ago the oldest expired record had expired at the end of the sweep; `None` if none was due. The records that
-    /// remain are locked by another transaction, or came due during the sweep, or the sweep was
+    /// How long ago the oldest expired record had expired at the end of the sweep; `None` if none was due. The records
+    /// that remain are locked by another transaction, or came due during the sweep, or the sweep was
     /// [`limited`](Self::limited).
     pub oldest_after: Option<Duration>,
 }

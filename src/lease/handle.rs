@@ -17,8 +17,8 @@ use crate::{Fingerprint, Key, Mode};
 
 /// The lease under which the work runs: its facts, and the steps of the operation. Clones are of the same lease.
 ///
-/// Only the [`LeaseOwner`](super::LeaseOwner) completes or releases the claim. All clones are lost when it has ended, and
-/// before a release or a failure is sent.
+/// Only the [`LeaseOwner`](super::LeaseOwner) completes or releases the claim. All clones are lost when it has ended,
+/// and before a release or a failure is sent.
 ///
 /// A handler behind a leased layer of the feature `http` finds a clone in the request's extensions. With axum it is an
 /// extractor.
@@ -43,7 +43,8 @@ impl Lease {
         &self.key
     }
 
-    /// 1 for the first claim, and one more for each take-over of an unfinished operation. A claim whose work never began does not count.
+    /// 1 for the first claim, and one more for each take-over of an unfinished operation. A claim whose work never
+    /// began does not count.
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.attempt.unsigned_abs()
@@ -55,10 +56,10 @@ impl Lease {
         self.token
     }
 
-    /// A key for the next service, the same in every attempt of this operation: 32 hexadecimal digits of a SHA-256 of the
-    /// key and the fingerprint. A gateway that deduplicates by it sees one operation, however many attempts there are, for as
-    /// long as it remembers the key. An operator can look up an indeterminate operation there under this key
-    /// ([`Shown::downstream_key`](crate::operator::Shown::downstream_key)).
+    /// A key for the next service, the same in every attempt of this operation: 32 hexadecimal digits of a SHA-256 of
+    /// the key and the fingerprint. A gateway that deduplicates by it sees one operation, however many attempts there
+    /// are, for as long as it remembers the key. An operator can look up an indeterminate operation there under this
+    /// key ([`Shown::downstream_key`](crate::operator::Shown::downstream_key)).
     ///
     /// After the retention, the same key with the same body is a new operation, with the same downstream key. A gateway
     /// that remembers keys for longer than the retention would treat it as the earlier operation.
@@ -74,8 +75,8 @@ impl Lease {
     }
 
     /// Whether the lease is lost, or has ended. If it is lost, the work is dropped at its next await. Work with several
-    /// effects and no await between them should check this before each effect, and so should a task that may outlive the
-    /// work.
+    /// effects and no await between them should check this before each effect, and so should a task that may outlive
+    /// the work.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.deadline.is_past()
@@ -91,12 +92,12 @@ impl Lease {
         error
     }
 
-    /// The result of the work, or `None` when the lease is lost. This polls the lease first: a process that was suspended
-    /// past its lease must not continue its work when it wakes.
+    /// The result of the work, or `None` when the lease is lost. This polls the lease first: a process that was
+    /// suspended past its lease must not continue its work when it wakes.
     pub(crate) async fn unless_lost<R>(&self, work: impl Future<Output = R>) -> Option<R> {
         let result = unless(&mut pin!(self.deadline.past()), work).await;
-        // If the claim were known to be gone, there would be no deadline. The renewal cannot say this itself: it ends with
-        // the work.
+        // If the claim were known to be gone, there would be no deadline. The renewal cannot say this itself: it ends
+        // with the work.
         if result.is_none() && self.deadline.get().is_some() {
             tracing::warn!(
                 operation = self.key.operation(),

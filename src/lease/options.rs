@@ -29,8 +29,8 @@ pub enum Policy {
     /// is settled, by an operator or a [`Reconciler`](super::Reconciler), or the retention ends.
     ///
     /// Such a call continues an unfinished operation of `AtLeastOnce`, too. A gateway knows that one by
-    /// [`Lease::downstream_key`](super::Lease::downstream_key), and not by the key of a step: hand it on inside the step until
-    /// these operations have ended.
+    /// [`Lease::downstream_key`](super::Lease::downstream_key), and not by the key of a step: hand it on inside the
+    /// step until these operations have ended.
     InSteps {
         /// From 10 ms to 12 hours. 40 s is usual.
         lease: Duration,
@@ -120,8 +120,8 @@ impl Leasing {
     ///
     /// # Errors
     ///
-    /// [`InvalidDuration`] under twice the lease (a claim must not be forgotten while it is renewed) or over ten years, or if
-    /// a chosen wait is not shorter.
+    /// [`InvalidDuration`] under twice the lease (a claim must not be forgotten while it is renewed) or over ten years,
+    /// or if a chosen wait is not shorter.
     pub const fn with_retention(self, retention: Duration) -> Result<Self, InvalidDuration> {
         let shortest = self.policy.lease().saturating_mul(2);
         match retention_checked(retention, shortest..=*RETENTION.end(), Some(self.in_flight)) {
@@ -133,8 +133,8 @@ impl Leasing {
     /// After how many attempts a call returns [`Error::Exhausted`](crate::Error::Exhausted): the operation is then a
     /// poison message, which fails every time. The default is unlimited. Attempts that lapsed count too, so roll-outs
     /// that kill their workers can exhaust a healthy operation. To give it another chance, an operator permits one more
-    /// attempt ([`grant_attempt`](crate::operator::grant_attempt())). Do not [forget](crate::operator::forget) an operation
-    /// with finished steps, because the next call would perform them again.
+    /// attempt ([`grant_attempt`](crate::operator::grant_attempt())). Do not [forget](crate::operator::forget) an
+    /// operation with finished steps, because the next call would perform them again.
     #[must_use]
     pub const fn with_max_attempts(self, max_attempts: NonZeroU32) -> Self {
         Self { max_attempts: Some(max_attempts), ..self }

@@ -26,8 +26,8 @@ use crate::{Error, Fingerprint, Key, observe};
 /// The right and the duty to do the work of one key. The lease renews itself until it is completed, released, lost or
 /// dropped. The work gets the [`Lease`], to which this dereferences.
 ///
-/// End it with [`complete`](Self::complete) or [`release`](Self::release). **If it is dropped, the claim lapses**, and a
-/// warning is logged. The next caller then takes it over, or finds it indeterminate, as the [`Policy`](super::Policy)
+/// End it with [`complete`](Self::complete) or [`release`](Self::release). **If it is dropped, the claim lapses**, and
+/// a warning is logged. The next caller then takes it over, or finds it indeterminate, as the [`Policy`](super::Policy)
 /// says. Nothing is undone, because nobody knows whether the work took effect.
 #[derive(Debug)]
 #[must_use = "a lease that is dropped is neither completed nor released"]
@@ -147,9 +147,9 @@ impl LeaseOwner {
         Ok(())
     }
 
-    /// Releases the claim: the next caller may claim at once, under every policy, if attempts are left. Only for work that
-    /// did nothing, or whose effect may repeat. If a step is in doubt, the operation is indeterminate instead. The record
-    /// keeps `reason`.
+    /// Releases the claim: the next caller may claim at once, under every policy, if attempts are left. Only for work
+    /// that did nothing, or whose effect may repeat. If a step is in doubt, the operation is indeterminate instead. The
+    /// record keeps `reason`.
     ///
     /// All clones of the [`Lease`] are lost before the release is sent. This tries once, for at most the length of one
     /// lease, or for a minute if that is shorter. If that fails, the claim lapses.
@@ -182,8 +182,8 @@ impl LeaseOwner {
         let _ = self.fail_and(reason, true).await;
     }
 
-    /// As [`fail`](Self::fail), for work that has refused its request with an answer of its own. If nobody is to repeat the
-    /// request after that answer (`is_final`), no resumer may do the work either.
+    /// As [`fail`](Self::fail), for work that has refused its request with an answer of its own. If nobody is to repeat
+    /// the request after that answer (`is_final`), no resumer may do the work either.
     ///
     /// In steps, a first attempt that has asked for no step has done nothing that the crate guards. So the key is free
     /// for any body, and the attempt does not count. A later attempt may follow one that has charged for the first
@@ -226,8 +226,8 @@ impl LeaseOwner {
         lapsed
     }
 
-    /// Stops waiting for a statement after the length of one lease, or after a minute if that is shorter. If the network
-    /// drops all packets, the wait would last until TCP gives up, and the claim lapses meanwhile.
+    /// Stops waiting for a statement after the length of one lease, or after a minute if that is shorter. If the
+    /// network drops all packets, the wait would last until TCP gives up, and the claim lapses meanwhile.
     async fn for_a_lease(&self, statement: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
         within(self.leasing.policy.lease().min(ANSWER * 2), statement).await
     }

@@ -40,7 +40,8 @@ impl Leasing {
     ///
     /// `work` runs under a [`Lease`] that renews itself. When the lease is lost, `work` is dropped. When `work` returns
     /// an error, `AtLeastOnce` releases the claim, so that the next caller tries again, and so does `InSteps` unless a
-    /// step is in doubt. `AtMostOnce` leaves the key indeterminate, unless the work has called [`Lease::not_performed`].
+    /// step is in doubt. `AtMostOnce` leaves the key indeterminate, unless the work has called
+    /// [`Lease::not_performed`].
     ///
     /// # Errors
     ///
@@ -58,8 +59,8 @@ impl Leasing {
     /// # Cancellation
     ///
     /// If the future is dropped before the work begins, nothing has happened: if the claim commits all the same, it is
-    /// released in the background, and does not count as an attempt. This also holds if the answer of the COMMIT is lost.
-    /// Later, the claim lapses: the next caller takes it over, or finds it indeterminate.
+    /// released in the background, and does not count as an attempt. This also holds if the answer of the COMMIT is
+    /// lost. Later, the claim lapses: the next caller takes it over, or finds it indeterminate.
     ///
     /// # Panics
     ///
@@ -108,9 +109,9 @@ impl Leasing {
     ///
     /// # Cancellation
     ///
-    /// Nothing has happened: if the claim commits all the same, it is released in the background, and does not count as an
-    /// attempt. This also holds if the answer of its COMMIT is lost. The release is tried for the length of one lease. If
-    /// it does not succeed, or the process ends, the claim lapses.
+    /// Nothing has happened: if the claim commits all the same, it is released in the background, and does not count as
+    /// an attempt. This also holds if the answer of its COMMIT is lost. The release is tried for the length of one
+    /// lease. If it does not succeed, or the process ends, the claim lapses.
     pub async fn acquire<T, B>(self, pool: &PgPool, key: &Key, body: &B) -> Result<Acquired<T>, Error>
     where
         T: DeserializeOwned,

@@ -25,9 +25,9 @@ const MOST_LOOKS: u32 = 10;
 /// Settles operations at most once, and steps at most once, of which nobody knows whether they took effect. It asks the
 /// other service with a function of yours.
 ///
-/// **First ask whether the other service takes an idempotency key.** If it does, use at least once: nothing is in
-/// doubt for as long as it remembers the key. The reconciler is for services that do not: mail, SMS, banks, printers, warehouses. The guide's page
-/// `settle` draws when it looks, and names the risk that remains.
+/// **First ask whether the other service takes an idempotency key.** If it does, use at least once: nothing is in doubt
+/// for as long as it remembers the key. The reconciler is for services that do not: mail, SMS, banks, printers,
+/// warehouses. The guide's page `settle` draws when it looks, and names the risk that remains.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -151,9 +151,9 @@ impl Reconciler {
         leasing.policy.lease() / 2
     }
 
-    /// How many looks in a row have to find no trace before the operation is released, and after how many looks it is left
-    /// to a person if it is not settled. `Unknown`, a panic or a time-out begins the row anew.
-    /// The defaults are 3 and 10.
+    /// How many looks in a row have to find no trace before the operation is released, and after how many looks it is
+    /// left to a person if it is not settled. `Unknown`, a panic or a time-out begins the row anew. The defaults are 3
+    /// and 10.
     ///
     /// # Errors
     ///

@@ -37,8 +37,8 @@ impl Leasing {
     /// their steps is in doubt and attempts are left. If the caller comes back at the same time, one of the two does
     /// the work, and the other gets [`Error::InFlight`] or tries another operation.
     ///
-    /// If the stored request does not decode into `B`, the error is [`Error::Undecodable`], and the operation is released.
-    /// It has used one attempt.
+    /// If the stored request does not decode into `B`, the error is [`Error::Undecodable`], and the operation is
+    /// released. It has used one attempt.
     ///
     /// A [`Resumer`](super::Resumer) does this in a loop.
     ///
@@ -68,8 +68,8 @@ impl Leasing {
         }
     }
 
-    /// [`resume_one`](Self::resume_one). Tells an error of the search from a failed attempt. A shutdown ends the search, and
-    /// not an attempt.
+    /// [`resume_one`](Self::resume_one). Tells an error of the search from a failed attempt. A shutdown ends the
+    /// search, and not an attempt.
     pub(super) async fn resume<B, T, E, F>(
         self,
         pool: &PgPool,

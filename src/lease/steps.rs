@@ -54,8 +54,8 @@ impl Lease {
     /// a step with a new name is performed again. Code between steps runs in each attempt.
     ///
     /// Above READ COMMITTED, a step that is longer than a third of the lease always ends in SQLSTATE 40001, and so do
-    /// two steps side by side, because the renewal and each step change the same record. The step holds a connection while
-    /// the renewal needs another: a pool of one connection makes a long step lose its lease.
+    /// two steps side by side, because the renewal and each step change the same record. The step holds a connection
+    /// while the renewal needs another: a pool of one connection makes a long step lose its lease.
     ///
     /// # Errors
     ///

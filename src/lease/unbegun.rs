@@ -1,7 +1,7 @@
 //! The end of a claim whose call has failed before its work began.
 //!
-//! The COMMIT of a claim may take effect although nobody hears of it: its answer is lost, or the call's future is dropped
-//! meanwhile. The call knows that its work has not begun, and nobody else does. So it releases the claim in the
+//! The COMMIT of a claim may take effect although nobody hears of it: its answer is lost, or the call's future is
+//! dropped meanwhile. The call knows that its work has not begun, and nobody else does. So it releases the claim in the
 //! background. Without that, the key would be indeterminate at most once, and in flight for a whole lease otherwise.
 //! The service's role may not delete, so the record stays, with attempt 0.
 
@@ -16,8 +16,8 @@ use crate::record::{Record, Unclaimed};
 use crate::session::{ANSWER, Opening, in_pooled_transaction, jittered, within};
 use crate::{Deployment, Error, Key};
 
-/// How many releases may be on their way in this process. Claims whose COMMIT gets no answer are as many as the connections
-/// on which they were sent. If there are more than this, the database is away, and further claims lapse.
+/// How many releases may be on their way in this process. Claims whose COMMIT gets no answer are as many as the
+/// connections on which they were sent. If there are more than this, the database is away, and further claims lapse.
 static RELEASES: Semaphore = Semaphore::const_new(256);
 
 /// The pauses between two tries. The COMMIT may wait for a standby, so the pause doubles.
@@ -85,8 +85,8 @@ impl Drop for Unbegun {
 }
 
 impl Given {
-    /// Tries until it is known what became of the claim, for at most the length of one lease. Holds no connection between
-    /// two tries.
+    /// Tries until it is known what became of the claim, for at most the length of one lease. Holds no connection
+    /// between two tries.
     async fn release(self: Box<Self>) {
         let deadline = Instant::now() + self.lease;
         let mut pause = FIRST_PAUSE;

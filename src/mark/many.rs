@@ -20,28 +20,29 @@ const ROUNDS: usize = 3;
 
 impl Marking {
     /// Marks up to a hundred different keys in one statement. The result has one place for each key. If the input
-    /// contains a key twice, the first place may be [`Marked::First`], and the others are [`Marked::Duplicate`]. Without
-    /// keys it sends nothing.
+    /// contains a key twice, the first place may be [`Marked::First`], and the others are [`Marked::Duplicate`].
+    /// Without keys it sends nothing.
     ///
-    /// If another transaction is marking one of the keys, the batch waits for it, as a single [`mark`](Self::mark) does,
-    /// and marks nothing before it has all keys.
+    /// If another transaction is marking one of the keys, the batch waits for it, as a single [`mark`](Self::mark)
+    /// does, and marks nothing before it has all keys.
     ///
     /// **More keys are several calls**, each in a transaction of its own. Every key holds a lock until the transaction
-    /// ends, and all sessions share the server's lock table: at PostgreSQL's defaults, a few transactions with a thousand
-    /// keys each would fill it.
+    /// ends, and all sessions share the server's lock table: at PostgreSQL's defaults, a few transactions with a
+    /// thousand keys each would fill it.
     ///
-    /// The batch takes its keys in their own order, so that overlapping batches and single marks queue. They deadlock only
-    /// if one transaction takes keys in another order than the next does, in several calls. Then one of them returns
-    /// [`Error::Retryable`], or [`Error::InFlight`] when its wait ends.
+    /// The batch takes its keys in their own order, so that overlapping batches and single marks queue. They deadlock
+    /// only if one transaction takes keys in another order than the next does, in several calls. Then one of them
+    /// returns [`Error::Retryable`], or [`Error::InFlight`] when its wait ends.
     ///
-    /// On a [distributed](crate::Deployment::with_distributed) table, it marks one key after the other, so a batch saves no
-    /// time there. A batch of one scope is one shard and one COMMIT; a batch of many scopes commits in two phases.
+    /// On a [distributed](crate::Deployment::with_distributed) table, it marks one key after the other, so a batch
+    /// saves no time there. A batch of one scope is one shard and one COMMIT; a batch of many scopes commits in two
+    /// phases.
     ///
     /// # Errors
     ///
-    /// As [`mark`](Self::mark), and [`Error::TooManyKeys`] for more than a hundred different keys. **After any error roll
-    /// back**, even if the transaction is still usable: if other transactions changed several of the keys while the batch
-    /// ran, a part of it may be marked.
+    /// As [`mark`](Self::mark), and [`Error::TooManyKeys`] for more than a hundred different keys. **After any error
+    /// roll back**, even if the transaction is still usable: if other transactions changed several of the keys while
+    /// the batch ran, a part of it may be marked.
     ///
     /// # Cancellation
     ///
@@ -138,9 +139,9 @@ impl<'k> Batch<'k> {
         Ok(())
     }
 
-    /// For a distributed table, where one statement cannot look, lock and write. The wait of the whole batch has the limit of
-    /// a single mark. The savepoint makes the batch all or nothing, as the one statement does: without it, a caller that
-    /// goes on after *in flight* would commit marks of events that nobody has processed.
+    /// For a distributed table, where one statement cannot look, lock and write. The wait of the whole batch has the
+    /// limit of a single mark. The savepoint makes the batch all or nothing, as the one statement does: without it, a
+    /// caller that goes on after *in flight* would commit marks of events that nobody has processed.
     async fn mark_one_by_one(&mut self, conn: &mut PgConnection, patience: &Patience) -> Result<(), Error> {
         let mut asked = CalledAt::now();
         let savepoint = Savepoint::set(conn, draw_token()?).await?;
@@ -159,8 +160,8 @@ impl<'k> Batch<'k> {
         savepoint.release(conn).await
     }
 
-    /// Closes the keys that are decided, and returns what is in the way of the others, with its place: a key that is held,
-    /// or an expired record whose row is locked.
+    /// Closes the keys that are decided, and returns what is in the way of the others, with its place: a key that is
+    /// held, or an expired record whose row is locked.
     fn close(&mut self, decided: &[MarkOf]) -> Result<Option<(usize, MarkOf)>, Error> {
         let mut obstacle = None;
         let mut open = Vec::new();

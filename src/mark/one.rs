@@ -30,8 +30,8 @@ impl Marked {
     }
 }
 
-/// Marks a key for `retention`, in the caller's transaction. Waits for another transaction that is marking it, for at most
-/// 5 seconds and at most half the retention.
+/// Marks a key for `retention`, in the caller's transaction. Waits for another transaction that is marking it, for at
+/// most 5 seconds and at most half the retention.
 ///
 /// # Errors
 ///

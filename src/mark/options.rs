@@ -14,9 +14,9 @@ pub struct Marking {
 }
 
 impl Marking {
-    /// Makes options for marks that last for `retention`. The retention counts from the mark, by the database's clock, and
-    /// does not depend on sweeps. Make it longer than the transaction that marks and processes: if the retention ends
-    /// first, the mark is expired as soon as others can see it.
+    /// Makes options for marks that last for `retention`. The retention counts from the mark, by the database's clock,
+    /// and does not depend on sweeps. Make it longer than the transaction that marks and processes: if the retention
+    /// ends first, the mark is expired as soon as others can see it.
     ///
     /// # Errors
     ///

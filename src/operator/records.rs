@@ -56,8 +56,8 @@ pub async fn show(pool: &PgPool, key: &Key) -> Result<Option<Shown>, Error> {
     in_pooled_transaction(pool, Opening::Plain, async |conn| Record::unprepared(key).show(conn).await).await
 }
 
-/// Deletes a record before it expires: **the next call with its key performs again**. This deletes exactly the record that
-/// was shown.
+/// Deletes a record before it expires: **the next call with its key performs again**. This deletes exactly the record
+/// that was shown.
 ///
 /// # Errors
 ///

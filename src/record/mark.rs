@@ -36,18 +36,20 @@ pub(crate) enum MarkOf {
     Live(Mode),
     /// An open transaction holds it.
     Held,
-    /// It has an expired record, whose row a transaction has locked that does not hold the key: a sweep, or an operator.
+    /// It has an expired record, whose row a transaction has locked that does not hold the key: a sweep, or an
+    /// operator.
     Locked,
     /// Nothing: the batch stopped at another key, or another transaction has recorded the key at this moment.
     Open,
 }
 
 impl MarkBatch<'_> {
-    /// Marks the keys that are new or expired: all of them, or none if an open transaction holds one of them, if another
-    /// transaction has locked the row of an expired one, or if one belongs to another mode. It waits for nothing.
+    /// Marks the keys that are new or expired: all of them, or none if an open transaction holds one of them, if
+    /// another transaction has locked the row of an expired one, or if one belongs to another mode. It waits for
+    /// nothing.
     ///
-    /// It tries one key after the other, and stops at the first that it cannot have. So a batch that then waits for that
-    /// key holds no later key, for which another batch might wait.
+    /// It tries one key after the other, and stops at the first that it cannot have. So a batch that then waits for
+    /// that key holds no later key, for which another batch might wait.
     pub(crate) async fn mark(
         &self,
         conn: &mut PgConnection,

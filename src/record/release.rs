@@ -94,12 +94,12 @@ impl Record<'_> {
         changes_a_row(conn, update).await
     }
 
-    /// Releases a claim whose work has not begun, as if it had never been: it does not count as an attempt, and the record
-    /// keeps what earlier attempts have left. A first claim leaves attempt 0, after which any body may claim.
+    /// Releases a claim whose work has not begun, as if it had never been: it does not count as an attempt, and the
+    /// record keeps what earlier attempts have left. A first claim leaves attempt 0, after which any body may claim.
     ///
-    /// The claiming transaction holds the key's lock until its COMMIT is decided. So this tries the lock first: if no row
-    /// is found under the lock, the claim never was. The update is a statement of its own, because its snapshot must be
-    /// younger than the lock. The transaction must be at READ COMMITTED
+    /// The claiming transaction holds the key's lock until its COMMIT is decided. So this tries the lock first: if no
+    /// row is found under the lock, the claim never was. The update is a statement of its own, because its snapshot
+    /// must be younger than the lock. The transaction must be at READ COMMITTED
     /// ([`Opening::ReadCommitted`](crate::session::Opening)), where each statement has a new snapshot.
     pub(crate) async fn release_unbegun(self, conn: &mut PgConnection, token: i64) -> Result<Unclaimed, Error> {
         let lock = sqlx::query_scalar("select pg_catalog.pg_try_advisory_xact_lock($1::int8)")
@@ -168,8 +168,8 @@ impl Record<'_> {
     }
 
     /// Permits one more attempt of an operation that was released or has lapsed, as an operator, and stores the reason.
-    /// Returns the new token, which fences an owner that was only suspended. `None` means that the record has changed, or
-    /// that it does not wait for another attempt.
+    /// Returns the new token, which fences an owner that was only suspended. `None` means that the record has changed,
+    /// or that it does not wait for another attempt.
     pub(crate) async fn grant_attempt(
         self,
         conn: &mut PgConnection,

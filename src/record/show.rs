@@ -37,8 +37,8 @@ pub struct Shown {
     pub claimed_at: DateTime<Utc>,
     /// When it was completed.
     pub completed_at: Option<DateTime<Utc>>,
-    /// When its retention ends: until this moment retries of an unsettled operation are refused, and **after it, a retry
-    /// is performed.** The end of the year 9999 if somebody has set it to `infinity`.
+    /// When its retention ends: until this moment retries of an unsettled operation are refused, and **after it, a
+    /// retry is performed.** The end of the year 9999 if somebody has set it to `infinity`.
     pub expires_at: DateTime<Utc>,
     /// The rest of its retention; zero once that has ended.
     pub retention_left: Duration,

@@ -1,7 +1,7 @@
 //! Waits for the server that end, also if the network drops all packets.
 //!
-//! sqlx sets no TCP keepalive. If a connection vanishes without a word, a statement on it waits until TCP gives up, which
-//! takes a quarter of an hour. If TCP has acknowledged the statement, the wait has no end.
+//! sqlx sets no TCP keepalive. If a connection vanishes without a word, a statement on it waits until TCP gives up,
+//! which takes a quarter of an hour. If TCP has acknowledged the statement, the wait has no end.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -17,13 +17,13 @@ use crate::Error;
 /// good as away. A shorter limit would leave more sessions behind on a server whose COMMIT waits for a standby.
 pub(crate) const ANSWER: Duration = Duration::from_secs(30);
 
-/// Runs one of the functions of [`operator`](crate::operator), or of [`migrate`](crate::migrate()) and [`protect`](crate::protect()), for at
-/// most `limit`. After that it closes their connection, and returns [`Error::Unanswered`]: nobody knows whether a decision
-/// was made.
+/// Runs one of the functions of [`operator`](crate::operator), or of [`migrate`](crate::migrate()) and
+/// [`protect`](crate::protect()), for at most `limit`. After that it closes their connection, and returns
+/// [`Error::Unanswered`]: nobody knows whether a decision was made.
 ///
 /// The functions themselves wait without a limit, because nobody can say how long it takes to read a whole table. If a
-/// network vanishes without a word, TCP may never notice. `tokio::time::timeout` ends that wait, too, but the connection
-/// then keeps its place in the pool.
+/// network vanishes without a word, TCP may never notice. `tokio::time::timeout` ends that wait, too, but the
+/// connection then keeps its place in the pool.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -78,10 +78,11 @@ pub(crate) fn ended_or_closed<R>(
 
 /// Calls `drop_them`, which drops connections of a pool, and closes these connections.
 ///
-/// When a connection is dropped, sqlx spawns a task, which pings the server and returns the connection to the pool. On a
-/// vanished connection this ping has no end, and the connection would keep its place in the pool. Nobody
-/// can take a connection out of a future to close or to detach it. But the task is spawned on the current runtime. Here this is a runtime that never runs, so the task is dropped with its connection: the socket is closed, no
-/// word is sent, nothing is awaited, and the place is free.
+/// When a connection is dropped, sqlx spawns a task, which pings the server and returns the connection to the pool. On
+/// a vanished connection this ping has no end, and the connection would keep its place in the pool. Nobody can take a
+/// connection out of a future to close or to detach it. But the task is spawned on the current runtime. Here this is a
+/// runtime that never runs, so the task is dropped with its connection: the socket is closed, no word is sent, nothing
+/// is awaited, and the place is free.
 fn outside_the_pool(drop_them: impl FnOnce()) {
     match runtime::Builder::new_current_thread().build() {
         Ok(never_run) => {

@@ -29,8 +29,8 @@ pub(super) async fn commit(conn: &mut PgConnection) -> sqlx::Result<()> {
 /// Rolls back all transactions that are deeper than `depth`.
 ///
 /// This returns no error. A ROLLBACK fails if the connection is broken, and then the server rolls back, or if somebody
-/// cancels it (`pg_cancel_backend`), and then this sends another one. A ROLLBACK TO SAVEPOINT also fails if the caller's SQL
-/// has removed the savepoint.
+/// cancels it (`pg_cancel_backend`), and then this sends another one. A ROLLBACK TO SAVEPOINT also fails if the
+/// caller's SQL has removed the savepoint.
 ///
 /// # Cancellation
 ///
@@ -40,7 +40,8 @@ pub(crate) async fn roll_back_to(conn: &mut PgConnection, depth: usize) {
     if queued == 0 {
         return;
     }
-    // A ping returns at the first error that it reads. One more error may be that of a statement whose future was dropped.
+    // A ping returns at the first error that it reads. One more error may be that of a statement whose future was
+    // dropped.
     let mut failed = false;
     for _ in 0..=queued {
         match conn.ping().await {
@@ -48,8 +49,8 @@ pub(crate) async fn roll_back_to(conn: &mut PgConnection, depth: usize) {
             Err(_) => failed = true,
         }
     }
-    // If it was the error of a ROLLBACK, the server's transaction is open, and sqlx counts none: the pool would give it to the
-    // next caller. Outside a transaction, a ROLLBACK is a warning.
+    // If it was the error of a ROLLBACK, the server's transaction is open, and sqlx counts none: the pool would give it
+    // to the next caller. Outside a transaction, a ROLLBACK is a warning.
     for _ in 0..ROLLBACKS {
         if !failed || depth > 0 {
             break;

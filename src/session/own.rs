@@ -1,7 +1,7 @@
 //! Transactions that the crate begins and ends itself, on connections of a pool.
 //!
-//! The pool pings each connection that is returned to it. The ping sends a queued ROLLBACK. If a statement failed after its
-//! future was dropped, the ping gets the error, and the pool closes the connection. So no call gets an old error.
+//! The pool pings each connection that is returned to it. The ping sends a queued ROLLBACK. If a statement failed after
+//! its future was dropped, the ping gets the error, and the pool closes the connection. So no call gets an old error.
 
 use std::future::Future;
 use std::ops::{Deref, DerefMut};
@@ -16,9 +16,9 @@ use super::depth::{begin, commit, depth, queue_rollbacks, roll_back_to};
 use crate::error::sqlstate;
 use crate::{Deployment, Error};
 
-/// Fails outside the transaction that began as [`Opening::Exempt`]. It compares only the beginning of the setting, because
-/// claims of the handler append their tokens. The savepoint fails outside every transaction: a role may have the setting
-/// for all its sessions.
+/// Fails outside the transaction that began as [`Opening::Exempt`]. It compares only the beginning of the setting,
+/// because claims of the handler append their tokens. The savepoint fails outside every transaction: a role may have
+/// the setting for all its sessions.
 #[cfg(feature = "http")]
 const IS_EXEMPT: &str = "savepoint pg_idempotency; release savepoint pg_idempotency; select 1 / pg_catalog.starts_with(
     coalesce(pg_catalog.current_setting('idempotency.claim', true), ''), 'exempt'::text
@@ -44,8 +44,8 @@ impl Session {
 
     /// Begins a transaction. `false` means that the claim in the message did not win, and no transaction is open.
     ///
-    /// If the connection is in a transaction that nobody owns, this rolls it back, and begins again. Such a transaction is
-    /// that of a forgotten guard, which sqlx counts, or of a raw BEGIN, which the opening detects.
+    /// If the connection is in a transaction that nobody owns, this rolls it back, and begins again. Such a transaction
+    /// is that of a forgotten guard, which sqlx counts, or of a raw BEGIN, which the opening detects.
     pub(crate) async fn begin(&mut self, opening: &Opening) -> Result<bool, Error> {
         roll_back_to(&mut self.conn, 0).await;
         self.beginning = true;
@@ -95,9 +95,9 @@ impl Session {
         Ok(commit(&mut self.conn).await?)
     }
 
-    /// Commits a transaction that began as [`Opening::Exempt`] and has no claim, so no completion could fail. PostgreSQL
-    /// answers the COMMIT of an aborted transaction with a ROLLBACK, and the handler may have ended the transaction and begun
-    /// another one. The setting of the opening ends with its transaction.
+    /// Commits a transaction that began as [`Opening::Exempt`] and has no claim, so no completion could fail.
+    /// PostgreSQL answers the COMMIT of an aborted transaction with a ROLLBACK, and the handler may have ended the
+    /// transaction and begun another one. The setting of the opening ends with its transaction.
     #[cfg(feature = "http")]
     pub(crate) async fn commit_exempt(&mut self) -> Result<(), Error> {
         self.check_depth()?;
@@ -171,9 +171,9 @@ where
 pub(crate) enum Opening {
     /// With the session's settings.
     Plain,
-    /// As `Plain`, without the check, for a claim that returns the age of its transaction. It detects a foreign transaction
-    /// only if a query has run in it, if it has a savepoint, or if it is aborted. The caller of the claim detects another
-    /// one by its age, unless it began shortly before the call.
+    /// As `Plain`, without the check, for a claim that returns the age of its transaction. It detects a foreign
+    /// transaction only if a query has run in it, if it has a savepoint, or if it is aborted. The caller of the claim
+    /// detects another one by its age, unless it began shortly before the call.
     BeforeClaim,
     /// For a handler without a key. It claims nothing, and may write the tables that are protected
     /// ([`protect`](crate::protect())).
@@ -203,7 +203,8 @@ enum Begun {
     Open,
     /// The claim in the message did not win: the key is taken, or the claim lost against a concurrent transaction.
     Taken,
-    /// The pool gave out a connection with an open transaction, which nobody owns. The error has aborted this transaction.
+    /// The pool gave out a connection with an open transaction, which nobody owns. The error has aborted this
+    /// transaction.
     Foreign(sqlx::Error),
 }
 
@@ -231,8 +232,8 @@ const BEGIN_DURABLE: &str = concat!(
     then pg_catalog.set_config('synchronous_commit', 'on', true) end,
     pg_catalog.set_config('idempotency.claim', 'step', true); begin"
 );
-/// Citus passes on `set local`, and nothing that a function sets. The session's `lock_timeout` bounds the waits for a row
-/// on a worker. On a server without Citus the settings stay what they are.
+/// Citus passes on `set local`, and nothing that a function sets. The session's `lock_timeout` bounds the waits for a
+/// row on a worker. On a server without Citus the settings stay what they are.
 const BEGIN_DURABLE_ON_WORKERS: &str = concat!(
     check!(),
     "; begin; set local idempotency.claim = 'step';
@@ -247,8 +248,8 @@ const BEGIN_DURABLE_ON_WORKERS: &str = concat!(
     end $$"
 );
 
-/// The check would take a snapshot at the session's level, and then BEGIN may not set another. So this rolls back what may
-/// be open. It counts as a rollback in `pg_stat_database`, and only a call that has failed pays that.
+/// The check would take a snapshot at the session's level, and then BEGIN may not set another. So this rolls back what
+/// may be open. It counts as a rollback in `pg_stat_database`, and only a call that has failed pays that.
 const BEGIN_READ_COMMITTED: &str = "begin; rollback; begin isolation level read committed";
 
 impl Opening {

@@ -125,8 +125,8 @@ impl<'k> Call<'k> {
         ended
     }
 
-    /// Begins a transaction of the crate's own and claims the key in it, or finds the stored response, with the round trips
-    /// that the options save. A replay leaves an empty transaction, or none.
+    /// Begins a transaction of the crate's own and claims the key in it, or finds the stored response, with the round
+    /// trips that the options save. A replay leaves an empty transaction, or none.
     pub(crate) async fn begin(&self, session: &mut Session) -> Result<Claimed<Won<'k>>, Error> {
         let (record, terms) = (self.record, &self.terms);
         if self.claims_in_messages() {
@@ -145,9 +145,9 @@ impl<'k> Call<'k> {
 
     /// As [`begin`](Self::begin), with a statement for each part.
     ///
-    /// If the transaction is older than this call, it may be a foreign one. The same is true if the claim fails because the
-    /// transaction is read only, or because its role lacks a privilege. Then the call rolls it back, and begins again with
-    /// the check.
+    /// If the transaction is older than this call, it may be a foreign one. The same is true if the claim fails because
+    /// the transaction is read only, or because its role lacks a privilege. Then the call rolls it back, and begins
+    /// again with the check.
     pub(crate) async fn begin_and_claim(&self, session: &mut Session) -> Result<Claimed<Won<'k>>, Error> {
         let deployment = self.record.deployment;
         // The statements for a distributed table tell no age.

@@ -18,8 +18,8 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 /// The connection must be in a transaction, which sqlx has begun. The claim is a part of it, and takes effect when the
 /// caller commits. For callers without a transaction there is [`Idempotency::run`], which takes a pool.
 ///
-/// A first call adds two round trips to the transaction: the claim and the completion. [`commit`](crate::commit()) takes
-/// one more than `tx.commit()`.
+/// A first call adds two round trips to the transaction: the claim and the completion. [`commit`](crate::commit())
+/// takes one more than `tx.commit()`.
 ///
 /// ```no_run
 /// # use pg_idempotency::{Error, Key, ensure_idempotent};
@@ -71,21 +71,21 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///
 /// # Errors
 ///
-/// - An error of `perform` comes back unchanged. **The caller must then roll back.** If the caller commits all the same,
-///   the key is left [indeterminate](Error::Indeterminate).
+/// - An error of `perform` comes back unchanged. **The caller must then roll back.** If the caller commits all the
+///   same, the key is left [indeterminate](Error::Indeterminate).
 /// - Errors because an earlier call has the key: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight),
 ///   [`Indeterminate`](Error::Indeterminate), [`OtherMode`](Error::OtherMode), [`Undecodable`](Error::Undecodable),
 ///   [`AlreadyInTransaction`](Error::AlreadyInTransaction), [`UnknownFingerprint`](Error::UnknownFingerprint),
 ///   [`UnknownMode`](Error::UnknownMode). Nothing was performed.
-/// - Errors before `perform`: [`InvalidBody`](Error::InvalidBody), [`SchemaMissing`](Error::SchemaMissing), [`WrongDeployment`](Error::WrongDeployment),
-///   [`TransactionAborted`](Error::TransactionAborted), and [`NotInTransaction`](Error::NotInTransaction) if sqlx has
-///   begun no transaction on the connection.
+/// - Errors before `perform`: [`InvalidBody`](Error::InvalidBody), [`SchemaMissing`](Error::SchemaMissing),
+///   [`WrongDeployment`](Error::WrongDeployment), [`TransactionAborted`](Error::TransactionAborted), and
+///   [`NotInTransaction`](Error::NotInTransaction) if sqlx has begun no transaction on the connection.
 /// - Errors after `perform`, when the response could not be stored: [`Unencodable`](Error::Unencodable),
 ///   [`TransactionAborted`](Error::TransactionAborted), [`NotInTransaction`](Error::NotInTransaction),
 ///   [`NestedTransaction`](Error::NestedTransaction), [`OutlivedRetention`](Error::OutlivedRetention). Nothing was
 ///   acknowledged: roll back.
-/// - Errors of the database: [`Retryable`](Error::Retryable), [`Database`](Error::Database). Nothing is committed, unless
-///   `perform` has ended the transaction.
+/// - Errors of the database: [`Retryable`](Error::Retryable), [`Database`](Error::Database). Nothing is committed,
+///   unless `perform` has ended the transaction.
 ///
 /// # Cancellation
 ///
@@ -95,8 +95,8 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///
 /// Three things inside `perform` end the claim: a COMMIT, a ROLLBACK, and a nested `conn.begin()` that fails, or whose
 /// future is dropped while it waits (sqlx 0.9 then rolls back the *outer* transaction; `conn.begin_with` always fails
-/// there). After that the call returns [`NotInTransaction`](Error::NotInTransaction), so it is never acknowledged. Later
-/// writes of `perform` are in autocommit, and they stay. So if a nested `begin` fails, return its error.
+/// there). After that the call returns [`NotInTransaction`](Error::NotInTransaction), so it is never acknowledged.
+/// Later writes of `perform` are in autocommit, and they stay. So if a nested `begin` fails, return its error.
 pub async fn ensure_idempotent<T, E, B, F>(
     conn: &mut PgConnection,
     key: &Key,
@@ -138,10 +138,10 @@ impl Idempotency {
 
     /// [`ensure`](Self::ensure) with `perform` behind a savepoint, so that the caller's transaction survives a failure.
     ///
-    /// An error of `perform` undoes only what `perform` wrote, and releases the key for the next caller. The transaction
-    /// stays usable, and the caller may commit it. [`Verdict::Undo`] undoes the writes too, but *stores* the response: a
-    /// failure that every retry should get. This function takes two more round trips than [`ensure`](Self::ensure), or
-    /// four more for an `Undo`.
+    /// An error of `perform` undoes only what `perform` wrote, and releases the key for the next caller. The
+    /// transaction stays usable, and the caller may commit it. [`Verdict::Undo`] undoes the writes too, but *stores*
+    /// the response: a failure that every retry should get. This function takes two more round trips than
+    /// [`ensure`](Self::ensure), or four more for an `Undo`.
     ///
     /// ```no_run
     /// # use pg_idempotency::{Error, Idempotency, Key, Verdict};
@@ -181,7 +181,8 @@ impl Idempotency {
     ///
     /// If the pool's connection has a transaction that nobody owns, the crate rolls that transaction back, and begins
     /// again, with one exception that the guide's page *promises* names. (A replay under
-    /// [`RoundTrips::SelectFirst`](crate::RoundTrips::SelectFirst) reads in it, and leaves it as it is.) A duplicate that [waits](crate::InFlight::Wait) holds its connection.
+    /// [`RoundTrips::SelectFirst`](crate::RoundTrips::SelectFirst) reads in it, and leaves it as it is.) A duplicate
+    /// that [waits](crate::InFlight::Wait) holds its connection.
     ///
     /// # Errors
     ///

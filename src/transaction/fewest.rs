@@ -2,8 +2,8 @@
 //! commits contains the completion. Only this file calls the functions `claim_at_begin` and `store_response` of the
 //! schema.
 //!
-//! Such a message takes no parameters, so its values are literals. [`text`] and [`bytes`] write them so that no value can
-//! end its literal.
+//! Such a message takes no parameters, so its values are literals. [`text`] and [`bytes`] write them so that no value
+//! can end its literal.
 
 use std::time::Duration;
 
@@ -44,8 +44,8 @@ pub(super) async fn complete_and_chain(
     })
 }
 
-/// Commits the transaction that the crate has begun, in plain SQL. sqlx still counts a transaction, so this begins another
-/// one, which is empty, and holds neither lock nor snapshot.
+/// Commits the transaction that the crate has begun, in plain SQL. sqlx still counts a transaction, so this begins
+/// another one, which is empty, and holds neither lock nor snapshot.
 async fn commit_and_chain(conn: &mut PgConnection) -> Result<(), Error> {
     conn.execute(COMMIT_AND_CHAIN).await.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
         // The caller's code has ended the transaction.

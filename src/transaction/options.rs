@@ -62,8 +62,8 @@ impl Idempotency {
     ///
     /// # Errors
     ///
-    /// [`InvalidDuration`] for a wait under a millisecond (use [`InFlight::Reject`]), over an hour, or not shorter than the
-    /// retention, whose end would forget the first response during the wait.
+    /// [`InvalidDuration`] for a wait under a millisecond (use [`InFlight::Reject`]), over an hour, or not shorter than
+    /// the retention, whose end would forget the first response during the wait.
     pub const fn with_in_flight(self, in_flight: InFlight) -> Result<Self, InvalidDuration> {
         match checked(in_flight, self.retention) {
             Ok(in_flight) => Ok(Self { in_flight: Some(in_flight), ..self }),
@@ -78,16 +78,16 @@ impl Idempotency {
     }
 
     /// Which round trips [`run`](Self::run) and [`run_isolated`](Self::run_isolated) save. The default is
-    /// [`RoundTrips::Plain`]. In a transaction of the caller the setting has no effect: there the caller's next statement
-    /// would have to wait for the answer to a ROLLBACK.
+    /// [`RoundTrips::Plain`]. In a transaction of the caller the setting has no effect: there the caller's next
+    /// statement would have to wait for the answer to a ROLLBACK.
     #[must_use]
     pub const fn with_round_trips(self, round_trips: RoundTrips) -> Self {
         Self { round_trips, ..self }
     }
 }
 
-/// Which round trips a call in a transaction of the crate's own saves, for [`Idempotency::with_round_trips`] and for the
-/// transactional HTTP layer. The answers are the same.
+/// Which round trips a call in a transaction of the crate's own saves, for [`Idempotency::with_round_trips`] and for
+/// the transactional HTTP layer. The answers are the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RoundTrips {
@@ -109,15 +109,15 @@ pub enum RoundTrips {
     /// - **Each call that finds the key taken writes an ERROR to the server's log**, with SQLSTATE IK001 and the key.
     ///   Such a call is a duplicate, or the record is expired or released. It takes one or two round trips more than
     ///   under `Plain`, but a replay takes two fewer.
-    /// - The text of a statement contains the key, and the response in hexadecimal digits. PostgreSQL logs this text if the
-    ///   statement fails (`log_min_error_statement`) or is slow, `pg_stat_activity` shows it, and sqlx logs it at DEBUG
-    ///   or, if slow, at WARN. **Do not use this if a response must not appear in logs.** Responses over 16 KiB are
-    ///   stored by a statement of their own.
+    /// - The text of a statement contains the key, and the response in hexadecimal digits. PostgreSQL logs this text if
+    ///   the statement fails (`log_min_error_statement`) or is slow, `pg_stat_activity` shows it, and sqlx logs it at
+    ///   DEBUG or, if slow, at WARN. **Do not use this if a response must not appear in logs.** Responses over 16 KiB
+    ///   are stored by a statement of their own.
     /// - A COMMIT that fails also leaves a WARNING about a missing transaction. If the future of a duplicate is
     ///   dropped, the pool may lose that duplicate's connection.
-    /// - Each first call of [`Idempotency::run`] counts as a commit and as a rollback in `pg_stat_database`: its connection
-    ///   returns to the pool with an empty transaction, and the pool rolls that transaction back first. So the round
-    ///   trips are saved only if the pool has another connection for the next call.
+    /// - Each first call of [`Idempotency::run`] counts as a commit and as a rollback in `pg_stat_database`: its
+    ///   connection returns to the pool with an empty transaction, and the pool rolls that transaction back first. So
+    ///   the round trips are saved only if the pool has another connection for the next call.
     ///
     /// It has no effect on a [distributed](Deployment::with_distributed) table. Roles need
     /// EXECUTE on `idempotency.claim_at_begin`, `idempotency.try_claim` and `idempotency.store_response`. PUBLIC has it

@@ -112,7 +112,8 @@ async fn the_printed_sql_is_a_migration_of_the_application(pool: PgPool) -> anyh
     migrated
 }
 
-/// A service under the least privileges migrates at every start, and nothing happens, not even a refusal. Its calls work.
+/// A service under the least privileges migrates at every start, and nothing happens, not even a refusal. Its calls
+/// work.
 #[sqlx::test(migrations = false)]
 async fn a_current_schema_needs_no_right_to_create_one(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;

@@ -138,8 +138,8 @@ async fn what_a_client_was_told_is_refused_is_never_resumed(pool: PgPool) -> any
     Ok(())
 }
 
-/// A transaction has locked the record, so the refusal cannot be stored. A client that was told of it would not come back,
-/// and a resumer could carry the request out.
+/// A transaction has locked the record, so the refusal cannot be stored. A client that was told of it would not come
+/// back, and a resumer could carry the request out.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_refusal_that_cannot_be_stored_is_no_answer(pool: PgPool) -> anyhow::Result<()> {
     let lease = Duration::from_millis(500);

@@ -1,5 +1,5 @@
-//! The page for readers, docs/performance.md: its text is in `performance.template` beside this file, and each figure in it is
-//! computed here.
+//! The page for readers, docs/performance.md: its text is in `performance.template` beside this file, and each figure
+//! in it is computed here.
 
 use std::fmt::Write as _;
 

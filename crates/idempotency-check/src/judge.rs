@@ -70,8 +70,9 @@ impl fmt::Display for Verdict {
 /// How two answers are compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Compare {
-    /// The status, `Content-Type`, `Location`, and every byte of the body. The answer to an undisturbed request has other
-    /// values, so only the status, `Content-Type`, the presence of `Location` and the names of JSON members are compared.
+    /// The status, `Content-Type`, `Location`, and every byte of the body. The answer to an undisturbed request has
+    /// other values, so only the status, `Content-Type`, the presence of `Location` and the names of JSON members are
+    /// compared.
     #[default]
     Body,
     /// The status. An answer with the id of another payment is no finding then.

@@ -1,8 +1,8 @@
-//! Interrupts a service at each message to its PostgreSQL, lets a client retry with the same idempotency key, and judges
-//! whether the operation had one effect and one answer.
+//! Interrupts a service at each message to its PostgreSQL, lets a client retry with the same idempotency key, and
+//! judges whether the operation had one effect and one answer.
 //!
-//! The program `idempotency-check` does this to any HTTP service; its README describes what it tries. This library does it in
-//! a project's own tests:
+//! The program `idempotency-check` does this to any HTTP service; its README describes what it tries. This library does
+//! it in a project's own tests:
 //!
 //! ```no_run
 //! # async fn pay(_: &str, _: &str) -> Result<idempotency_check::Answer, String> { unimplemented!() }

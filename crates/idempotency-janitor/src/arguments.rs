@@ -44,8 +44,8 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Lists the keys that wait for a person (exhausted ones only with --max-attempts), the oldest claim first; exits with
-    /// 3 if there are any
+    /// Lists the keys that wait for a person (exhausted ones only with --max-attempts), the oldest claim first; exits
+    /// with 3 if there are any
     Unsettled(Unsettled),
     /// Shows the record of a key and its steps, with their downstream keys, and without the results of the steps
     Show {
@@ -60,7 +60,8 @@ pub(crate) enum Command {
     },
     /// Says that an unfinished operation, or its step in doubt, took effect, and stores what it returned
     Resolve(Resolve),
-    /// Says that an unfinished operation, or its step in doubt, took no effect: the next call performs what is unfinished
+    /// Says that an unfinished operation, or its step in doubt, took no effect: the next call performs what is
+    /// unfinished
     Release {
         #[command(flatten)]
         key: KeyArguments,
@@ -134,8 +135,8 @@ pub(crate) enum Command {
 pub(crate) struct Sweep {
     #[command(flatten)]
     pub(crate) pace: Pace,
-    /// Stop after this time (30s, 5m, 1h) and the batch in progress, with exit code 3 where more may be due; a batch that
-    /// takes 5 seconds longer is rolled back, with exit code 1
+    /// Stop after this time (30s, 5m, 1h) and the batch in progress, with exit code 3 where more may be due; a batch
+    /// that takes 5 seconds longer is rolled back, with exit code 1
     #[arg(long, env = "IDEMPOTENCY_MAX_DURATION", value_parser = duration)]
     pub(crate) max_duration: Option<Duration>,
     /// Report as JSON
@@ -213,8 +214,8 @@ pub(crate) struct Resolve {
     pub(crate) key: KeyArguments,
     #[command(flatten)]
     pub(crate) response: ResponseArguments,
-    /// Store the JSON as the result of this step, which is in doubt: the next call continues after it when no other step
-    /// is in doubt
+    /// Store the JSON as the result of this step, which is in doubt: the next call continues after it when no other
+    /// step is in doubt
     #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
     pub(crate) step: Option<String>,
     /// Why; it is printed with what was resolved, for the log

@@ -181,7 +181,8 @@ impl From<Error> for Failure {
         match error {
             Error::Database(cause) => match cause.as_database_error().and_then(|cause| cause.code()).as_deref() {
                 Some("42501") => Self::Refused(cause),
-                // A pool connects when it is first used: the login, the database's name, no room, or a server that is starting.
+                // A pool connects when it is first used: the login, the database's name, no room, or a server that is
+                // starting.
                 Some(code) if ["08", "28", "3D", "53", "57P"].iter().any(|class| code.starts_with(class)) => {
                     of_connecting(cause)
                 }

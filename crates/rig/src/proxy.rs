@@ -55,8 +55,8 @@ impl Proxy {
         self.wire.round_trips.swap(0, Ordering::SeqCst)
     }
 
-    /// From now on every byte of the present connections is swallowed, in both directions, and none of them is closed. New
-    /// connections work.
+    /// From now on every byte of the present connections is swallowed, in both directions, and none of them is closed.
+    /// New connections work.
     pub fn lose_connections(&self) {
         self.wire.losses.fetch_add(1, Ordering::SeqCst);
     }

@@ -44,8 +44,8 @@ impl IdempotencyLayer {
     }
 
     /// Names the operation by a function of the request. The default is the method and the route that axum has matched.
-    /// `None` is a mistake of the service, and the answer is a 500. Return a template such as `POST /payments/{id}`: with
-    /// real ids, every payment would be an operation and a time series of its own.
+    /// `None` is a mistake of the service, and the answer is a 500. Return a template such as `POST /payments/{id}`:
+    /// with real ids, every payment would be an operation and a time series of its own.
     pub fn with_operation(self, operation: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         Self { operation: Arc::new(operation), ..self }
     }
@@ -53,14 +53,14 @@ impl IdempotencyLayer {
 
 /// The fingerprint.
 impl IdempotencyLayer {
-    /// Compares bodies as canonical JSON instead of byte by byte: for clients that build the request anew for each retry.
-    /// A body that is not JSON is then refused with a 400. A body in which an object has two members of the same name, or
-    /// that is more than 128 levels deep, is compared byte by byte.
+    /// Compares bodies as canonical JSON instead of byte by byte: for clients that build the request anew for each
+    /// retry. A body that is not JSON is then refused with a 400. A body in which an object has two members of the same
+    /// name, or that is more than 128 levels deep, is compared byte by byte.
     ///
     /// It ignores the parts at these JSON pointers (RFC 6901), for clients that put a timestamp or the number of the
-    /// attempt into each body: `layer.with_canonical_json(["/sent_at", "/client/attempt"])`. The body need not have these
-    /// parts. **Ignore only parts on which the handler does not act**: two requests that differ only in them are the
-    /// same, and the second gets the response of the first.
+    /// attempt into each body: `layer.with_canonical_json(["/sent_at", "/client/attempt"])`. The body need not have
+    /// these parts. **Ignore only parts on which the handler does not act**: two requests that differ only in them are
+    /// the same, and the second gets the response of the first.
     ///
     /// # Errors
     ///
@@ -131,16 +131,17 @@ impl IdempotencyLayer {
         Ok(self)
     }
 
-    /// Rebuilds the answers of which the record keeps a [reference](crate::http::AnswerBy) and no body: for answers that
-    /// hold credentials, are large, or must show the present state. Stored bodies are replayed as without this setting.
-    /// One layer has one type of reference. A layer without this setting that meets a reference answers 500
+    /// Rebuilds the answers of which the record keeps a [reference](crate::http::AnswerBy) and no body: for answers
+    /// that hold credentials, are large, or must show the present state. Stored bodies are replayed as without this
+    /// setting. One layer has one type of reference. A layer without this setting that meets a reference answers 500
     /// `misconfigured`.
     pub fn with_replay(self, replay: impl Replay) -> Self {
         Self { replay: Some(Arc::new(replay)), ..self }
     }
 
-    /// The function that makes a response of a rejection. The default is [`problem`](crate::http::problem). The function
-    /// may change what `problem` returns, for example add a `Link` to your documentation of the key, as the draft demands.
+    /// The function that makes a response of a rejection. The default is [`problem`](crate::http::problem). The
+    /// function may change what `problem` returns, for example add a `Link` to your documentation of the key, as the
+    /// draft demands.
     pub fn with_rejection(self, rejection: impl Fn(&Rejection) -> Response<Bytes> + Send + Sync + 'static) -> Self {
         Self { rejection: Arc::new(rejection), ..self }
     }
@@ -187,8 +188,9 @@ impl IdempotencyLayer {
     /// Raise the limit for a leased layer whose handlers wait for other services, without a connection.
     ///
     /// A replay counts as a run, and so does a duplicate that waits for a request of another process. A duplicate that
-    /// waits for a request of this process does not: it ends with its client. The requests of one key that do not perform
-    /// have at most as many places as the pool has connections, and at most half of all places, but at least one.
+    /// waits for a request of this process does not: it ends with its client. The requests of one key that do not
+    /// perform have at most as many places as the pool has connections, and at most half of all places, but at least
+    /// one.
     pub fn with_max_runs(self, runs: usize) -> Self {
         Self { max_runs: runs, ..self }
     }
@@ -201,12 +203,12 @@ impl IdempotencyLayer {
     /// its own `statement_timeout`, and the transaction is open until then.
     ///
     /// The layer's own statements are bounded, too, because a connection can vanish without a word. In a transactional
-    /// layer, a claim may take the pool's `acquire_timeout` and 30 seconds; the completion with its COMMIT, or the ROLLBACK,
-    /// may take 30 seconds. If this limit is shorter than 30 seconds, it applies to each of them, with at least a second.
-    /// After that the answer is [`Unavailable`](Rejection::Unavailable), the key is free in this process, and the
-    /// connection is closed and leaves the pool. **After a COMMIT it is unknown whether the operation took effect.** Under a
-    /// lease, a claim may take the pool's `acquire_timeout` and the length of the lease, but at least 2 and at most 30
-    /// seconds more; a response is stored by tries for the length of one lease.
+    /// layer, a claim may take the pool's `acquire_timeout` and 30 seconds; the completion with its COMMIT, or the
+    /// ROLLBACK, may take 30 seconds. If this limit is shorter than 30 seconds, it applies to each of them, with at
+    /// least a second. After that the answer is [`Unavailable`](Rejection::Unavailable), the key is free in this
+    /// process, and the connection is closed and leaves the pool. **After a COMMIT it is unknown whether the operation
+    /// took effect.** Under a lease, a claim may take the pool's `acquire_timeout` and the length of the lease, but at
+    /// least 2 and at most 30 seconds more; a response is stored by tries for the length of one lease.
     ///
     /// # Errors
     ///

@@ -10,8 +10,8 @@ use crate::record::fragment::{expired_at, may_be_retried, readable_place};
 use crate::record::statement::interval;
 use crate::record::sweep::Deleted;
 
-/// As [`sweep`](crate::record::sweep()), for Citus, which refuses `ctid` and `for update skip locked`. It deletes everything
-/// that is due up to the `expires_at` of the `limit`th record.
+/// As [`sweep`](crate::record::sweep()), for Citus, which refuses `ctid` and `for update skip locked`. It deletes
+/// everything that is due up to the `expires_at` of the `limit`th record.
 ///
 /// Records that share this `expires_at` are deleted together, so it may delete some more. It waits for a record that
 /// another transaction has locked, for at most a second (SQLSTATE 55P03). The owner may have prolonged that record

@@ -122,7 +122,8 @@ async fn an_error_of_a_dropped_call_reaches_no_other_call(
     Ok(())
 }
 
-/// A forgotten guard whose transaction has written nothing: no look happens in it, and the end of a replay does not commit it.
+/// A forgotten guard whose transaction has written nothing: no look happens in it, and the end of a replay does not
+/// commit it.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_replay_leaves_the_transaction_of_a_forgotten_guard_without_effect(
     _: PgPoolOptions,
@@ -150,7 +151,8 @@ async fn a_replay_leaves_the_transaction_of_a_forgotten_guard_without_effect(
     Ok(())
 }
 
-/// Somebody cancels the ROLLBACK of a call. sqlx then counts no transaction, and the one of the server is open and aborted.
+/// Somebody cancels the ROLLBACK of a call. sqlx then counts no transaction, and the one of the server is open and
+/// aborted.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_rollback_that_is_cancelled_leaves_the_pool_a_connection_that_is_fit_for_use(
     _: PgPoolOptions,

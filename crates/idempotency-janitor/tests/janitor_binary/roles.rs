@@ -29,7 +29,8 @@ async fn a_role_without_rights_is_told_so(_: PgPoolOptions, options: PgConnectOp
     Ok(())
 }
 
-/// Runs these as a role with no rights but the ones that `src/guide/production.md` grants to `shop_…`, and gives exit codes.
+/// Runs these as a role with no rights but the ones that `src/guide/production.md` grants to `shop_…`, and gives exit
+/// codes.
 async fn codes_as(whose: &str, options: &PgConnectOptions, commands: &[&[&str]]) -> anyhow::Result<Vec<Option<i32>>> {
     let pool = PgPool::connect_with(options.clone()).await?;
     let mut conn = pool.acquire().await?;
