@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -40,14 +41,27 @@ pub(crate) struct Service {
     options: Vec<&'static str>,
 }
 
+/// Below the ports that the system gives to outgoing connections: one of these could take a free port before the service
+/// does.
+fn free_port() -> anyhow::Result<u16> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    for _ in 0..100 {
+        let next = std::process::id() * 100 + NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = u16::try_from(20_000 + next % 12_000)?;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    anyhow::bail!("a hundred ports are taken")
+}
+
 impl Service {
     /// `{port}` in the command is a free port.
     pub(crate) fn new(
         name: &'static str,
         command: impl IntoIterator<Item = impl AsRef<OsStr>>,
     ) -> anyhow::Result<Self> {
-        // Nobody else takes it before the service does: the system gives each free port once in a long row.
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = free_port()?;
         let fill =
             |part: &OsStr| part.to_str().map_or(part.into(), |part| part.replace("{port}", &port.to_string()).into());
         Ok(Self {
