@@ -53,12 +53,16 @@ async fn a_sweep_deletes_expired_records_and_counts_them_by_kind(pool: PgPool) -
         fill(&pool, "at_least_once", false, Some("-1 min"), expired, 2).await;
         fill(&pool, "at_most_once", false, Some("1 min"), expired, 7).await;
         fill(&pool, "at_most_once", false, Some("-1 min"), expired, 2).await;
+        fill(&pool, "in_steps", false, Some("-1 min"), expired, 1).await;
         fill(&pool, "mark", true, None, expired, 4).await;
     }
+    let in_doubt =
+        r#"update idempotency.record set steps = '{"text": {"begun": "2026-11-26"}}' where mode = 'in_steps'"#;
+    sqlx::query(in_doubt).execute(&pool).await?;
     let swept = janitor(&pool).sweep_once(u64::MAX).await?;
-    assert_eq!((swept.completed, swept.unfinished, swept.indeterminate, swept.marks), (5, 3, 5, 4));
-    assert_eq!((swept.rows(), swept.batches, swept.limited), (17, 1, false));
-    assert_eq!(records(&pool).await, 24 + 7, "what is not expired, and what is under a live lease");
+    assert_eq!((swept.completed, swept.unfinished, swept.indeterminate, swept.marks), (5, 3, 6, 4));
+    assert_eq!((swept.rows(), swept.batches, swept.limited), (18, 1, false));
+    assert_eq!(records(&pool).await, 25 + 7, "what is not expired, and what is under a live lease");
     assert_eq!(janitor(&pool).sweep_once(u64::MAX).await?.rows(), 0);
     Ok(())
 }
