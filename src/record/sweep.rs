@@ -6,9 +6,21 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
-use super::fragment::{expired_at, may_be_retried, readable, readable_place, table_or_leaf};
+use super::fragment::{expired_at, readable, readable_place, table_or_leaf};
 use super::statement::interval;
 use crate::Error;
+
+/// A retry could have continued the deleted record. As `may_be_retried`, of a record without a live lease: Citus refuses
+/// the clock in RETURNING.
+macro_rules! could_be_retried {
+    () => {
+        concat! {
+            "(completed_at is null and (lease_until = '-infinity' or mode in ('at_least_once', 'in_steps'))
+        and ", $crate::record::fragment::no_step_in_doubt!(), ")"
+        }
+    };
+}
+pub(super) use could_be_retried;
 
 /// The records that one batch deleted, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,7 +84,7 @@ pub(crate) async fn sweep(
                 -- The condition is repeated: it must be true for the row version that is deleted, not for the selected
                 -- one.
                 and ", expired_at!("pg_catalog.statement_timestamp() - $3::interval"), "
-            returning mode, completed_at, expires_at, ", may_be_retried!(), " as retried
+            returning mode, completed_at, expires_at, ", could_be_retried!(), " as retried
         )
         select
             count(*) filter (where mode <> 'mark' and completed_at is not null) as completed,

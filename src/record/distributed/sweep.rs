@@ -6,9 +6,9 @@ use chrono::{DateTime, Utc};
 use sqlx::{Executor as _, PgConnection, Row as _};
 
 use crate::Error;
-use crate::record::fragment::{expired_at, may_be_retried, readable_place};
+use crate::record::fragment::{expired_at, readable_place};
 use crate::record::statement::interval;
-use crate::record::sweep::Deleted;
+use crate::record::sweep::{Deleted, could_be_retried};
 
 /// As [`sweep`](crate::record::sweep()), for Citus, which refuses `ctid` and `for update skip locked`. It deletes
 /// everything that is due up to the `expires_at` of the `limit`th record.
@@ -44,7 +44,7 @@ pub(crate) async fn sweep(
         returning
             mode = 'mark' as marks,
             mode <> 'mark' and completed_at is not null as completed,
-            ", may_be_retried!(), " is true as retried,
+            ", could_be_retried!(), " is true as retried,
             ", readable_place!("expires_at"), " as expires_at
         ",
     })
