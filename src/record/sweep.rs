@@ -14,10 +14,11 @@ use crate::Error;
 /// the clock in RETURNING.
 macro_rules! could_be_retried {
     () => {
-        concat! {
-            "(completed_at is null and (lease_until = '-infinity' or mode in ('at_least_once', 'in_steps'))
-        and ", $crate::record::fragment::no_step_in_doubt!(), ")"
-        }
+        concat!(
+            "(completed_at is null and (lease_until = '-infinity' or mode in ('at_least_once', 'in_steps')) and ",
+            $crate::record::fragment::no_step_in_doubt!(),
+            ")"
+        )
     };
 }
 pub(super) use could_be_retried;
