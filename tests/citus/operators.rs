@@ -39,7 +39,7 @@ async fn the_sweep_deletes_what_is_due_and_nothing_else() -> anyhow::Result<()> 
     assert!(first.limited);
     let rest = janitor.sweep_once(u64::MAX).await?;
     assert_eq!(
-        (first.completed + rest.completed, first.unfinished + rest.unfinished, first.marks + rest.marks),
+        (first.completed + rest.completed, first.indeterminate + rest.indeterminate, first.marks + rest.marks),
         (due, 1, 1)
     );
     assert_eq!(rest.oldest_after, None);
