@@ -85,8 +85,8 @@ pub(super) fn advice(error: &sqlx::Error) -> &'static str {
     }
 }
 
-/// Whether the connection was lost or not available, the server has no room, or a time-out of the server has ended the
-/// statement. If a connection is lost at COMMIT, only another call with the same key shows whether the COMMIT took
+/// Whether the connection was lost or not available, the server has no room or is no primary any more, or a time-out of
+/// the server has ended the statement. If a connection is lost at COMMIT, only another call with the same key shows whether the COMMIT took
 /// effect. After 57014 at COMMIT, from a cancel request, nothing is committed, and the same call shows that too.
 pub(super) fn is_lost(error: &sqlx::Error) -> bool {
     use sqlx::Error::{Io, PoolClosed, PoolTimedOut, Protocol, Tls};
@@ -102,6 +102,8 @@ pub(super) fn is_lost(error: &sqlx::Error) -> bool {
                     // `statement_timeout` or a cancel request has ended the statement, or `lock_timeout` its wait. With
                     // less load it succeeds.
                     | QUERY_CANCELED | LOCK_NOT_AVAILABLE
+                    // A primary that a fail-over has demoted. The next connection may reach the new one.
+                    | READ_ONLY_TRANSACTION
                     // Citus gives this to many losses of a worker.
                     | INTERNAL_ERROR
                 )

@@ -169,7 +169,7 @@ fn no_text_of_an_error_contains_the_scope_or_the_value_of_a_key() {
 #[test]
 fn a_connection_that_is_lost_is_transient() {
     let io = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
-    for state in ["08006", "25P03", "53300", "55P03", "57014", "57P01"] {
+    for state in ["08006", "25006", "25P03", "53300", "55P03", "57014", "57P01"] {
         let error = Error::Database(Sqlstate(state).into());
         assert!(error.is_transient(), "{state}");
         assert_eq!(error.to_string(), "the database failed; ask again with the same key", "{state}");
