@@ -372,8 +372,8 @@ pub enum Error {
 impl Error {
     /// Whether the same call may succeed in a moment without a change. Examples of the cause: another caller is in
     /// flight; a serialization failure or a deadlock; a connection that broke or was not available; a server that
-    /// restarts, is full, or is no primary any more; its `statement_timeout` or `lock_timeout`. Over HTTP, answer such an error with a 409 or
-    /// 503 and `Retry-After`.
+    /// restarts, is full, or is no primary any more; its `statement_timeout` or `lock_timeout`. Over HTTP, answer such
+    /// an error with a 409 or 503 and `Retry-After`.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {

@@ -86,8 +86,9 @@ pub(super) fn advice(error: &sqlx::Error) -> &'static str {
 }
 
 /// Whether the connection was lost or not available, the server has no room or is no primary any more, or a time-out of
-/// the server has ended the statement. If a connection is lost at COMMIT, only another call with the same key shows whether the COMMIT took
-/// effect. After 57014 at COMMIT, from a cancel request, nothing is committed, and the same call shows that too.
+/// the server has ended the statement. If a connection is lost at COMMIT, only another call with the same key shows
+/// whether the COMMIT took effect. After 57014 at COMMIT, from a cancel request, nothing is committed, and the same
+/// call shows that too.
 pub(super) fn is_lost(error: &sqlx::Error) -> bool {
     use sqlx::Error::{Io, PoolClosed, PoolTimedOut, Protocol, Tls};
     match error {

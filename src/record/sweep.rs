@@ -10,8 +10,8 @@ use super::fragment::{expired_at, readable, readable_place, table_or_leaf};
 use super::statement::interval;
 use crate::Error;
 
-/// A retry could have continued the deleted record. As `may_be_retried`, of a record without a live lease: Citus refuses
-/// the clock in RETURNING.
+/// A retry could have continued the deleted record. As `may_be_retried`, of a record without a live lease: Citus
+/// refuses the clock in RETURNING.
 macro_rules! could_be_retried {
     () => {
         concat!(

@@ -51,11 +51,12 @@ pub(crate) async fn roll_back_to(conn: &mut PgConnection, depth: usize) {
     }
     // If it was the error of a ROLLBACK, the server's transaction is open, and sqlx counts none: the pool would give it
     // to the next caller. Outside a transaction, a ROLLBACK is a warning.
-    for _ in 0..ROLLBACKS {
-        if !failed || depth > 0 {
-            break;
+    if failed && depth == 0 {
+        for _ in 0..ROLLBACKS {
+            if conn.execute("rollback").await.is_ok() {
+                break;
+            }
         }
-        failed = conn.execute("rollback").await.is_err();
     }
 }
 

@@ -101,8 +101,8 @@ impl State {
         if self.phase == Phase::Learning {
             self.background.insert(step.shape.clone());
         } else if learnt && lane.unit != Unit::Foreground {
-            // A job begins its transaction as a request does. The first statement that the job does not send shows whose
-            // it is.
+            // A job begins its transaction as a request does. The first statement that the job does not send shows
+            // whose it is.
             lane.unit = Unit::Background;
         } else {
             lane.unit = Unit::Foreground;

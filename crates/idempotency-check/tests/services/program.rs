@@ -41,8 +41,8 @@ pub(crate) struct Service {
     options: Vec<&'static str>,
 }
 
-/// Below the ports that the system gives to outgoing connections: one of these could take a free port before the service
-/// does.
+/// Below the ports that the system gives to outgoing connections: one of these could take a free port before the
+/// service does.
 fn free_port() -> anyhow::Result<u16> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     for _ in 0..100 {
@@ -126,8 +126,8 @@ impl Service {
         Ok(child)
     }
 
-    /// Sends these requests to the service, which is given a database of its own, and each again with its key in quotes.
-    /// Each is a body for a target, under a key. Returns the fingerprint of each record.
+    /// Sends these requests to the service, which is given a database of its own, and each again with its key in
+    /// quotes. Each is a body for a target, under a key. Returns the fingerprint of each record.
     pub(crate) async fn fingerprints(&self, requests: &[(String, &str, &str)]) -> anyhow::Result<Vec<Vec<u8>>> {
         let database = Database::create(self.tables.unwrap_or_default()).await?;
         let mut child = self.start(&database).await?;
