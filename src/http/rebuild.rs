@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use sqlx::PgConnection;
 
 use super::rejection::{Misconfigured, Rejection};
+use crate::error::sqlstate::{READ_ONLY_TRANSACTION, sqlstate};
 use crate::{BoxError, Error};
 
 /// Rebuilds the answer to a retry from the stored reference: for [`with_replay`](super::IdempotencyLayer::with_replay).
@@ -66,9 +67,13 @@ impl<R: Replay> Rebuild for R {
     fn rebuild<'r>(&'r self, reference: &'r [u8], request: &'r Parts, conn: &'r mut PgConnection) -> Rebuilding<'r> {
         Box::pin(async move {
             let reference = decoded(reference)?;
-            let rebuilt = self.replay(reference, request, conn).await.map_err(|error| match error.is_transient() {
-                true => Rejection::Unavailable(Arc::new(error)),
-                false => Misconfigured::Refused(error).into(),
+            let rebuilt = self.replay(reference, request, conn).await.map_err(|error| match error {
+                // The layer's transaction is read only, so a write would fail on every primary.
+                Error::Database(refused) if sqlstate(&refused).as_deref() == Some(READ_ONLY_TRANSACTION) => {
+                    Misconfigured::Refused(Error::Database(refused)).into()
+                }
+                error if error.is_transient() => Rejection::Unavailable(Arc::new(error)),
+                error => Misconfigured::Refused(error).into(),
             })?;
             let (parts, body) = rebuilt.ok_or(Rejection::Gone)?.into_parts();
             let body = body.collect().await;

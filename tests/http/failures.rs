@@ -84,6 +84,19 @@ async fn a_connection_that_is_lost_under_the_handler_is_a_503(pool: PgPool) {
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }
 
+/// The sessions of a primary that a fail-over has demoted last, and are read only.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_demoted_primary_is_a_503(pool: PgPool) {
+    create_effects(&pool).await;
+    let demoted = (*pool.connect_options()).clone().options([("default_transaction_read_only", "on")]);
+    let demoted = pool.options().clone().connect_lazy_with(demoted);
+    let lease = Policy::AtMostOnce { lease: Duration::from_secs(60) };
+    for layer in [transactional(&demoted), leased(&demoted, lease)] {
+        assert_transient(&post_to(&app(layer), "/effects", "key-1", "x").await);
+    }
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+}
+
 /// The next owner may repeat the effect outside, so the rejection must not ask for a retry.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_leased_response_that_the_database_refuses_is_a_500(pool: PgPool) {
