@@ -34,7 +34,9 @@ pub(super) async fn commit(conn: &mut PgConnection) -> sqlx::Result<()> {
 ///
 /// # Cancellation
 ///
-/// All of them are queued before the first await, and the next statement on the connection sends them.
+/// All of them are queued before the first await, and the next statement on the connection sends them. What follows a
+/// ROLLBACK that somebody has cancelled is not queued: a [`Session`](super::Session) sends a ROLLBACK when it is
+/// dropped.
 pub(crate) async fn roll_back_to(conn: &mut PgConnection, depth: usize) {
     let queued = queue_rollbacks(conn, depth);
     if queued == 0 {

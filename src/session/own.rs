@@ -28,18 +28,19 @@ const IS_EXEMPT: &str = "savepoint pg_idempotency; release savepoint pg_idempote
 /// dropped, the transaction is rolled back.
 pub(crate) struct Session {
     conn: PoolConnection<Postgres>,
-    /// A message with BEGIN is on its way, or has failed.
-    beginning: bool,
+    /// A message with BEGIN or ROLLBACK is on its way, or has failed: sqlx may count no transaction, and the server
+    /// have one.
+    uncounted: bool,
     /// When the BEGIN of the open transaction was sent, if nothing has checked that it began the transaction.
     unchecked_since: Option<Instant>,
 }
 
 impl Session {
     pub(crate) async fn of(pool: &PgPool) -> Result<Self, Error> {
-        let mut conn = pool.acquire().await?;
+        let mut session = Self { conn: pool.acquire().await?, uncounted: false, unchecked_since: None };
         // sqlx counts the transaction of a forgotten guard. Not even a look may happen in it.
-        roll_back_to(&mut conn, 0).await;
-        Ok(Self { conn, beginning: false, unchecked_since: None })
+        session.roll_back().await;
+        Ok(session)
     }
 
     /// Begins a transaction. `false` means that the claim in the message did not win, and no transaction is open.
@@ -47,8 +48,8 @@ impl Session {
     /// If the connection is in a transaction that nobody owns, this rolls it back, and begins again. Such a transaction
     /// is that of a forgotten guard, which sqlx counts, or of a raw BEGIN, which the opening detects.
     pub(crate) async fn begin(&mut self, opening: &Opening) -> Result<bool, Error> {
-        roll_back_to(&mut self.conn, 0).await;
-        self.beginning = true;
+        self.roll_back().await;
+        self.uncounted = true;
         let begun = match self.send(opening).await? {
             Begun::Foreign(_) => {
                 self.conn.execute("rollback").await?;
@@ -60,7 +61,7 @@ impl Session {
         if let Begun::Foreign(error) = begun {
             return Err(Error::of_statement(error));
         }
-        self.beginning = false;
+        self.uncounted = false;
         Ok(matches!(begun, Begun::Open))
     }
 
@@ -110,7 +111,9 @@ impl Session {
 
     /// Rolls back everything.
     pub(crate) async fn roll_back(&mut self) {
+        self.uncounted = true;
         roll_back_to(&mut self.conn, 0).await;
+        self.uncounted = false;
     }
 }
 
@@ -131,14 +134,14 @@ impl DerefMut for Session {
 impl Drop for Session {
     /// Queues a ROLLBACK, which the pool's ping sends. To close the connection instead would let a service collapse
     /// under short time-outs: somebody has to open each one again, and a connect takes longer than the time-out. If the
-    /// future was dropped during BEGIN, sqlx counts no transaction. The next caller would then write into an open
-    /// transaction, and lose the write. So a `begin` with the message `rollback` is polled once: `begin` queues its
-    /// message before it waits.
+    /// future was dropped during BEGIN, or during the ROLLBACK that follows a cancelled one, sqlx counts no
+    /// transaction. The next caller would then write into an open transaction, and lose the write. So a `begin` with
+    /// the message `rollback` is polled once: `begin` queues its message before it waits.
     ///
     /// All transactions that sqlx counts are rolled back, because otherwise the pool would get an open one.
     fn drop(&mut self) {
         queue_rollbacks(&mut self.conn, 0);
-        if self.beginning {
+        if self.uncounted {
             let _ =
                 pin!(begin(&mut self.conn, "rollback".into_sql_str())).poll(&mut Context::from_waker(Waker::noop()));
         }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Error, Idempotency, Verdict, ensure_idempotent};
 use rig::database::backend;
 use rig::fixture::Fixture;
@@ -172,6 +173,31 @@ async fn a_rollback_that_is_cancelled_leaves_the_pool_a_connection_that_is_fit_f
         let mut tx = pool.begin().await?;
         assert_eq!(backend(&mut tx).await?, before, "the same connection");
         tx.commit().await?;
+    }
+    Ok(())
+}
+
+/// The same, and the call is dropped at any poll meanwhile.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_call_that_is_dropped_after_a_cancelled_rollback_leaves_no_transaction(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let proxy = Proxy::before(&options).await?;
+    let pool = PgPoolOptions::new().max_connections(1).connect_with(proxy.options.clone()).await?;
+    for way in WAYS {
+        // The last polls first: later calls need fewer, because their statements are prepared.
+        for polls in (0..20).rev() {
+            proxy.spoil_rollback();
+            let key = key("a");
+            let failed = way.run(&pool, &key, "body", async |conn| {
+                conn.execute("select 1 / 0").await?;
+                Ok::<_, Error>(1)
+            });
+            let ended = cancel_after(polls, failed).await;
+            assert!(ended.is_some() || polls < 19, "a call needs fewer polls");
+            pool.begin().await?.commit().await?;
+        }
     }
     Ok(())
 }
