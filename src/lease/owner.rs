@@ -168,7 +168,7 @@ impl LeaseOwner {
     async fn release_and(mut self, reason: &str, keeps_request: bool) -> Result<(), Error> {
         // Another owner may work as soon as the release has committed, which this owner may learn later.
         self.deadline.end();
-        let giving_up = committed(&self.pool, Opening::Plain, async |conn| {
+        let giving_up = committed(&self.pool, Opening::durable(self.leasing.deployment), async |conn| {
             self.record().release_lease(conn, self.token, reason, keeps_request).await
         });
         let released = self.for_a_lease(giving_up).await;
@@ -202,8 +202,9 @@ impl LeaseOwner {
             return self.fail_and(reason, keeps_request).await;
         }
         observe::outcome(self.mode(), self.key.operation(), observe::FAILED);
-        let freeing =
-            committed(&self.pool, Opening::Plain, async |conn| self.record().free(conn, self.token, reason).await);
+        let freeing = committed(&self.pool, Opening::durable(self.leasing.deployment), async |conn| {
+            self.record().free(conn, self.token, reason).await
+        });
         let freed = self.for_a_lease(freeing).await;
         self.ended = freed.is_ok();
         freed

@@ -195,14 +195,15 @@ async fn each_change_under_a_lease_is_durable_whatever_the_session_says(pool: Pg
         let options = (*pool.connect_options()).clone().options([("synchronous_commit", session)]);
         let session_pool = PgPool::connect_with(options).await?;
         let _ = Leasing::new(IN_STEPS)?
-            .ensure(&session_pool, &key("a"), "body", async |lease| {
+            .ensure(&session_pool, &key("b"), "body", async |lease| {
                 lease.step("ride", async |_| Ok::<_, Error>(1)).await?;
                 lease.step_at_most_once("text", async |_| Ok::<_, Error>(1)).await
             })
             .await?;
+        acquired(&session_pool, AT_LEAST_ONCE).await.release("nothing was done").await?;
         let seen: Vec<String> = sqlx::query_scalar("select synchronous_commit from seen").fetch_all(&pool).await?;
-        let changes = "claim, a step in the database, a step that begins and finishes, completion";
-        assert_eq!(seen, [expected; 5], "{changes}, from a session of {session}");
+        let changes = "claim, a step in the database, a step that begins and finishes, completion, claim, release";
+        assert_eq!(seen, [expected; 7], "{changes}, from a session of {session}");
         let after: String =
             sqlx::query_scalar("select current_setting('synchronous_commit')").fetch_one(&session_pool).await?;
         assert_eq!(after, session, "only for these transactions");
