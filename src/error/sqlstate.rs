@@ -61,6 +61,14 @@ impl Error {
     }
 }
 
+impl Error {
+    /// Whether a transaction that began on a primary has become read only, or was begun so. A retry meets the same.
+    #[cfg(feature = "http")]
+    pub(crate) fn is_write_in_read_only(&self) -> bool {
+        matches!(self, Self::Database(error) if sqlstate(error).as_deref() == Some(READ_ONLY_TRANSACTION))
+    }
+}
+
 /// For a `perform` that returns this crate's [`Error`]: 40001 and 40P01 become [`Error::Retryable`], 25P02
 /// [`Error::TransactionAborted`], and all others [`Error::Database`].
 impl From<sqlx::Error> for Error {

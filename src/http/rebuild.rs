@@ -11,7 +11,6 @@ use serde::de::DeserializeOwned;
 use sqlx::PgConnection;
 
 use super::rejection::{Misconfigured, Rejection};
-use crate::error::sqlstate::{READ_ONLY_TRANSACTION, sqlstate};
 use crate::{BoxError, Error};
 
 /// Rebuilds the answer to a retry from the stored reference: for [`with_replay`](super::IdempotencyLayer::with_replay).
@@ -21,19 +20,19 @@ pub trait Replay: Send + Sync + 'static {
     /// The body of the answer, which is read to its end before the transaction ends.
     type Body: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send;
 
-    /// Rebuilds the answer. `request` is the retry, and its extensions contain the [`Key`](crate::Key). The connection is in
-    /// a read-only transaction of its own, which is rolled back.
+    /// Rebuilds the answer. `request` is the retry, and its extensions contain the [`Key`](crate::Key). The connection
+    /// is in a read-only transaction of its own, which is rolled back.
     ///
-    /// - A response below 400 gets the status of the first answer, and `Idempotent-Replayed: true`. Its headers are sent as
-    ///   they are.
+    /// - A response below 400 gets the status of the first answer, and `Idempotent-Replayed: true`. Its headers are
+    ///   sent as they are.
     /// - Another response is sent as it is: for example a 403 for an account that may no longer see the order.
     /// - `None` means that the reference no longer resolves: 410 [`gone`](Rejection::Gone).
     ///
     /// # Errors
     ///
-    /// A transient error is a 503, which the client retries, and any other is a 500. A panic is treated as one of
-    /// the handler. [`with_run_timeout`](super::IdempotencyLayer::with_run_timeout) limits the time. The handler does not run in
-    /// any of these cases.
+    /// A transient error is a 503, which the client retries, and any other is a 500. A panic is treated as one of the
+    /// handler. [`with_run_timeout`](super::IdempotencyLayer::with_run_timeout) limits the time. The handler does not
+    /// run in any of these cases.
     fn replay(
         &self,
         reference: Self::Reference,
@@ -67,13 +66,12 @@ impl<R: Replay> Rebuild for R {
     fn rebuild<'r>(&'r self, reference: &'r [u8], request: &'r Parts, conn: &'r mut PgConnection) -> Rebuilding<'r> {
         Box::pin(async move {
             let reference = decoded(reference)?;
-            let rebuilt = self.replay(reference, request, conn).await.map_err(|error| match error {
-                // The layer's transaction is read only, so a write would fail on every primary.
-                Error::Database(refused) if sqlstate(&refused).as_deref() == Some(READ_ONLY_TRANSACTION) => {
-                    Misconfigured::Refused(Error::Database(refused)).into()
+            let rebuilt = self.replay(reference, request, conn).await.map_err(|error| {
+                // The layer's transaction is read only on every primary.
+                match error.is_transient() && !error.is_write_in_read_only() {
+                    true => Rejection::Unavailable(Arc::new(error)),
+                    false => Misconfigured::Refused(error).into(),
                 }
-                error if error.is_transient() => Rejection::Unavailable(Arc::new(error)),
-                error => Misconfigured::Refused(error).into(),
             })?;
             let (parts, body) = rebuilt.ok_or(Rejection::Gone)?.into_parts();
             let body = body.collect().await;

@@ -250,6 +250,8 @@ impl Rejection {
     pub(super) fn of_completion(error: Error) -> Self {
         match &error {
             Error::TransactionAborted(_) => Misconfigured::TransactionAborted(error).into(),
+            // The claim was written in this transaction, so the handler has made it read only.
+            _ if error.is_write_in_read_only() => Misconfigured::DatabaseRefused(error).into(),
             _ => Self::of(error),
         }
     }

@@ -86,7 +86,7 @@ async fn a_connection_that_is_lost_under_the_handler_is_a_503(pool: PgPool) {
 
 /// The sessions of a primary that a fail-over has demoted last, and are read only.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_demoted_primary_is_a_503(pool: PgPool) {
+async fn a_demoted_primary_is_a_503_and_a_transaction_that_the_handler_made_read_only_a_500(pool: PgPool) {
     create_effects(&pool).await;
     let demoted = (*pool.connect_options()).clone().options([("default_transaction_read_only", "on")]);
     let demoted = pool.options().clone().connect_lazy_with(demoted);
@@ -94,6 +94,12 @@ async fn a_demoted_primary_is_a_503(pool: PgPool) {
     for layer in [transactional(&demoted), leased(&demoted, lease)] {
         assert_transient(&post_to(&app(layer), "/effects", "key-1", "x").await);
     }
+    let handler = async |mut tx: IdempotentTx| {
+        sqlx::query("set transaction read only").execute(&mut *tx).await.expect("set");
+        "done, it believes"
+    };
+    let app = Router::new().route("/reads", post(handler)).layer(transactional(&pool));
+    assert_permanent(&post_to(&app, "/reads", "key-1", "x").await);
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }
 
