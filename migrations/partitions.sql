@@ -20,6 +20,9 @@ begin
         case when exists (select from pg_catalog.pg_policy where polrelid = plain) then 'policies' end,
         case when relrowsecurity or relforcerowsecurity then 'row level security' end,
         case when exists (select from pg_catalog.pg_trigger where tgrelid = plain and not tgisinternal) then 'triggers' end,
+        case when exists (
+            select from pg_catalog.pg_constraint where conrelid = plain and contype = 'f'
+        ) then 'a foreign key' end,
         case when exists (select from pg_catalog.pg_rewrite where ev_class = plain) then 'rules' end,
         case when exists (select from pg_catalog.pg_publication_rel where prrelid = plain) then 'a place in a publication' end,
         case when relreplident <> 'd' then 'a replica identity of its own' end,

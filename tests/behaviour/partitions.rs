@@ -62,6 +62,11 @@ async fn what_would_be_lost_is_refused_by_name(pool: PgPool) -> anyhow::Result<(
             "create trigger t before insert on idempotency.record for each row execute function public.noted()",
             "triggers",
         ),
+        (
+            "create table public.owner (name text collate \"C\" primary key);
+             alter table idempotency.record add foreign key (scope) references public.owner",
+            "a foreign key",
+        ),
         ("create rule r as on delete to idempotency.record do also select 1", "rules"),
         ("create publication p for table idempotency.record", "a place in a publication"),
         ("alter table idempotency.record replica identity full", "a replica identity"),
