@@ -38,8 +38,9 @@ impl Janitor {
         self.sweep_until(limit, std::future::pending()).await
     }
 
-    /// As [`sweep_once`](Self::sweep_once), with the same errors and the same cancellation, but it ends within one
-    /// batch, and within 5 seconds, after `stop` is ready. A batch that takes longer is rolled back.
+    /// As [`sweep_once`](Self::sweep_once), with the same errors and the same cancellation, but after `stop` is ready
+    /// it ends within one batch and the report of the lag, each within 5 seconds. The connection of a batch that takes
+    /// longer is closed.
     pub async fn sweep_until(&self, limit: u64, stop: impl Future<Output = ()>) -> Result<Swept, Error> {
         let stop = pin!(stop);
         self.sweep(limit, self.batch_size.get(), None, &mut Shutdown::new(stop)).await
@@ -178,7 +179,8 @@ impl Janitor {
             if batch.indeterminate > 0 {
                 tracing::warn!(
                     records = batch.indeterminate,
-                    "deleted records that nobody had settled: their effects may have happened, and a retry performs again"
+                    "deleted records that nobody had settled: their effects may have happened, and a retry performs \
+                     again; settle such keys before they expire (unsettled lists them), or make the retention longer"
                 );
             }
             swept.add(batch);

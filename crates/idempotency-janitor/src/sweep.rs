@@ -1,7 +1,5 @@
 //! `sweep` and `run`: the deletion of expired records, once or until a signal.
 
-use std::io::{Write as _, stderr};
-
 use pg_idempotency::{Janitor, Swept};
 use serde_json::json;
 use tokio::time::timeout;
@@ -19,6 +17,8 @@ fn janitor(pool: sqlx::PgPool, pace: &Pace) -> Result<Janitor, Failure> {
 pub(crate) async fn sweep(database: &Database, options: Sweep) -> Result<Ending, Failure> {
     let janitor = janitor(database.pool().await?, &options.pace)?;
     let mut signals = Signals::listen()?;
+    // The warnings about records that nobody had settled: cron mails them, although the report is dropped.
+    log();
     let stop = async {
         match options.max_duration {
             Some(most) => drop(timeout(most, signals.received()).await),
@@ -27,15 +27,6 @@ pub(crate) async fn sweep(database: &Database, options: Sweep) -> Result<Ending,
     };
     let swept = janitor.sweep_until(u64::MAX, stop).await?;
     print(&report(&swept, options.json))?;
-    if swept.indeterminate > 0 {
-        // cron mails it, although the report is dropped.
-        let _ = writeln!(
-            stderr(),
-            "idempotency-janitor: deleted {} records that nobody had settled: their effects may have happened, and a retry \
-             performs again; settle such keys before they expire (unsettled lists them), or make the retention longer",
-            swept.indeterminate
-        );
-    }
     Ok(if swept.limited { Ending::WorkLeft } else { Ending::Done })
 }
 
