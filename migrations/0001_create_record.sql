@@ -2,7 +2,7 @@
 --
 -- `completed_at` says whether the operation is complete, and `expires_at` says how long the key is remembered. strict.sql adds
 -- the rules that every record keeps as CHECK constraints. They are not here because PostgreSQL parses each CHECK again for
--- every statement: ten of them add two thirds to the server's time for a first call.
+-- every statement, which makes a first call much slower.
 
 create table idempotency.record (
     -- 'transaction', 'at_least_once', 'in_steps', 'at_most_once' or 'mark'. A key belongs to one mode.
@@ -16,7 +16,8 @@ create table idempotency.record (
     fingerprint      bytea,
     -- The fencing token of the claim. It is random: a counter would restart after a purge, and a stale owner would match.
     token            bigint not null,
-    -- 1 for the first claim, and one more for each take-over of an unfinished operation. 0 once a first claim has ended before its work began.
+    -- 1 for the first claim, and one more for each take-over of an unfinished operation with the same body. 0 once a first claim
+    -- has ended before its work began.
     attempt          integer not null default 1,
     -- An operator permits attempts up to this number, however small the service's limit is.
     granted_attempt  integer,

@@ -28,7 +28,9 @@
 //!
 //! # What happens to a request
 //!
-//! The first rule that applies decides. [`Rejection`] lists the answers that are not the handler's.
+//! The first rule that applies decides. With [`with_key_from`](IdempotencyLayer::with_key_from) the key may be in the
+//! body, so the rules 2 and 4 come before what 1 and 3 say of a missing or malformed key. [`Rejection`] lists the
+//! answers that are not the handler's.
 //!
 //! 1. The layer does not [cover](IdempotencyLayer::with_methods) the method, or the key is missing and
 //!    [optional](IdempotencyLayer::with_optional_key): the handler runs, unprotected.

@@ -7,9 +7,9 @@
 //! - [`AtLeastOnce`](Policy::AtLeastOnce) takes a lapsed claim over and does the work again. **The effect can happen
 //!   twice.** If the other service deduplicates by a key, give it [`Lease::downstream_key`], and it sees one operation
 //!   for as long as it remembers the key.
-//! - [`AtMostOnce`](Policy::AtMostOnce) never does the work again. **The effect can stay unknown**: the key is
-//!   [indeterminate](crate::Error::Indeterminate) until a [`Reconciler`] or an operator finds out:
-//!   [`resolve`](crate::operator::resolve()) or [`release`](crate::operator::release()).
+//! - [`AtMostOnce`](Policy::AtMostOnce) does not do the work again before the retention ends. **The effect can stay
+//!   unknown**: the key is [indeterminate](crate::Error::Indeterminate) until a [`Reconciler`] or an operator finds
+//!   out: [`resolve`](crate::operator::resolve()) or [`release`](crate::operator::release()).
 //! - [`InSteps`](Policy::InSteps) is for work of several named parts, in this database and outside. The result of each
 //!   part is stored when the part is done, so the next attempt continues after the last one. [`Lease::step`],
 //!   [`Lease::step_at_least_once`] and [`Lease::step_at_most_once`] are the kinds of parts. A step at most once that

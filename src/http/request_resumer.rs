@@ -34,8 +34,8 @@ impl RequestResumer {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidLeasing`] unless the layer is leased and its options store requests, under `AtMostOnce`, and
-    /// without [`with_max_attempts`](crate::lease::Leasing::with_max_attempts).
+    /// [`Error::InvalidLeasing`] if the layer stores no requests, under `AtMostOnce`, or without
+    /// [`with_max_attempts`](crate::lease::Leasing::with_max_attempts).
     pub fn new(layer: &IdempotencyLayer, operation: &str) -> Result<Self, Error> {
         layer.resumable()?;
         Ok(Self { layer: layer.clone(), operation: operation.to_owned(), interval: INTERVAL })

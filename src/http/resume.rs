@@ -61,7 +61,7 @@ impl IdempotencyLayer {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidLeasing`] if this layer stores no requests, under `AtMostOnce`, and without
+    /// [`Error::InvalidLeasing`] if this layer stores no requests, under `AtMostOnce`, or without
     /// [`with_max_attempts`](Leasing::with_max_attempts); errors of the database.
     ///
     /// # Cancellation

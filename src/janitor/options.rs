@@ -27,9 +27,9 @@ const GRACE: Duration = Duration::from_secs(60);
 /// Deletes the records of one database that are past their retention, a batch at a time.
 ///
 /// Every answer is right without it: a claim ignores an expired record. It changes an answer only if a call waits for
-/// longer than the [grace](Self::with_grace). The janitor frees the space. Run it from cron (`idempotency-janitor
-/// sweep`), or let each process of a service [`run`](Janitor::run) one: they share the work, because each skips the
-/// rows that another has locked.
+/// longer than the [grace](Self::with_grace), or may not wait and meets the sweep at an expired record. The janitor
+/// frees the space. Run it from cron (`idempotency-janitor sweep`), or let each process of a service
+/// [`run`](Janitor::run) one: they share the work, because each skips the rows that another has locked.
 ///
 /// A busy janitor deletes `batch size / (time of a batch + pause)` rows a second. Make it at least twice the number of
 /// inserts a second; the guide's page `sizing` has examples. The interval decides only how many rows wait for the next

@@ -16,11 +16,11 @@ const SMALLEST_BATCH: u32 = 10;
 const COUNT_TIME: Duration = Duration::from_secs(60);
 
 impl Janitor {
-    /// Sweeps at every interval until `shutdown` is ready. Then it finishes at most the batch in progress, within 5
-    /// seconds, and ends. Run one in each process of a fleet, or one for all. Before the first sweep, and from the
-    /// start of one sweep to the start of the next, it waits for a random time between half of the interval and the
-    /// whole interval. A sweep ends after an interval at the latest, and then the next follows at once: so the lag of a
-    /// slow janitor is reported too.
+    /// Sweeps at every interval until `shutdown` is ready. Then it finishes at most the batch in progress and the
+    /// report of the lag, within 10 seconds, and ends. Run one in each process of a fleet, or one for all. Before the
+    /// first sweep, and from the start of one sweep to the start of the next, it waits for a random time between half
+    /// of the interval and the whole interval. A sweep ends after an interval at the latest, and then the next follows
+    /// at once: so the lag of a slow janitor is reported too.
     ///
     /// After an error it logs the error and tries again, at first after a second. If a batch times out, or the server
     /// does not answer it ([`sweep_once`](Self::sweep_once)), later batches have half its size. The size grows back

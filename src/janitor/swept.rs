@@ -10,11 +10,12 @@ use crate::record::Deleted;
 pub struct Swept {
     /// Completed records. Their responses are forgotten, and their keys are new again.
     pub completed: u64,
-    /// Records that were never completed, and that a retry could have continued: nobody has retried a call that failed.
+    /// Records of operations that failed or lapsed, and that nobody came back for. A retry could have continued them,
+    /// if attempts were left.
     pub unfinished: u64,
     /// Records that [nobody has settled](crate::operator::State::Indeterminate). **Their effects may have happened, and
     /// their keys are new again**: a retry performs. They are also a warning in the log. In transaction mode each comes
-    /// from a caller that committed after an error: find the cause.
+    /// from [a mistake of its caller](crate::Error::Indeterminate): find the cause.
     pub indeterminate: u64,
     /// Marks.
     pub marks: u64,

@@ -43,8 +43,8 @@ impl Lease {
         &self.key
     }
 
-    /// 1 for the first claim, and one more for each take-over of an unfinished operation. A claim whose work never
-    /// began does not count.
+    /// 1 for the first claim, and one more for each take-over of an unfinished operation. A take-over with another body
+    /// begins with 1 again. A claim whose work never began does not count.
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.attempt.unsigned_abs()

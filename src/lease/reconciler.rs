@@ -112,7 +112,7 @@ impl Reconciler {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidLeasing`] under [`AtLeastOnce`](Policy::AtLeastOnce), and without
+    /// [`Error::InvalidLeasing`] under [`AtLeastOnce`](Policy::AtLeastOnce), or without
     /// [`Leasing::with_stored_request`]. [`Error::InvalidDuration`] for a quiet time under a millisecond, or over half
     /// of the retention.
     pub fn new(leasing: Leasing, operation: &str, quiet: Duration) -> Result<Self, Error> {

@@ -44,7 +44,7 @@ impl Leasing {
     ///
     /// # Errors
     ///
-    /// As [`ensure`](Self::ensure), and [`Error::InvalidLeasing`] under `AtMostOnce` and without
+    /// As [`ensure`](Self::ensure), and [`Error::InvalidLeasing`] under `AtMostOnce`, or without
     /// [`with_max_attempts`](Self::with_max_attempts).
     ///
     /// # Cancellation

@@ -33,10 +33,10 @@ pub(crate) const INTERVALS: std::ops::RangeInclusive<Duration> =
 /// # use pg_idempotency::lease::{Lease, Leasing, Policy, Resumer};
 /// # async fn ride(_: &Lease, _: String) -> Result<String, Error> { Ok(String::new()) }
 /// # async fn f(pool: sqlx::PgPool, shutdown: impl Future<Output = ()> + Send + 'static) -> anyhow::Result<()> {
-/// let policy = Policy::InSteps { lease: Duration::from_secs(40) };
-/// let leasing = Leasing::new(policy)?.with_stored_request(true).with_max_attempts(NonZeroU32::MIN.saturating_add(9));
-/// let resumer = Resumer::new(leasing, "create_ride")?;
-/// tokio::spawn(async move { resumer.run(&pool, shutdown, async |lease: &Lease, body: String| ride(lease, body).await).await });
+/// let policy = Policy::InSteps { lease: Duration::from_secs(40) }; let leasing =
+/// Leasing::new(policy)?.with_stored_request(true).with_max_attempts(NonZeroU32::MIN.saturating_add(9)); let resumer =
+/// Resumer::new(leasing, "create_ride")?; tokio::spawn(async move { resumer.run(&pool, shutdown, async |lease: &Lease,
+/// body: String| ride(lease, body).await).await });
 /// # Ok(())
 /// # }
 /// ```
@@ -52,7 +52,7 @@ impl Resumer {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidLeasing`] under `AtMostOnce` and without [`Leasing::with_max_attempts`].
+    /// [`Error::InvalidLeasing`] under `AtMostOnce`, or without [`Leasing::with_max_attempts`].
     pub fn new(leasing: Leasing, operation: &str) -> Result<Self, Error> {
         leasing.resumable_attempts()?;
         Ok(Self { leasing, operation: operation.to_owned(), interval: INTERVAL })

@@ -24,7 +24,7 @@ impl Marking {
     /// Without keys it sends nothing.
     ///
     /// If another transaction is marking one of the keys, the batch waits for it, as a single [`mark`](Self::mark)
-    /// does, and marks nothing before it has all keys.
+    /// does. It marks all keys or, if one is held, none; *Errors* names the exception.
     ///
     /// **More keys are several calls**, each in a transaction of its own. Every key holds a lock until the transaction
     /// ends, and all sessions share the server's lock table: at PostgreSQL's defaults, a few transactions with a

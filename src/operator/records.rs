@@ -18,7 +18,7 @@ use crate::{Error, Key};
 /// end of the lease: one of them may have taken effect, for example a charge in an at-least-once step whose process
 /// died, and its client does not know.
 ///
-/// In transaction mode, such a record comes from a mistake in the service: a caller committed after an error.
+/// In transaction mode, such a record comes from [a mistake of its caller](Error::Indeterminate).
 ///
 /// It reads the whole table. An index for this rare call would cost more, because every completion would have to update
 /// it.
