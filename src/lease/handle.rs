@@ -12,6 +12,7 @@ use super::deadline::Deadline;
 use super::memory::Memory;
 use super::options::Leasing;
 use crate::record::Record;
+use crate::session::Opening;
 use crate::shutdown::unless;
 use crate::{Fingerprint, Key, Mode};
 
@@ -115,5 +116,9 @@ impl Lease {
 
     pub(super) fn record(&self) -> Record<'_> {
         Record { key: &self.key, deployment: self.leasing.deployment }
+    }
+
+    pub(super) fn durable(&self) -> Opening {
+        Opening::durable(self.leasing.deployment)
     }
 }

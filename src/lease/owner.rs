@@ -20,7 +20,7 @@ use super::unbegun::Unbegun;
 use crate::observe::{call_span, spanned};
 use crate::outcome::{Response, encode};
 use crate::record::{Actor, Claim, StoredSteps};
-use crate::session::{ANSWER, Opening, within};
+use crate::session::{ANSWER, within};
 use crate::{Error, Fingerprint, Key, observe};
 
 /// The right and the duty to do the work of one key. The lease renews itself until it is completed, released, lost or
@@ -119,7 +119,7 @@ impl LeaseOwner {
         let Leasing { policy, retention, .. } = self.leasing;
         let (record, token) = (self.record(), self.token);
         let stored = within_a_lease(policy.lease(), || {
-            committed(&self.pool, Opening::durable(self.leasing.deployment), async move |conn| {
+            committed(&self.pool, self.durable(), async move |conn| {
                 record.complete_lease(conn, &token.into(), encoded, retention, Actor::Owner).await
             })
         })
@@ -168,7 +168,7 @@ impl LeaseOwner {
     async fn release_and(mut self, reason: &str, keeps_request: bool) -> Result<(), Error> {
         // Another owner may work as soon as the release has committed, which this owner may learn later.
         self.deadline.end();
-        let giving_up = committed(&self.pool, Opening::durable(self.leasing.deployment), async |conn| {
+        let giving_up = committed(&self.pool, self.durable(), async |conn| {
             self.record().release_lease(conn, self.token, reason, keeps_request).await
         });
         let released = self.for_a_lease(giving_up).await;
@@ -202,9 +202,8 @@ impl LeaseOwner {
             return self.fail_and(reason, keeps_request).await;
         }
         observe::outcome(self.mode(), self.key.operation(), observe::FAILED);
-        let freeing = committed(&self.pool, Opening::durable(self.leasing.deployment), async |conn| {
-            self.record().free(conn, self.token, reason).await
-        });
+        let freeing =
+            committed(&self.pool, self.durable(), async |conn| self.record().free(conn, self.token, reason).await);
         let freed = self.for_a_lease(freeing).await;
         self.ended = freed.is_ok();
         freed
@@ -219,7 +218,7 @@ impl LeaseOwner {
             return self.release_and(reason, keeps_request).await;
         }
         let retention = self.leasing.retention;
-        let lapsing = committed(&self.pool, Opening::durable(self.leasing.deployment), async |conn| {
+        let lapsing = committed(&self.pool, self.durable(), async |conn| {
             self.record().lapse(conn, self.token, reason, retention, keeps_request).await
         });
         let lapsed = self.for_a_lease(lapsing).await;

@@ -293,10 +293,6 @@ impl Lease {
         committed(&self.pool, Opening::Plain, async |conn| self.record().retract_step(conn, self.token, name).await)
             .await
     }
-
-    fn durable(&self) -> Opening {
-        Opening::durable(self.leasing.deployment)
-    }
 }
 
 impl OpenStep<'_> {

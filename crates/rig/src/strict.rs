@@ -1,6 +1,6 @@
 //! The crate's migrations and `migrations/strict.sql`: every statement that the crate sends in these tests must keep
-//! the rules of a record. With the variable PARTITIONS, also `migrations/partitions.sql`, with a quarter of the partitions:
-//! each database of a test creates its own.
+//! the rules of a record. With the variable PARTITIONS, also `migrations/partitions.sql`, with a quarter of the
+//! partitions: each test creates them in its own database.
 
 use std::sync::LazyLock;
 

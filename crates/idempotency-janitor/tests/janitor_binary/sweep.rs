@@ -4,10 +4,10 @@ use std::process::{Command, Stdio};
 
 use pg_idempotency::Key;
 use rig::fixture::Fixture;
-use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{Executor as _, PgPool};
 
-use crate::support::{command_on, expired, janitor_on, json, text};
+use crate::support::{command_on, committed_after_an_error, expired, janitor_on, json, text};
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn sweep_deletes_what_is_expired(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
@@ -39,6 +39,29 @@ async fn json_reports_what_was_deleted(_: PgPoolOptions, options: PgConnectOptio
     assert_eq!((&report["deleted"], &report["batches"], &report["more_left"]), (&7.into(), &3.into(), &false.into()));
     assert!(report["oldest_expired_seconds_after"].is_null(), "{report}");
     assert_eq!(janitor_on(&options, &["sweep", "--batch-size", "0"]).status.code(), Some(2));
+    Ok(())
+}
+
+/// cron mails what is on standard error. The records are gone, so no later sweep could say it.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_sweep_that_fails_later_has_said_what_nobody_had_settled(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    committed_after_an_error(&pool, &Key::new("scope", "operation", "unsettled")?).await?;
+    expired(&pool, 1).await?;
+    pool.execute(
+        "update idempotency.record set claimed_at = now() - interval '3 d', expires_at = now() - interval '2 d'
+         where completed_at is null;
+         create function refuse() returns trigger language plpgsql as $$ begin raise 'on purpose'; end $$;
+         create trigger refuse before delete on idempotency.record for each row
+         when (old.completed_at is not null) execute function refuse()",
+    )
+    .await?;
+    let output = janitor_on(&options, &["sweep", "--batch-size", "1"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("nobody had settled"), "{}", text(&output.stderr));
     Ok(())
 }
 
