@@ -62,8 +62,8 @@ impl Error {
 }
 
 impl Error {
-    /// Whether a read-only transaction has refused a write. After a fail-over a retry may succeed. Where the transaction
-    /// itself is known to be read only, a retry meets the same.
+    /// Whether a read-only transaction has refused a write. After a fail-over a retry may succeed. Where the
+    /// transaction itself is known to be read only, a retry meets the same.
     #[cfg(feature = "http")]
     pub(crate) fn is_write_in_read_only(&self) -> bool {
         matches!(self, Self::Database(error) if sqlstate(error).as_deref() == Some(READ_ONLY_TRANSACTION))
