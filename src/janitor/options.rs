@@ -72,10 +72,13 @@ impl Janitor {
 
     /// Sets the pause after a full batch. The default is 50 ms. With a pause of zero, the janitor sweeps as fast as
     /// possible.
-    #[must_use]
-    pub fn with_pause(mut self, pause: Duration) -> Self {
-        self.pause = pause;
-        self
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidDuration`] over a day.
+    pub fn with_pause(mut self, pause: Duration) -> Result<Self, InvalidDuration> {
+        self.pause = within("pause", pause, Duration::ZERO..=*INTERVALS.end())?;
+        Ok(self)
     }
 
     /// Sets the time from the start of one pass of [`run`](Self::run) to the start of the next, which is between half

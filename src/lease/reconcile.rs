@@ -90,8 +90,8 @@ impl Reconciler {
     }
 
     pub(super) fn gives_up(&self, look: &Look<'_>) -> bool {
-        let is_over = |time: Duration| look.doubt.now >= look.since + time.as_secs_f64();
-        !self.dry_run && (look.state.looks >= self.most_looks || self.give_up_after.is_some_and(is_over))
+        let is_over = self.time_left(look).is_some_and(|left| left.is_zero());
+        !self.dry_run && (look.state.looks >= self.most_looks || is_over)
     }
 
     async fn give_up(&self, pool: &PgPool, look: Look<'_>) -> Result<bool, Error> {
@@ -116,10 +116,14 @@ impl Reconciler {
         }
         let doublings = 2_u32.pow(state.looks.saturating_sub(1).min(MOST_DOUBLINGS));
         let distance = self.distance.saturating_mul(doublings).min(longest);
-        self.give_up_after.map_or(distance, |time| {
-            let left = look.since + time.as_secs_f64() - look.doubt.now;
-            distance.min(Duration::try_from_secs_f64(left).unwrap_or_default())
-        })
+        self.time_left(look).map_or(distance, |left| distance.min(left))
+    }
+
+    /// What is left of the time that the service gives. Zero means that it is over.
+    fn time_left(&self, look: &Look<'_>) -> Option<Duration> {
+        let left = look.since + self.give_up_after?.as_secs_f64() - look.doubt.now;
+        // A negative time does not convert, and neither does one that is longer than a `Duration`.
+        Some(if left <= 0.0 { Duration::ZERO } else { Duration::try_from_secs_f64(left).unwrap_or(Duration::MAX) })
     }
 
     /// The number of a look. One of a dry run has that of the look that it tries.

@@ -10,7 +10,7 @@ use sqlx::PgPool;
 use super::finding::{Finding, InDoubt};
 use super::options::{Leasing, Policy};
 use crate::caught::caught;
-use crate::limits::within;
+use crate::limits::{RETENTION, within};
 use crate::session::Rests;
 use crate::shutdown::{Shutdown, unless};
 use crate::{Error, InvalidDuration};
@@ -179,9 +179,12 @@ impl Reconciler {
 
     /// Also leaves an operation to a person when it has been in doubt for this time; no distance is longer than what is
     /// left of it. The default is the number of looks alone.
-    #[must_use]
-    pub fn with_give_up_after(self, time: Duration) -> Self {
-        Self { give_up_after: Some(time), ..self }
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidDuration`] under a millisecond or over ten years.
+    pub fn with_give_up_after(self, time: Duration) -> Result<Self, InvalidDuration> {
+        Ok(Self { give_up_after: Some(within("time after which to give up", time, RETENTION)?), ..self })
     }
 
     /// How long one look-up may take. After that it is dropped, and the looks without a trace are counted anew. The

@@ -85,7 +85,7 @@ async fn no_live_record_is_lost(_: PgPoolOptions, options: PgConnectOptions) -> 
         .map(|_| {
             let (done, purged) = (done.clone(), purged.clone());
             let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).expect("in range");
-            let janitor = janitor.with_pause(Duration::ZERO);
+            let janitor = janitor.with_pause(Duration::ZERO).expect("in range");
             tokio::spawn(async move {
                 while !done.load(Ordering::Relaxed) {
                     let swept = janitor.sweep_once(500).await?;

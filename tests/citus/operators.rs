@@ -33,7 +33,7 @@ async fn the_sweep_deletes_what_is_due_and_nothing_else() -> anyhow::Result<()> 
     }
     let janitor = Janitor::new(citus.pool.clone())
         .with_grace(Duration::ZERO)?
-        .with_pause(Duration::ZERO)
+        .with_pause(Duration::ZERO)?
         .with_batch_size(NonZeroU32::new(10).expect("not zero"));
     let first = janitor.sweep_once(10).await?;
     assert!(first.limited);

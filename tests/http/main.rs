@@ -6,6 +6,7 @@ mod bounds;
 mod by_reference;
 mod cancellation;
 mod connections;
+mod durations;
 mod failures;
 mod fingerprints;
 mod in_flight;

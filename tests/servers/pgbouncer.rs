@@ -187,7 +187,7 @@ async fn leases_marks_and_the_janitor_work_through_transaction_pooling(
                     tx.commit().await?;
                     Janitor::new(pool.clone())
                         .with_grace(Duration::ZERO)?
-                        .with_pause(Duration::ZERO)
+                        .with_pause(Duration::ZERO)?
                         .sweep_once(50)
                         .await?;
                 }

@@ -11,7 +11,7 @@ use crate::probes;
 use crate::process::{Ending, Signals, log, print};
 
 fn janitor(pool: sqlx::PgPool, pace: &Pace) -> Result<Janitor, Failure> {
-    Ok(Janitor::new(pool).with_batch_size(pace.batch_size).with_pause(pace.pause).with_grace(pace.grace)?)
+    Ok(Janitor::new(pool).with_batch_size(pace.batch_size).with_pause(pace.pause)?.with_grace(pace.grace)?)
 }
 
 pub(crate) async fn sweep(database: &Database, options: Sweep) -> Result<Ending, Failure> {

@@ -47,7 +47,7 @@ async fn a_look_that_fails_is_stored_and_the_last_one_leaves_the_key_to_a_person
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn after_the_time_that_the_service_gives_nobody_looks_any_more(pool: PgPool) -> anyhow::Result<()> {
     in_doubt(&pool, "a").await;
-    let reconciler = reconciler().with_give_up_after(MINUTE * 60);
+    let reconciler = reconciler().with_give_up_after(MINUTE * 60)?;
     note(&pool, &reconciler).await;
     assert_eq!(says(&pool, &reconciler, Finding::Unknown).await, Visit::Undecided);
     pass_time(&pool).await;
@@ -283,13 +283,25 @@ async fn no_distance_is_longer_than_what_is_left_of_the_time_that_the_service_gi
     pool: PgPool,
 ) -> anyhow::Result<()> {
     in_doubt(&pool, "a").await;
-    let reconciler = reconciler().with_looks(2, 20)?.with_give_up_after(MINUTE * 60);
+    let reconciler = reconciler().with_looks(2, 20)?.with_give_up_after(MINUTE * 60)?;
     note(&pool, &reconciler).await;
     for _ in 0..10 {
         assert_eq!(says(&pool, &reconciler, Finding::Unknown).await, Visit::Undecided);
         assert!(seconds_to_the_next_look(&pool).await <= 3600.0);
         pass_time(&pool).await;
     }
+    Ok(())
+}
+
+/// A look without a distance would follow at once, and the first looks would release a text that arrives later.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn the_longest_time_that_a_service_can_give_takes_no_distance_away(pool: PgPool) -> anyhow::Result<()> {
+    in_doubt(&pool, "a").await;
+    let years = Duration::from_secs(10 * 366 * 24 * 3600);
+    let reconciler = reconciler().with_give_up_after(years)?;
+    note(&pool, &reconciler).await;
+    assert_eq!(says(&pool, &reconciler, Finding::NoTrace).await, Visit::Undecided);
+    assert!(seconds_to_the_next_look(&pool).await > 60.0);
     Ok(())
 }
 

@@ -47,7 +47,7 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     .await?;
 
     settle(&mut conn).await?;
-    let janitor = Janitor::new(pool).with_grace(Duration::ZERO)?.with_batch_size(LARGE).with_pause(Duration::ZERO);
+    let janitor = Janitor::new(pool).with_grace(Duration::ZERO)?.with_batch_size(LARGE).with_pause(Duration::ZERO)?;
     // A sixteenth of the rows that are left, in each round.
     let rows = bench.scale.expired / 32;
     let sweeps = in_turns(bench.scale.rounds, [UNPACED], async |_| sweep(&janitor, rows).await).await?;
