@@ -14,8 +14,8 @@ use crate::client::{Request, other_body};
 use crate::judge::{Compare, Interruption};
 use crate::{Check, Error};
 
-/// Interrupts a service at each message to its PostgreSQL, retries with the same idempotency key, and reports whether the
-/// operation had one effect and one answer.
+/// Interrupts a service at each message to its PostgreSQL, and uploads to it, retries with the same idempotency key, and
+/// reports whether the operation had one effect and one answer.
 ///
 /// The service is the command after `--`. It is started with the URL of a proxy in DATABASE_URL. `{key}` in the URL, a header,
 /// the body or the effects stands for the key. Exit codes: 0 no findings, 1 findings, 2 the check could not run.

@@ -1,13 +1,20 @@
 //! The client: one request, and the retries with the same key.
 
+use std::fmt;
 use std::pin::Pin;
 use std::time::Duration;
 
-use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION};
+use futures_util::{StreamExt as _, stream};
+use h2::Reason;
+use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION};
 use reqwest::redirect::Policy;
-use reqwest::{Client, Method};
+use reqwest::{Body, Client, Method};
+use tokio::time::sleep;
 
 use crate::Error;
+
+/// How long the sent part of a body may take to leave the client: a reset discards what is still there.
+const LEAVES: Duration = Duration::from_millis(50);
 
 /// What the service answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +46,45 @@ pub(crate) enum Variant {
     OtherBody,
     OtherUser,
     NoKey,
+    OverHttp2,
+    CutOff(CutOff),
+}
+
+/// An upload that the client cuts off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CutOff {
+    /// The code that resets the stream of HTTP/2. Without one, the client closes its connection of HTTP/1.1.
+    pub(crate) code: Option<Reason>,
+    /// Whether `Content-Length` announces the whole body.
+    pub(crate) has_length: bool,
+    /// Whether only the end of the stream is missing. Otherwise, the last byte is missing too.
+    pub(crate) has_every_byte: bool,
+}
+
+impl CutOff {
+    /// Sends what is sent of this body.
+    fn body(self, mut bytes: Vec<u8>) -> Body {
+        bytes.truncate(bytes.len() - usize::from(!self.has_every_byte));
+        // hyper resets the stream with the code of this error.
+        let code = self.code.unwrap_or(Reason::CANCEL);
+        let cut = async move {
+            sleep(LEAVES).await;
+            Err(h2::Error::from(code))
+        };
+        Body::wrap_stream(stream::iter([Ok(bytes)]).chain(stream::once(cut)))
+    }
+}
+
+impl fmt::Display for CutOff {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let part = if self.has_every_byte { "every byte of the body" } else { "every byte of the body but one" };
+        let length = if self.has_length { "with" } else { "without" };
+        write!(f, "the client sent {part}, {length} Content-Length, and ")?;
+        match self.code {
+            Some(code) => write!(f, "reset the stream with {code:?}"),
+            None => f.write_str("closed the connection"),
+        }
+    }
 }
 
 /// An answer, or why there was none.
@@ -53,6 +99,7 @@ pub(crate) trait Caller {
 /// Requests of HTTP. Each has a connection of its own, so that hanging up is seen.
 pub(crate) struct Http {
     client: Client,
+    http2: Client,
     pub(crate) request: Request,
 }
 
@@ -71,14 +118,11 @@ pub(crate) struct Request {
 
 impl Http {
     pub(crate) fn new(request: Request, timeout: Duration) -> Result<Self, Error> {
-        let client = Client::builder()
-            .redirect(Policy::none())
-            .no_proxy()
-            .pool_max_idle_per_host(0)
-            .timeout(timeout)
-            .build()
-            .map_err(|error| Error::Argument(error.to_string()))?;
-        Ok(Self { client, request })
+        let client =
+            || Client::builder().redirect(Policy::none()).no_proxy().pool_max_idle_per_host(0).timeout(timeout);
+        let failed = |error: reqwest::Error| Error::Argument(error.to_string());
+        let http2 = client().http2_prior_knowledge().build().map_err(failed)?;
+        Ok(Self { client: client().http1_only().build().map_err(failed)?, http2, request })
     }
 }
 
@@ -88,7 +132,8 @@ impl Caller for Http {
         let mut headers = request.headers.clone();
         let mut body = request.body.as_ref();
         match variant {
-            Variant::Plain => {}
+            Variant::Plain | Variant::OverHttp2 => {}
+            Variant::CutOff(_) => body = Some(request.body.as_ref().filter(|body| !body.is_empty())?),
             Variant::OtherBody => body = Some(request.other_body.as_ref()?),
             Variant::OtherUser if request.other_headers.is_empty() => return None,
             Variant::OtherUser => {
@@ -110,9 +155,21 @@ impl Caller for Http {
             // Both were checked when the arguments were read.
             map.append(HeaderName::try_from(name).ok()?, HeaderValue::try_from(with_key(value)).ok()?);
         }
-        let mut sending = self.client.request(request.method.clone(), with_key(&request.url)).headers(map);
+        let body = body.map(|body| with_key(body));
+        let (client, body) = match variant {
+            Variant::CutOff(cut) => {
+                let body = body?.into_bytes();
+                if cut.has_length {
+                    map.insert(CONTENT_LENGTH, body.len().into());
+                }
+                (if cut.code.is_some() { &self.http2 } else { &self.client }, Some(cut.body(body)))
+            }
+            Variant::OverHttp2 => (&self.http2, body.map(Body::from)),
+            _ => (&self.client, body.map(Body::from)),
+        };
+        let mut sending = client.request(request.method.clone(), with_key(&request.url)).headers(map);
         if let Some(body) = body {
-            sending = sending.body(with_key(body));
+            sending = sending.body(body);
         }
         Some(Box::pin(async move {
             let response = sending.send().await.map_err(reason)?;

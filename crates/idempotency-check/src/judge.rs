@@ -51,6 +51,8 @@ pub enum Verdict {
     RefusedThoughRetried,
     /// Another body under the same key was answered with success.
     NotRefused,
+    /// A request that the client had cut off had an effect.
+    PerformedThoughCutOff,
 }
 
 impl fmt::Display for Verdict {
@@ -63,6 +65,7 @@ impl fmt::Display for Verdict {
             Self::Stuck => "stuck",
             Self::RefusedThoughRetried => "refused though retried",
             Self::NotRefused => "not refused",
+            Self::PerformedThoughCutOff => "performed though cut off",
         })
     }
 }

@@ -176,11 +176,17 @@ impl fmt::Display for Report {
         if !self.undisturbed.is_empty() {
             writeln!(f, "\nWithout an interruption:\n")?;
         }
-        for it in &self.undisturbed {
+        let lines = self.undisturbed.iter().map(|it| {
             let verdict = it.verdict.map(|verdict| verdict.to_string());
             let detail = [verdict.as_deref().unwrap_or(""), &it.detail];
             let detail: Vec<_> = detail.into_iter().filter(|part| !part.is_empty()).collect();
-            writeln!(f, "  {:<16} {}", it.place(), detail.join(": "))?;
+            format!("  {:<20} {}", it.place(), detail.join(": "))
+        });
+        let mut lines: Vec<_> = lines.collect();
+        // Some are tried several times.
+        lines.dedup();
+        for line in lines {
+            writeln!(f, "{line}")?;
         }
         for finding in &self.findings {
             let (place, verdict) = (finding.place(), finding.verdict.map(|verdict| verdict.to_string().to_uppercase()));

@@ -1,5 +1,6 @@
 //! One run of the check: the request without interruptions first, and then each interruption of each message.
 
+mod cut_off;
 mod interrupt;
 mod undisturbed;
 

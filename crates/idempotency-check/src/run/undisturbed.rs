@@ -21,7 +21,8 @@ impl<'a> Run<'a> {
         self.at_once("sixteen_at_once", 16, RACES).await?;
         self.another_body().await?;
         self.no_key().await?;
-        self.another_user().await
+        self.another_user().await?;
+        self.cut_off().await
     }
 
     /// So many clients with one key, and then the same request again, until there is a finding: a race may be lost once
@@ -141,12 +142,19 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn untried(&mut self, check: &'static str, why: &str) {
+    pub(super) fn untried(&mut self, check: &'static str, why: &str) {
         let talk = self.talk();
         self.add(check, None, why.to_owned(), talk, &Effect::default());
     }
 
-    fn add(&mut self, check: &'static str, verdict: Option<Verdict>, detail: String, talk: Talk<'a>, effect: &Effect) {
+    pub(super) fn add(
+        &mut self,
+        check: &'static str,
+        verdict: Option<Verdict>,
+        detail: String,
+        talk: Talk<'a>,
+        effect: &Effect,
+    ) {
         let shown = verdict.map_or("not judged".to_owned(), |verdict| verdict.to_string());
         (self.options.progress)(&format!("{}: {shown}", check.replace('_', " ")));
         let tried = self.tried(talk, verdict, detail, effect);

@@ -30,10 +30,15 @@ pub(crate) enum Mistake {
     AnswerBeforeCommit,
     /// Each duplicate enqueues a job, which pays again after some seconds.
     DuplicateEnqueued,
+    /// What breaks a body off counts as its end, and a request outlives its client.
+    BrokenBodyPerformed,
+    /// A request outlives its client from the moment at which its body ends. For hyper, a reset with NO_ERROR is an
+    /// end, and only its next poll drops the request.
+    DetachedAtOnce,
 }
 
 impl Mistake {
-    pub(crate) const ALL: [Self; 13] = [
+    pub(crate) const ALL: [Self; 15] = [
         Self::EffectBeforeClaim,
         Self::KeyAfterCommit,
         Self::AnswerAfterCommit,
@@ -47,6 +52,8 @@ impl Mistake {
         Self::UncommittedAnswer,
         Self::AnswerBeforeCommit,
         Self::DuplicateEnqueued,
+        Self::BrokenBodyPerformed,
+        Self::DetachedAtOnce,
     ];
 
     /// `none` is the server without a mistake.

@@ -30,22 +30,29 @@ fn shop(mistake: Option<Mistake>) -> anyhow::Result<Service> {
         .with_options(["--other-header", "X-User-ID: 43"]))
 }
 
-/// What the check says of a mistake: the verdict, the interruption or undisturbed check that shows it, and the
+/// What the check says of a mistake: the verdict, each interruption or undisturbed check that shows it, and the
 /// interrupted message.
-pub(crate) const FOUND: [(Mistake, &str, &str, &str); 13] = [
-    (Mistake::EffectBeforeClaim, "two_effects", "lost-before", "insert into idempotency_key"),
-    (Mistake::KeyAfterCommit, "two_effects", "lost-before", "insert into idempotency_key"),
-    (Mistake::AnswerAfterCommit, "other_answer", "lost-before", "update idempotency_key"),
-    (Mistake::LockElsewhere, "two_effects", "lost-after", "insert into payments"),
-    (Mistake::JsonbResponse, "other_answer", "again", ""),
-    (Mistake::FailureStored, "stuck", "lost-before", "insert into payments"),
-    (Mistake::KeyWithoutScope, "no_effect_but_success", "another_user", ""),
-    (Mistake::ProcessingForever, "stuck", "lost-before", "insert into payments"),
-    (Mistake::BodyNotCompared, "not_refused", "another_body", ""),
-    (Mistake::WriteThroughPool, "two_effects", "lost-before", "commit"),
-    (Mistake::UncommittedAnswer, "no_effect_but_success", "lost-before", "commit"),
-    (Mistake::AnswerBeforeCommit, "no_effect_but_success", "lost-before", "commit"),
-    (Mistake::DuplicateEnqueued, "two_effects", "again", ""),
+pub(crate) const FOUND: [(Mistake, &str, &[&str], &str); 15] = [
+    (Mistake::EffectBeforeClaim, "two_effects", &["lost-before"], "insert into idempotency_key"),
+    (Mistake::KeyAfterCommit, "two_effects", &["lost-before"], "insert into idempotency_key"),
+    (Mistake::AnswerAfterCommit, "other_answer", &["lost-before"], "update idempotency_key"),
+    (Mistake::LockElsewhere, "two_effects", &["lost-after"], "insert into payments"),
+    (Mistake::JsonbResponse, "other_answer", &["again"], ""),
+    (Mistake::FailureStored, "stuck", &["lost-before"], "insert into payments"),
+    (Mistake::KeyWithoutScope, "no_effect_but_success", &["another_user"], ""),
+    (Mistake::ProcessingForever, "stuck", &["lost-before"], "insert into payments"),
+    (Mistake::BodyNotCompared, "not_refused", &["another_body"], ""),
+    (Mistake::WriteThroughPool, "two_effects", &["lost-before"], "commit"),
+    (Mistake::UncommittedAnswer, "no_effect_but_success", &["lost-before"], "commit"),
+    (Mistake::AnswerBeforeCommit, "no_effect_but_success", &["lost-before"], "commit"),
+    (Mistake::DuplicateEnqueued, "two_effects", &["again"], ""),
+    (
+        Mistake::BrokenBodyPerformed,
+        "performed_though_cut_off",
+        &["cut_off", "reset_no_error", "reset_cancel", "reset_internal_error"],
+        "",
+    ),
+    (Mistake::DetachedAtOnce, "performed_though_cut_off", &["reset_no_error"], ""),
 ];
 
 /// With this query, each payment belongs to the try of its key.
@@ -61,7 +68,12 @@ async fn each_mistake_is_found_and_named() -> anyhow::Result<()> {
     checks.join_all().await.into_iter().collect()
 }
 
-async fn found(mistake: Mistake, verdict: &'static str, by: &'static str, at: &'static str) -> anyhow::Result<()> {
+async fn found(
+    mistake: Mistake,
+    verdict: &'static str,
+    by: &'static [&'static str],
+    at: &'static str,
+) -> anyhow::Result<()> {
     // Each stuck key takes as long as the client's patience.
     let patience: &[&str] = if verdict == "stuck" { &["--patience", "1s"] } else { &[] };
     let mut service = shop(Some(mistake))?;
@@ -70,8 +82,9 @@ async fn found(mistake: Mistake, verdict: &'static str, by: &'static str, at: &'
     }
     let checked = service.check(patience).await?;
     let findings = checked.findings();
-    let named = |found: &Finding| found.verdict == verdict && found.by == by && found.sql.to_lowercase().contains(at);
-    let is_found = checked.exit == 1 && findings.iter().any(named);
+    let named =
+        |found: &Finding, by| found.verdict == verdict && found.by == by && found.sql.to_lowercase().contains(at);
+    let is_found = checked.exit == 1 && by.iter().all(|by| findings.iter().any(|found| named(found, *by)));
     ensure!(is_found, "{mistake:?}: exit {}, {findings:#?}\n{}", checked.exit, checked.printed);
     Ok(())
 }

@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::body::Bytes;
+use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
+use futures_util::StreamExt as _;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{PgConnection, PgPool};
 
@@ -70,7 +71,18 @@ pub(crate) async fn serve(database_url: &str, port: u16, mistake: Option<Mistake
     Ok(axum::serve(listener, router).await?)
 }
 
-async fn pay(State(shop): State<Arc<Shop>>, headers: HeaderMap, body: Bytes) -> Answer {
+async fn pay(State(shop): State<Arc<Shop>>, headers: HeaderMap, body: Body) -> Answer {
+    let Some(body) = shop.read(body).await else {
+        return (StatusCode::BAD_REQUEST, b"the body is broken".into());
+    };
+    if shop.makes(Mistake::BrokenBodyPerformed) || shop.makes(Mistake::DetachedAtOnce) {
+        let panicked = |_| (StatusCode::INTERNAL_SERVER_ERROR, b"it panicked".into());
+        return tokio::spawn(answer(shop, headers, body)).await.unwrap_or_else(panicked);
+    }
+    answer(shop, headers, body).await
+}
+
+async fn answer(shop: Arc<Shop>, headers: HeaderMap, body: Vec<u8>) -> Answer {
     let header = |name: &str| Some(headers.get(name)?.to_str().ok()?.to_owned());
     let (Some(user), Some(value)) = (header("x-user-id"), header("idempotency-key")) else {
         return (StatusCode::BAD_REQUEST, b"X-User-ID and Idempotency-Key are required".into());
@@ -98,6 +110,19 @@ impl Shop {
 
     fn outside(&self) -> MutexGuard<'_, Outside> {
         self.outside.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `None` if the body breaks off.
+    async fn read(&self, body: Body) -> Option<Vec<u8>> {
+        let (mut chunks, mut read) = (body.into_data_stream(), Vec::new());
+        while let Some(chunk) = chunks.next().await {
+            match chunk {
+                Ok(chunk) => read.extend_from_slice(&chunk),
+                Err(_) if self.makes(Mistake::BrokenBodyPerformed) => break,
+                Err(_) => return None,
+            }
+        }
+        Some(read)
     }
 
     /// The right way, and the mistakes that change one step of it.
