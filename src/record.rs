@@ -53,7 +53,7 @@ pub(crate) use protect::{gaps, protect, protected, unprotect};
 pub(crate) use release::{Unclaimed, storable};
 pub(crate) use resume::{Candidate, StoredAs};
 pub(crate) use roles::{Stranger, strangers};
-pub(crate) use setup::{CommitSetting, commit_settings, setup};
+pub(crate) use setup::{CommitSetting, commit_settings, setup, with_hidden_rows};
 pub use show::Shown;
 pub(crate) use show::{are_used_up, unsettled};
 pub use shown_looks::ShownLooks;

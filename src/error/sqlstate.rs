@@ -86,7 +86,8 @@ impl From<sqlx::Error> for Error {
 pub(super) fn advice(error: &sqlx::Error) -> &'static str {
     match sqlstate(error).as_deref() {
         Some(INSUFFICIENT_PRIVILEGE) => {
-            ": the role lacks a right; the guide's page production has the grants for this crate"
+            ": the role lacks a right; give it the grants of the guide's page production. If your code has sent SET ROLE, let \
+             it send RESET ROLE before it returns. If row level security is on for the crate's tables, see that page"
         }
         _ if is_lost(error) => "; ask again with the same key",
         // It may be an error of the service's own statement, of which nobody here knows more.

@@ -132,7 +132,7 @@ impl Janitor {
         work: impl AsyncFnOnce(&mut PgConnection) -> Result<R, Error>,
     ) -> Result<R, Error> {
         let limit = self.interval.clamp(*BATCH_TIME.start(), *BATCH_TIME.end());
-        let work = in_pooled_transaction(&self.pool, Opening::Plain, work);
+        let work = in_pooled_transaction(&self.pool, Opening::AllRows, work);
         ended_or_closed(no_later(limit, shutdown, LAST_BATCH), work).await.unwrap_or(Err(Error::Unanswered))
     }
 

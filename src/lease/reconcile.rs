@@ -44,7 +44,7 @@ impl Reconciler {
         let (deployment, retention) = (self.leasing.deployment, self.leasing.retention);
         let (mode, lease) = (self.leasing.policy.mode(), self.leasing.policy.lease());
         let mut doubts = self
-            .transaction(pool, Opening::Plain, async |conn| Doubt::all(conn, deployment, &self.operation, mode).await)
+            .transaction(pool, Opening::AllRows, async |conn| Doubt::all(conn, deployment, &self.operation, mode).await)
             .await?;
         let mut noted = false;
         // Before any look, because these may expire soon.

@@ -150,7 +150,7 @@ impl Leasing {
     ) -> Result<Vec<Candidate>, Error> {
         let max_attempts = self.resumable_attempts()?;
         let (mode, after) = (self.policy.mode(), self.resume_after);
-        let candidates = in_pooled_transaction(pool, Opening::Plain, async |conn| {
+        let candidates = in_pooled_transaction(pool, Opening::AllRows, async |conn| {
             Candidate::all(conn, self.deployment, operation, mode, max_attempts, after, stored_as, skipped).await
         });
         let limit = self.claim_limit(pool);

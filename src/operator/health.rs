@@ -50,6 +50,13 @@ pub enum Warning {
         /// What it owns, separated by commas.
         objects: String,
     },
+    /// Row level security applies to the asking role: its policies could hide records. So the server refuses what the role
+    /// asks for with [`operator`](crate::operator) and a [`Janitor`](crate::Janitor), and with its resumers and reconcilers.
+    /// The other checks read the records, so this warning stands alone.
+    RowSecurity {
+        /// The tables and partitions, separated by commas.
+        tables: String,
+    },
     /// The trigger of a [protected](crate::protect()) table, or of a partition of one, is disabled or missing: writes that
     /// escape are not refused. A partition that was attached later has no trigger.
     ProtectionGap {
@@ -76,6 +83,7 @@ impl Warning {
             Self::Unlogged => "unlogged",
             Self::Replica => "replica",
             Self::ForeignOwner { .. } => "foreign_owner",
+            Self::RowSecurity { .. } => "row_security",
             Self::ProtectionGap { .. } => "protection_gap",
             Self::SweepLags { .. } => "sweep_lags",
         }
@@ -117,6 +125,12 @@ impl std::fmt::Display for Warning {
                 "the role {role:?} owns {objects}, so its code can run as every caller; if it is the role that migrates, grant \
                  it to the owner of the database; if not, drop the schema or give it another owner"
             ),
+            Self::RowSecurity { tables } => write!(
+                f,
+                "row level security of {tables} applies to this role and could hide records, so the server refuses to sweep, \
+                 list, settle, resume and reconcile them; turn it off with alter table … disable row level security, or \
+                 give the role of each janitor, resumer, reconciler and operator BYPASSRLS"
+            ),
             Self::ProtectionGap { table } => write!(
                 f,
                 "the trigger that protects {table} is disabled or missing, so writes outside an idempotent operation are not \
@@ -144,7 +158,7 @@ impl std::fmt::Display for Warning {
 ///
 /// Nothing is changed, at any point.
 pub async fn health(pool: &PgPool, lag: Duration) -> Result<Vec<Warning>, Error> {
-    in_pooled_transaction(pool, Opening::Plain, async |conn| warnings(conn, lag).await).await
+    in_pooled_transaction(pool, Opening::AllRows, async |conn| warnings(conn, lag).await).await
 }
 
 /// The tables that are [protected](crate::protect()), with their schema. Partitions are parts of their table.
@@ -157,7 +171,7 @@ pub async fn health(pool: &PgPool, lag: Duration) -> Result<Vec<Warning>, Error>
 ///
 /// Nothing is changed, at any point.
 pub async fn protected(pool: &PgPool) -> Result<BTreeMap<String, OnEscape>, Error> {
-    in_pooled_transaction(pool, Opening::Plain, async |conn| {
+    in_pooled_transaction(pool, Opening::AllRows, async |conn| {
         migrate::current(conn).await?;
         record::protected(conn).await
     })
@@ -165,6 +179,10 @@ pub async fn protected(pool: &PgPool) -> Result<BTreeMap<String, OnEscape>, Erro
 }
 
 async fn warnings(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>, Error> {
+    let hidden = record::with_hidden_rows(conn).await?;
+    if !hidden.is_empty() {
+        return Ok(vec![Warning::RowSecurity { tables: hidden.join(", ") }]);
+    }
     migrate::current(conn).await?;
     let setup = record::setup(conn).await?;
     let mut warnings = Vec::new();

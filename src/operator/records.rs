@@ -40,7 +40,7 @@ pub async fn unsettled(
     let most = max_attempts.map(|most| i32::try_from(most.get()).unwrap_or(i32::MAX));
     let abandoned_for = abandoned_for.map(|time| time.min(*RETENTION.end()));
     let listing = async |conn: &mut PgConnection| record::unsettled(conn, limit, most, abandoned_for).await;
-    in_pooled_transaction(pool, Opening::Plain, listing).await
+    in_pooled_transaction(pool, Opening::AllRows, listing).await
 }
 
 /// Shows the record of a key, without its response. `None` means that there is no record.
@@ -53,7 +53,7 @@ pub async fn unsettled(
 ///
 /// Nothing is changed, at any point.
 pub async fn show(pool: &PgPool, key: &Key) -> Result<Option<Shown>, Error> {
-    in_pooled_transaction(pool, Opening::Plain, async |conn| Record::unprepared(key).show(conn).await).await
+    in_pooled_transaction(pool, Opening::AllRows, async |conn| Record::unprepared(key).show(conn).await).await
 }
 
 /// Deletes a record before it expires: **the next call with its key performs again**. This deletes exactly the record
@@ -70,7 +70,7 @@ pub async fn show(pool: &PgPool, key: &Key) -> Result<Option<Shown>, Error> {
 /// Safe at every point: the record is deleted, or it is not.
 pub async fn forget(pool: &PgPool, shown: &Shown) -> Result<(), Error> {
     let forgetting = async |conn: &mut PgConnection| Record::unprepared(&shown.key).forget(conn, shown).await;
-    match in_pooled_transaction(pool, Opening::Plain, forgetting).await? {
+    match in_pooled_transaction(pool, Opening::AllRows, forgetting).await? {
         true => Ok(()),
         false => Err(Error::Changed),
     }

@@ -173,5 +173,5 @@ async fn decided<R>(
     pool: &PgPool,
     decision: impl AsyncFnOnce(&mut PgConnection) -> Result<Option<R>, Error>,
 ) -> Result<R, Error> {
-    in_pooled_transaction(pool, Opening::DurableOnWorkers, decision).await?.ok_or(Error::Changed)
+    in_pooled_transaction(pool, Opening::DurableAllRows, decision).await?.ok_or(Error::Changed)
 }

@@ -41,7 +41,7 @@ pub struct Stats {
 ///
 /// Nothing is changed, at any point.
 pub async fn stats(pool: &PgPool) -> Result<Stats, Error> {
-    in_pooled_transaction(pool, Opening::Plain, async |conn| {
+    in_pooled_transaction(pool, Opening::AllRows, async |conn| {
         let size = record::size(conn).await?;
         // A table that was never analyzed is small, or so young that a sample means nothing.
         let percent = if size.records <= SAMPLE { 100.0 } else { 100.0 * SAMPLE / size.records };

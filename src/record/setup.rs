@@ -47,6 +47,33 @@ pub(crate) async fn setup(conn: &mut PgConnection) -> Result<Setup, Error> {
     .map_err(Error::of_statement)
 }
 
+/// The tables of the crate, and their partitions, to which row level security applies for this role. It needs no right, and
+/// no schema.
+pub(crate) async fn with_hidden_rows(conn: &mut PgConnection) -> Result<Vec<String>, Error> {
+    let mut tables = sqlx::query(
+        "
+        select class.oid::regclass::text as name
+        from pg_catalog.pg_class as class
+        where class.relrowsecurity
+            and pg_catalog.row_security_active(class.oid)
+            and (class.oid = pg_catalog.to_regclass('idempotency._sqlx_migrations')::oid
+                -- A sweep names the leaf itself, and then the policies of the leaf apply.
+                or class.oid = pg_catalog.to_regclass('idempotency.record')::oid
+                or class.oid in (
+                    select tree.relid::oid
+                    from pg_catalog.pg_partition_tree(pg_catalog.to_regclass('idempotency.record')) as tree
+                ))
+        ",
+    )
+    .persistent(false)
+    .try_map(|row: PgRow| row.try_get::<String, _>("name"))
+    .fetch_all(conn)
+    .await
+    .map_err(Error::of_statement)?;
+    tables.sort_unstable();
+    Ok(tables)
+}
+
 /// The `synchronous_commit` of this connection, and each that `alter role` and `alter database` have set for a role that can
 /// log in to this database. For a role without login it has no effect: neither `set role` nor membership applies a role's
 /// settings.

@@ -193,6 +193,14 @@ pub(crate) enum Opening {
     Durable,
     /// As `Durable`, and the workers of a distributed table commit with the same setting. Otherwise each has its own.
     DurableOnWorkers,
+    /// As `Plain`, for a search of the crate's own. If row level security could hide a record from the role, the server
+    /// refuses the statement (42501). Otherwise a search that finds nothing would not prove that there is nothing.
+    ///
+    /// The setting is local to the transaction, because the connection is the service's or a pooler's. It applies to
+    /// all tables, so no code of the service may run in such a transaction.
+    AllRows,
+    /// As `DurableOnWorkers` and `AllRows`, for the decision of an operator.
+    DurableAllRows,
     /// At READ COMMITTED, whatever the session's own level is, and without a snapshot yet: the first statement takes a
     /// lock, and the second one must see everything that was committed before that.
     ReadCommitted,
@@ -223,6 +231,7 @@ macro_rules! check {
 }
 
 const BEGIN: &str = concat!(check!(), "; begin");
+const BEGIN_ALL_ROWS: &str = concat!(check!(), ", pg_catalog.set_config('row_security', 'off', true); begin");
 /// PostgreSQL refuses to set this mode, whatever its value is, after the first query of a transaction.
 const BEGIN_BEFORE_CLAIM: &str = "begin not deferrable";
 #[cfg(feature = "http")]
@@ -237,19 +246,24 @@ const BEGIN_DURABLE: &str = concat!(
 );
 /// Citus passes on `set local`, and nothing that a function sets. The session's `lock_timeout` bounds the waits for a
 /// row on a worker. On a server without Citus the settings stay what they are.
-const BEGIN_DURABLE_ON_WORKERS: &str = concat!(
-    check!(),
-    "; begin; set local idempotency.claim = 'step';
-    set local citus.propagate_set_commands = 'local'; do $$ begin
-        execute pg_catalog.format('set local synchronous_commit = %L', case
-            when pg_catalog.current_setting('synchronous_commit') in ('off', 'local') then 'on'
-            else pg_catalog.current_setting('synchronous_commit')
-        end);
-        if pg_catalog.current_setting('lock_timeout') <> '0' then
-            execute pg_catalog.format('set local lock_timeout = %L', pg_catalog.current_setting('lock_timeout'));
-        end if;
-    end $$"
-);
+macro_rules! durable_on_workers {
+    () => {
+        "begin; set local idempotency.claim = 'step';
+        set local citus.propagate_set_commands = 'local'; do $$ begin
+            execute pg_catalog.format('set local synchronous_commit = %L', case
+                when pg_catalog.current_setting('synchronous_commit') in ('off', 'local') then 'on'
+                else pg_catalog.current_setting('synchronous_commit')
+            end);
+            if pg_catalog.current_setting('lock_timeout') <> '0' then
+                execute pg_catalog.format('set local lock_timeout = %L', pg_catalog.current_setting('lock_timeout'));
+            end if;
+        end $$"
+    };
+}
+
+const BEGIN_DURABLE_ON_WORKERS: &str = concat!(check!(), "; ", durable_on_workers!());
+const BEGIN_DURABLE_ALL_ROWS: &str =
+    concat!(check!(), ", pg_catalog.set_config('row_security', 'off', true); ", durable_on_workers!());
 
 /// The check would take a snapshot at the session's level, and then BEGIN may not set another. So this rolls back what
 /// may be open. It counts as a rollback in `pg_stat_database`, and only a call that has failed pays that.
@@ -280,6 +294,8 @@ impl Opening {
             Self::ReadOnly => BEGIN_READ_ONLY.into_sql_str(),
             Self::Durable => BEGIN_DURABLE.into_sql_str(),
             Self::DurableOnWorkers => BEGIN_DURABLE_ON_WORKERS.into_sql_str(),
+            Self::AllRows => BEGIN_ALL_ROWS.into_sql_str(),
+            Self::DurableAllRows => BEGIN_DURABLE_ALL_ROWS.into_sql_str(),
             Self::ReadCommitted => BEGIN_READ_COMMITTED.into_sql_str(),
             Self::Claiming(message) => message.clone(),
         }

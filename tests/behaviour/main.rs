@@ -56,6 +56,7 @@ mod record {
     mod abandoned;
     mod operator;
     mod pinned;
+    mod row_security;
     mod rules;
     mod traces;
 }

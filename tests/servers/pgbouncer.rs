@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::mark::{Marked, Marking};
+use pg_idempotency::operator::unsettled;
 use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Janitor, Key, Outcome, RoundTrips, migrate};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{Connection as _, PgConnection, PgPool};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool};
 
 const UNPREPARED: Deployment = Deployment::new().with_prepared_statements(false);
 
@@ -205,6 +206,60 @@ async fn leases_marks_and_the_janitor_work_through_transaction_pooling(
     .fetch_one(&PgPool::connect_with(server).await?)
     .await?;
     assert_eq!((completed, left), (240, 240), "all results are there, all marks are swept");
+    pool.close().await;
+    Ok(())
+}
+
+/// A setting that stayed on a connection of the server would refuse the queries of whoever gets it next.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_janitor_and_an_operator_leave_row_security_as_it_is_on_the_connections_of_a_pooler(
+    _: PgPoolOptions,
+    server: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let direct = PgPool::connect_with(server.clone()).await?;
+    let mut admin = direct.acquire().await?;
+    let role = format!("pooled_{}", rig::database::backend(&mut admin).await?);
+    let create = format!(
+        "create role {role} login; grant usage on schema idempotency to {role};
+         grant select, update, delete on idempotency.record to {role};
+         create table orders (owner text not null); insert into orders values ('ann'), ('bob');
+         alter table orders enable row level security; grant select on orders to {role};
+         create policy own on orders using (owner = 'ann')"
+    );
+    sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut *admin).await?;
+    let worked = beside_policies(&direct, &server.username(&role)).await;
+    sqlx::raw_sql(AssertSqlSafe(format!("drop owned by {role}; drop role {role}"))).execute(&mut *admin).await?;
+    worked
+}
+
+async fn beside_policies(direct: &PgPool, as_role: &PgConnectOptions) -> anyhow::Result<()> {
+    let Some(bouncer) = PgBouncer::before(as_role).await? else { return Ok(()) };
+    let pool = PgPoolOptions::new().max_connections(12).connect_with(bouncer.options.clone()).await?;
+    for is_hidden in [false, true] {
+        if is_hidden {
+            sqlx::raw_sql("alter table idempotency.record enable row level security").execute(direct).await?;
+        }
+        let workers: Vec<_> = (0..12)
+            .map(|_| {
+                let pool = pool.clone();
+                tokio::spawn(async move {
+                    for _ in 0..10 {
+                        let swept = Janitor::new(pool.clone()).sweep_once(10).await;
+                        let listed = unsettled(&pool, 10, None, None).await;
+                        assert_eq!((swept.is_err(), listed.is_err()), (is_hidden, is_hidden), "{swept:?}, {listed:?}");
+                        let mut tx = pool.begin().await?;
+                        let orders = sqlx::query_scalar::<_, i64>("select count(*) from orders").persistent(false);
+                        assert_eq!(orders.fetch_one(&mut *tx).await?, 1);
+                        tx.commit().await?;
+                    }
+                    anyhow::Ok(())
+                })
+            })
+            .collect();
+        for worker in workers {
+            worker.await??;
+        }
+    }
     pool.close().await;
     Ok(())
 }

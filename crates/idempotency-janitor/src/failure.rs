@@ -23,7 +23,7 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Idempotency(Error),
     #[error(
-        "the server refused the role; a janitor's needs usage on the schema, select on its two tables, delete and update (last_error) on idempotency.record; one that settles needs select, update and delete there"
+        "the server refused the role; a janitor's needs usage on the schema, select on its two tables, delete and update (last_error) on idempotency.record; one that settles needs select, update and delete there; if row level security is on for them, the role also needs bypassrls"
     )]
     Refused(#[source] sqlx::Error),
     #[error(

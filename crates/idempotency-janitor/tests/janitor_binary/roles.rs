@@ -150,3 +150,33 @@ async fn who_may_not_protect_is_told_what_is_missing(
     }
     Ok(())
 }
+
+/// Otherwise an operator reads that nothing is unsettled, while a key in doubt expires.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn row_level_security_is_an_error_and_no_empty_list(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    lapsed(&pool, &Key::new("scope", "operation", "a")?, AT_MOST_ONCE).await?;
+    let mut conn = pool.acquire().await?;
+    let role = format!("hidden_{}", rig::database::backend(&mut conn).await?);
+    let create = format!(
+        "create role {role} login; grant usage on schema idempotency to {role};
+         grant select, update, delete on idempotency.record to {role};
+         grant select on idempotency._sqlx_migrations to {role};
+         alter table idempotency.record enable row level security"
+    );
+    sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut *conn).await?;
+    let as_role = options.clone().username(&role);
+    let refused = [&["unsettled"][..], &["show", "scope", "operation", "a"], &["sweep"], &["stats"]]
+        .map(|arguments| janitor_on(&as_role, arguments));
+    let health = janitor_on(&as_role, &["health", "--json"]);
+    sqlx::raw_sql(AssertSqlSafe(format!("drop owned by {role}; drop role {role}"))).execute(&mut *conn).await?;
+    for refused in refused {
+        assert_fails(&refused, 1, "needs bypassrls");
+    }
+    assert!(text(&health.stdout).contains("\"row_security\""), "{}", text(&health.stdout));
+    assert_eq!(health.status.code(), Some(1));
+    Ok(())
+}

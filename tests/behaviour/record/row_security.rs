@@ -1,0 +1,144 @@
+//! Row level security on the crate's tables, and on those of the service.
+
+use std::time::Duration;
+
+use pg_idempotency::lease::{Finding, InDoubt, Lease};
+use pg_idempotency::operator::{self, Warning};
+use pg_idempotency::testing::expire;
+use pg_idempotency::{Error, Idempotency};
+use rig::database::backend;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{AssertSqlSafe, Executor as _, PgPool};
+
+use crate::lease::reconcile::{in_doubt, reconciler};
+use crate::lease::resume::{abandoned, leasing};
+use crate::support::{connect, janitor, key, leave_effect, once};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Runs this on one connection of a role that may read and write the crate's tables.
+async fn as_role<R>(
+    pool: &PgPool,
+    options: &PgConnectOptions,
+    work: impl AsyncFnOnce(&str, &PgPool) -> anyhow::Result<R>,
+) -> anyhow::Result<R> {
+    let mut admin = connect(pool).await;
+    let role = format!("member_{}", backend(&mut admin).await?);
+    let create = format!(
+        "create role {role} login; grant usage on schema idempotency to {role};
+         grant select on idempotency._sqlx_migrations to {role};
+         grant select, insert, update, delete on idempotency.record to {role}"
+    );
+    admin.execute(AssertSqlSafe(create)).await?;
+    let of_role = PgPoolOptions::new().max_connections(1).connect_with(options.clone().username(&role)).await?;
+    let worked = work(&role, &of_role).await;
+    of_role.close().await;
+    admin.execute(AssertSqlSafe(format!("drop owned by {role}; drop role {role}"))).await?;
+    worked
+}
+
+fn is_refused<R: std::fmt::Debug>(door: &str, answer: Result<R, Error>) {
+    match answer {
+        Err(Error::Database(error)) => {
+            let code = error.as_database_error().and_then(|error| error.code()).unwrap_or_default().into_owned();
+            assert_eq!(code, "42501", "{door}: {error}");
+        }
+        other => panic!("{door} says {other:?}"),
+    }
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "the role would need its grants on each worker")]
+async fn no_door_says_that_all_is_well_where_a_policy_could_hide_a_record(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    crate::support::create_effects(&pool).await;
+    in_doubt(&pool, "in doubt").await;
+    abandoned(&pool, "abandoned").await;
+    let _ = once(&pool, &key("expired"), "body").await?;
+    expire(&pool, &key("expired")).await?;
+    let shown = operator::show(&pool, &key("in doubt")).await?.expect("a record");
+    as_role(&pool, &options, async |role, of_role| {
+        let looks_up = async |_: &InDoubt| -> Result<Finding, Error> { panic!("it was not found") };
+        let work = async |_: &Lease, _: String| -> Result<String, Error> { panic!("it was not found") };
+        for policy in [
+            "alter table idempotency.record enable row level security",
+            "create policy own on idempotency.record using (scope = current_setting('app.scope', true))",
+            "create policy every on idempotency.record using (true)",
+        ] {
+            pool.execute(policy).await?;
+            is_refused("sweep", janitor(of_role).sweep_once(10).await);
+            is_refused("unsettled", operator::unsettled(of_role, 10, None, Some(HOUR)).await);
+            is_refused("show", operator::show(of_role, &key("in doubt")).await);
+            is_refused("stats", operator::stats(of_role).await);
+            is_refused("forget", operator::forget(of_role, &shown).await);
+            let resolved = operator::resolve(of_role, &key("in doubt"), shown.fence(), &1, HOUR).await;
+            is_refused("resolve", resolved);
+            is_refused("release", operator::release(of_role, &key("in doubt"), shown.fence(), &[], "").await);
+            is_refused("grant", operator::grant_attempt(of_role, &key("in doubt"), shown.token, "").await);
+            is_refused("reconciler", reconciler().visit_one(of_role, looks_up).await);
+            is_refused("resumer", leasing().resume_one(of_role, "operation", work).await);
+            let table = "idempotency.record".to_owned();
+            let warnings = operator::health(of_role, HOUR).await?;
+            assert_eq!(warnings, [Warning::RowSecurity { tables: table }], "{policy}");
+        }
+        pool.execute("alter table idempotency._sqlx_migrations enable row level security").await?;
+        let warnings = operator::health(of_role, HOUR).await?;
+        let tables = "idempotency._sqlx_migrations, idempotency.record".to_owned();
+        assert_eq!(warnings, [Warning::RowSecurity { tables }]);
+        // What the warning advises.
+        pool.execute(AssertSqlSafe(format!("alter role {role} bypassrls"))).await?;
+        assert!(operator::health(of_role, HOUR).await?.iter().all(|warning| warning.name() != "row_security"));
+        assert_eq!(janitor(of_role).sweep_once(10).await?.rows(), 1);
+        assert_eq!(operator::unsettled(of_role, 10, None, None).await?.len(), 1);
+        Ok(())
+    })
+    .await
+}
+
+/// Otherwise the service's next statement on the connection would fail.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "the role would need its grants on each worker")]
+async fn the_policies_of_a_service_hold_beside_a_janitor_a_resumer_and_a_reconciler_on_its_pool(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    in_doubt(&pool, "in doubt").await;
+    abandoned(&pool, "abandoned").await;
+    as_role(&pool, &options, async |role, of_role| {
+        let create = format!(
+            "create table orders (owner text not null); insert into orders values ('ann'), ('bob');
+             alter table orders enable row level security;
+             create policy own on orders using (owner = 'ann'); grant select on orders to {role};
+             create table effect (id bigint generated always as identity, note text not null);
+             alter table effect enable row level security; create policy every on effect using (true);
+             grant select, insert on effect to {role}"
+        );
+        pool.execute(AssertSqlSafe(create)).await?;
+        let orders = async || sqlx::query_scalar::<_, i64>("select count(*) from orders").fetch_one(of_role).await;
+        janitor(of_role).sweep_once(10).await?;
+        assert_eq!(orders().await?, 1);
+        operator::unsettled(of_role, 10, None, None).await?;
+        assert_eq!(orders().await?, 1);
+        let looks_up = async |_: &InDoubt| Ok::<_, Error>(Finding::Unknown);
+        reconciler().visit_one(of_role, looks_up).await?;
+        assert_eq!(orders().await?, 1);
+        // The step's code is the service's.
+        let work = async |lease: &Lease, body: String| -> Result<i64, Error> {
+            lease.step("effect", async |conn| leave_effect(conn, &body).await).await
+        };
+        assert!(leasing().resume_one(of_role, "operation", work).await?.is_some());
+        assert_eq!(orders().await?, 1);
+        let shown = operator::show(of_role, &key("in doubt")).await?.expect("a record");
+        operator::release(of_role, &shown.key, shown.fence(), &[], "a test").await?;
+        let _ = Idempotency::new()
+            .run(of_role, &key("a call"), "body", async |conn| leave_effect(conn, "body").await)
+            .await?;
+        assert_eq!(orders().await?, 1);
+        Ok(())
+    })
+    .await
+}
