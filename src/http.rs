@@ -32,14 +32,16 @@
 //! body, so the rules 2 and 4 come before what 1 and 3 say of a missing or malformed key. [`Rejection`] lists the
 //! answers that are not the handler's.
 //!
-//! 1. The layer does not [cover](IdempotencyLayer::with_methods) the method, or the key is missing and
-//!    [optional](IdempotencyLayer::with_optional_key): the handler runs, unprotected.
+//! 1. The layer does not [cover](IdempotencyLayer::with_methods) the method: the handler runs, unprotected. The key is
+//!    missing and [optional](IdempotencyLayer::with_optional_key): the same, once the body is there (rule 4) and the
+//!    request has a place (rule 5).
 //! 2. The scope function returns an error: that is the response.
 //! 3. The key is missing: 400 `missing-key`. It is malformed, or there are several: 400 `malformed-key`. `"abc"` and
 //!    `abc` are the same key.
 //! 4. The body is over its limit: 413. The layer first reads on, for up to eight limits and 10 seconds, because a
-//!    client that is still writing would see a reset in place of the answer. The body breaks off: 400. Up to here
-//!    nothing is claimed, however slow the upload is.
+//!    client that is still writing would see a reset in place of the answer. The body breaks off, or ends before the
+//!    length that it has announced: 400. Up to here nothing is claimed, and no place and no connection is taken,
+//!    however slow the upload is.
 //! 5. The request becomes a *run*, which is a task of its own: **a client that hangs up changes nothing**, and gets the
 //!    answer when it asks again. With too many runs it waits for a place, and then the answer is a 503 `overloaded`.
 //!    The run claims the key. If the database is unreachable, the answer is a 503, and the handler does not run. If it
@@ -92,6 +94,13 @@
 //! such values in the request's extensions, where the handler also finds the [`Key`](crate::Key), if there is one, and
 //! what [`IdempotentTx`] and [`Lease`](crate::lease::Lease) take. A panic of the handler continues on the connection's
 //! task: the client sees a cut connection, or the answer of a `CatchPanicLayer` further out.
+//!
+//! **Between the connection and this layer, do not move a request into a task of its own** (`tokio::spawn` in a
+//! middleware). If a client resets its upload over HTTP/2, hyper can end the body as if it were whole: with `NO_ERROR`,
+//! which some proxies make of every reset, and in hyper 1.9 and before also with `CANCEL`. It then drops the request. So after
+//! the end of each body the layer lets hyper do this before it begins. In a task of its own the request lives on, and
+//! without a `content-length` nothing shows that the body is cut off. For the same reason, an answer without a length
+//! that another service cuts off, and that a handler passes on, is stored as if it were whole.
 //!
 //! # What makes two requests the same
 //!

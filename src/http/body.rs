@@ -9,6 +9,7 @@ use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt as _;
+use tokio::task::yield_now;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::BoxError;
@@ -42,41 +43,65 @@ impl<B> LayerBody<B> {
     }
 }
 
-impl<B: http_body::Body<Data = Bytes>> LayerBody<B> {
-    /// Reads a body to its end, or until it has more bytes than the limit, or until the deadline: after it, a body counts
-    /// as a stream that may never end. A body that announces a length over the limit is not touched.
-    pub(super) async fn read(body: B, limit: usize, deadline: Option<Instant>) -> Result<Self, B::Error> {
-        let too_large = body.size_hint().lower() > limit as u64;
+/// Why a body could not be read to its end.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Broken {
+    #[error("{0}")]
+    Failed(BoxError),
+    #[error("it ended before the length that it had announced")]
+    CutOff,
+}
+
+impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
+    /// Reads the body of a request to its end, or until it has more bytes than the limit. A body that announces a length
+    /// over the limit is not touched.
+    pub(super) async fn of_request(body: B, limit: usize) -> Result<Self, Broken> {
+        let announced = body.size_hint().lower();
         let mut body = Self::untouched(body);
-        if too_large {
-            return Ok(body);
+        while announced <= limit as u64 && body.rest.is_some() && body.data.len() <= limit {
+            body.read_frame(announced).await?;
         }
-        while let Some(rest) = &mut body.rest
-            && body.data.len() <= limit
-        {
-            let frame = match deadline {
-                None => rest.frame().await,
-                // The time-out alone would not end a body that always has a frame ready.
-                Some(at) if Instant::now() >= at => break,
-                Some(at) => match timeout_at(at, rest.frame()).await {
-                    Ok(frame) => frame,
-                    Err(_) => break,
-                },
-            };
-            match frame.transpose()?.map(Frame::into_data) {
-                Some(Ok(chunk)) if body.data.is_empty() => body.data = chunk,
-                Some(Ok(chunk)) => {
-                    // Joined as they come, in a buffer that grows: a body may arrive byte by byte, and a list of chunks
-                    // would take a hundred times its size.
-                    let mut joined = BytesMut::from(std::mem::take(&mut body.data));
-                    joined.extend_from_slice(&chunk);
-                    body.data = joined.freeze();
-                }
-                Some(Err(frame)) => body.trailers = frame.into_trailers().ok(),
-                None => body.rest = None,
+        // Over HTTP/2 the body of a request that its client has reset may end as if it were whole, and a layer further out
+        // may have collected it. The server drops such a request the next time that it has to wait.
+        yield_now().await;
+        Ok(body)
+    }
+
+    /// Reads the body of a response that announces this length. Stops at the end, when it has more bytes than the limit,
+    /// or at the deadline: after it, a body counts as a stream that may never end. A body that announces a length over
+    /// the limit is not touched.
+    pub(super) async fn of_response(body: B, announced: u64, limit: usize, deadline: Instant) -> Result<Self, Broken> {
+        let mut body = Self::untouched(body);
+        while announced <= limit as u64 && body.rest.is_some() && body.data.len() <= limit {
+            // The time-out alone would not end a body that always has a frame ready.
+            if Instant::now() >= deadline {
+                break;
             }
+            let Ok(read) = timeout_at(deadline, body.read_frame(announced)).await else { break };
+            read?;
         }
         Ok(body)
+    }
+
+    /// Reads the next frame, or notes the end.
+    async fn read_frame(&mut self, announced: u64) -> Result<(), Broken> {
+        let Some(rest) = &mut self.rest else { return Ok(()) };
+        let frame = rest.frame().await.transpose().map_err(|error| Broken::Failed(error.into()))?;
+        match frame.map(Frame::into_data) {
+            Some(Ok(chunk)) if self.data.is_empty() => self.data = chunk,
+            Some(Ok(chunk)) => {
+                // Joined as they come, in a buffer that grows: a body may arrive byte by byte, and a list of chunks
+                // would take a hundred times its size.
+                let mut joined = BytesMut::from(std::mem::take(&mut self.data));
+                joined.extend_from_slice(&chunk);
+                self.data = joined.freeze();
+            }
+            Some(Err(frame)) => self.trailers = frame.into_trailers().ok(),
+            // The length at the beginning counts, as it does for hyper: some bodies do not subtract what they have given.
+            None if announced > self.data.len() as u64 => return Err(Broken::CutOff),
+            None => self.rest = None,
+        }
+        Ok(())
     }
 
     /// Nothing has been read, so a client that [asks first](http::header::EXPECT) has not begun to send.

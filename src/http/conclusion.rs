@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use http::{Response, header};
+use http::{Response, StatusCode, header};
 use tokio::time::Instant;
 
 use super::body::{LayerBody, ResponseBody};
 use super::by_reference::Reference;
-use super::handler::NoResponse;
+use super::handler::{Handler, NoResponse};
 use super::layer::{IdempotencyLayer, LayerMode};
 use super::rejection::{Misconfigured, Rejection};
 use super::replay::to_record;
@@ -40,27 +40,39 @@ pub(super) enum Conclusion<R> {
     Free { response: Response<LayerBody<R>> },
 }
 
+/// The call of a handler.
+#[derive(Clone, Copy)]
+pub(super) struct Called {
+    /// Without a key nothing is stored, and only success or failure counts.
+    pub(super) keyed: bool,
+    pub(super) head: bool,
+    pub(super) at: Instant,
+}
+
+impl Called {
+    pub(super) fn now(handler: &impl Handler, keyed: bool) -> Self {
+        Self { keyed, head: handler.is_head(), at: Instant::now() }
+    }
+}
+
 /// Judges the handler's response. A response below 400 is stored, and so is one of the errors that the service has
-/// chosen. Any other response frees the key. Without a key (`keyed` is false) nothing is stored, and only success or
-/// failure counts. `called` is the time of the handler's call.
+/// chosen. Any other response frees the key.
 pub(super) async fn conclude<R: ResponseBody, E>(
     layer: &IdempotencyLayer,
-    keyed: bool,
-    called: Instant,
+    called: Called,
     response: Response<R>,
 ) -> Result<Conclusion<R>, NoResponse<E>> {
     // The body is code of the handler, too, and may panic.
-    Ok(caught(judge(layer, keyed, called, response)).await.map_err(NoResponse::Panicked)??)
+    Ok(caught(judge(layer, called, response)).await.map_err(NoResponse::Panicked)??)
 }
 
 async fn judge<R: ResponseBody>(
     layer: &IdempotencyLayer,
-    keyed: bool,
-    called: Instant,
+    called: Called,
     response: Response<R>,
 ) -> Result<Conclusion<R>, Misconfigured> {
     let status = response.status();
-    let undo = keyed && layer.stored_errors.contains(&status);
+    let undo = called.keyed && layer.stored_errors.contains(&status);
     // The rejection of another layer, such as *in flight*, is no answer, also if the service gives it another status.
     if status.as_u16() >= 400 && !undo || response.extensions().get::<Rejection>().is_some() {
         return Ok(Conclusion::Free { response: response.map(LayerBody::untouched) });
@@ -76,7 +88,7 @@ async fn judge<R: ResponseBody>(
     let storable = parts.extensions.get::<NoStore>().is_none() && !status.is_informational();
     if let Some(reference) = reference.filter(|_| storable) {
         // A response that cannot be replayed must not commit. Under a lease the effect has happened already.
-        if keyed && matches!(layer.mode, LayerMode::Transactional(_)) {
+        if called.keyed && matches!(layer.mode, LayerMode::Transactional(_)) {
             reference.check(layer)?;
         }
         let stored = reference.into_record(status, layer.response_limit);
@@ -86,7 +98,8 @@ async fn judge<R: ResponseBody>(
             undo,
         });
     }
-    let body = if keyed && storable { read(layer, called, body).await? } else { LayerBody::untouched(body) };
+    let body =
+        if called.keyed && storable { read(layer, called, status, body).await? } else { LayerBody::untouched(body) };
     let stored_body = body.as_whole().filter(|data| data.len() <= layer.response_limit).map(|data| data.to_vec());
     let stored = to_record(&parts, stored_body, &layer.replayed_headers);
     Ok(Conclusion::Store { stored, response: Response::from_parts(parts, body), undo })
@@ -94,14 +107,18 @@ async fn judge<R: ResponseBody>(
 
 async fn read<R: ResponseBody>(
     layer: &IdempotencyLayer,
-    called: Instant,
+    called: Called,
+    status: StatusCode,
     body: R,
 ) -> Result<LayerBody<R>, Misconfigured> {
     let limit = layer.response_limit;
     let mut deadline = Instant::now() + STREAM_TIME;
     if body.size_hint().upper().is_some_and(|upper| upper <= limit as u64) {
-        deadline = deadline.max(called + layer.run_timeout);
+        deadline = deadline.max(called.at + layer.run_timeout);
     }
-    let read = LayerBody::read(body, limit, Some(deadline)).await;
-    read.map_err(|error| Misconfigured::BrokenResponse(error.into().to_string()))
+    // These announce the length of a body that does not come (RFC 9110, section 8.6).
+    let has_no_body = called.head || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    let announced = if has_no_body { 0 } else { body.size_hint().lower() };
+    let read = LayerBody::of_response(body, announced, limit, deadline).await;
+    read.map_err(|broken| Misconfigured::BrokenResponse(broken.to_string()))
 }

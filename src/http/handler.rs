@@ -4,7 +4,7 @@ use std::future::{Future, poll_fn};
 use std::time::Duration;
 
 use http::request::Parts;
-use http::{Extensions, Request, Response};
+use http::{Extensions, Method, Request, Response};
 use tokio::time::timeout;
 use tower_service::Service;
 
@@ -46,6 +46,9 @@ pub(super) trait Handler: Send + 'static {
 
     fn extensions_mut(&mut self) -> &mut Extensions;
 
+    /// Whether the response has no body, although it may announce the length of one.
+    fn is_head(&self) -> bool;
+
     /// The request without its body, for a handler that is not called.
     fn into_parts(self) -> Parts;
 
@@ -72,6 +75,10 @@ where
 
     fn extensions_mut(&mut self) -> &mut Extensions {
         self.request.extensions_mut()
+    }
+
+    fn is_head(&self) -> bool {
+        self.request.method() == Method::HEAD
     }
 
     fn into_parts(self) -> Parts {

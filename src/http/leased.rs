@@ -1,10 +1,9 @@
 //! The run of a leased layer: claim, call the handler, store its response. The handler gets the lease.
 
 use http::{Extensions, StatusCode};
-use tokio::time::Instant;
 
 use super::by_reference::answer_again;
-use super::conclusion::{Conclusion, LastError, conclude};
+use super::conclusion::{Called, Conclusion, LastError, conclude};
 use super::handler::{Handler, NoResponse, Reply};
 use super::layer::IdempotencyLayer;
 use super::local_in_flight::Turn;
@@ -49,14 +48,14 @@ pub(super) async fn perform<H: Handler>(
     let failed = |reply| Performed { reply, stored: false };
     let lease = Lease::clone(&owner);
     handler.extensions_mut().insert(lease.clone());
-    let started = Instant::now();
+    let called = Called::now(&handler, true);
     // The response body is a part of the work, because it may have effects outside, too.
     let work = async {
         owner.begin();
-        conclude(layer, true, started, handler.call(layer.run_timeout).await?).await
+        conclude(layer, called, handler.call(layer.run_timeout).await?).await
     };
     let concluded = lease.unless_lost(work).await;
-    observe::performed(lease.mode(), lease.key().operation(), started.elapsed());
+    observe::performed(lease.mode(), lease.key().operation(), called.at.elapsed());
     let (reason, reply) = match concluded {
         None => return failed(Err(owner.failed(Error::LeaseLost).into())),
         Some(Ok(Conclusion::Store { stored, response, .. })) => {

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use http::request::Parts;
 use http::{Extensions, HeaderName, Request, StatusCode, header};
 
 use super::body::LayerBody;
@@ -12,7 +13,7 @@ use super::layer::{IdempotencyLayer, LayerMode};
 use super::rejection::{Misconfigured, Rejection};
 use super::stored_request::to_store;
 use crate::lease::Lease;
-use crate::{Fingerprint, Key, KeyPart};
+use crate::{BoxError, Fingerprint, Key, KeyPart};
 
 /// `traceparent`, of W3C Trace Context. Several lines are invalid.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -50,7 +51,7 @@ pub(super) async fn admit<B, E>(
     request: Request<B>,
 ) -> Result<Admission<B>, NoResponse<E>>
 where
-    B: http_body::Body<Data = Bytes>,
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
 {
     let arrived = Instant::now();
     if !layer.methods.contains(request.method()) {
@@ -58,7 +59,9 @@ where
     }
     let from_header = layer.key_from.is_none().then(|| key_value(request.headers()));
     if matches!(from_header, Some(Ok(None))) && !layer.key_required {
-        return Ok(Admission::Covered { ticket: None, request: request.map(LayerBody::untouched) });
+        let (parts, body) = request.into_parts();
+        let (_, body) = read(layer, &parts, body).await?;
+        return Ok(Admission::Covered { ticket: None, request: Request::from_parts(parts, body) });
     }
     let (mut parts, body) = request.into_parts();
     // Before any complaint about the key: a client without access gets the scope's answer.
@@ -69,19 +72,10 @@ where
     }
     let operation = operation.ok_or(Misconfigured::NoOperation)?;
 
-    let limit = layer.request_limit;
-    let body = LayerBody::read(body, limit, None).await.map_err(|_| Rejection::BrokenBody)?;
-    let Some(data) = body.as_whole() else {
-        // If the connection were closed while the client still writes, the client would see a reset in place of the
-        // answer. But a client that waits for `100 Continue` sends the body only if somebody reads it.
-        if !(parts.headers.contains_key(header::EXPECT) && body.is_unread()) {
-            body.discard(limit.saturating_mul(DISCARDED), DISCARD_TIME).await;
-        }
-        return Err(Rejection::BodyTooLarge { limit }.into());
-    };
+    let (data, body) = read(layer, &parts, body).await?;
     let value = match &layer.key_from {
         None => from_header.flatten(),
-        Some(value) => value(&parts, data).map_err(NoResponse::Denied)?,
+        Some(value) => value(&parts, &data).map_err(NoResponse::Denied)?,
     };
     let ticket = match value {
         Some(value) => {
@@ -100,14 +94,14 @@ where
             if resumed.is_none() && parts.extensions.get() == Some(&key) {
                 return Err(Rejection::from(Misconfigured::CoveredTwice).into());
             }
-            let fingerprint = layer.fingerprint.fingerprint(&parts, data).map_err(Rejection::InvalidBody)?;
+            let fingerprint = layer.fingerprint.fingerprint(&parts, &data).map_err(Rejection::InvalidBody)?;
             let wait = layer.mode.wait();
             let stored = match layer.mode {
                 LayerMode::Leased(options) if options.stores_requests() => {
                     let of_fingerprint = &layer.fingerprint.headers;
                     let kept = |name: &_| layer.stored_headers.contains(name) || of_fingerprint.contains(name);
                     let too_large = || NoResponse::Denied(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE.into());
-                    Some(to_store(&parts, data, kept).ok_or_else(too_large)?)
+                    Some(to_store(&parts, &data, kept).ok_or_else(too_large)?)
                 }
                 _ => None,
             };
@@ -117,6 +111,24 @@ where
         None => None,
     };
     Ok(Admission::Covered { ticket, request: Request::from_parts(parts, body) })
+}
+
+/// Reads a body to its end, so that no place and no connection waits for a slow upload.
+async fn read<B>(layer: &IdempotencyLayer, parts: &Parts, body: B) -> Result<(Bytes, LayerBody<B>), Rejection>
+where
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
+{
+    let limit = layer.request_limit;
+    let body = LayerBody::of_request(body, limit).await.map_err(|_| Rejection::BrokenBody)?;
+    if let Some(data) = body.as_whole() {
+        return Ok((data.clone(), body));
+    }
+    // If the connection were closed while the client still writes, the client would see a reset in place of the answer.
+    // But a client that waits for `100 Continue` sends the body only if somebody reads it.
+    if !(parts.headers.contains_key(header::EXPECT) && body.is_unread()) {
+        body.discard(limit.saturating_mul(DISCARDED), DISCARD_TIME).await;
+    }
+    Err(Rejection::BodyTooLarge { limit })
 }
 
 fn key(scope: String, operation: &str, value: String) -> Result<Key, Rejection> {

@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout};
 
 use super::body::LayerBody;
 use super::by_reference::answer_again;
-use super::conclusion::{Conclusion, conclude};
+use super::conclusion::{Called, Conclusion, conclude};
 use super::handler::{Handler, NoResponse, Reply};
 use super::idempotent_tx::{Lent, Loan, Loaned};
 use super::layer::IdempotencyLayer;
@@ -135,15 +135,15 @@ impl Transactional<'_> {
         let layer = self.layer;
         let key = won.as_ref().map(|won| won.record.key);
         let loan = Loan::of(session, handler.extensions_mut());
-        let started = Instant::now();
+        let called = Called::now(&handler, key.is_some());
         let answered = handler.call(layer.run_timeout).await;
         if let Some(key) = key {
-            observe::performed(Mode::Transaction, key.operation(), started.elapsed());
+            observe::performed(Mode::Transaction, key.operation(), called.at.elapsed());
         }
         // Ended before the body is read: the body cannot use the transaction.
         let lent = loan.end();
         let concluded = match answered {
-            Ok(response) => conclude(layer, key.is_some(), started, response).await,
+            Ok(response) => conclude(layer, called, response).await,
             Err(error) => Err(error),
         };
         let undone = match concluded {

@@ -1,7 +1,10 @@
 //! The default fingerprint of a request, its operation, and its body.
 
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
 use axum::Router;
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::StatusCode;
 use sqlx::PgPool;
 
@@ -82,6 +85,45 @@ async fn a_body_that_breaks_off_claims_nothing(pool: PgPool) {
     let refused = send(&app, broken).await;
     assert_eq!((refused.status, &*refused.problem()), (StatusCode::BAD_REQUEST, "broken-body"));
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+}
+
+/// One chunk of data. The announced length stays the same to the end, as it does in many bodies that are written by hand.
+struct Announcing {
+    data: Option<Bytes>,
+    length: u64,
+}
+
+impl http_body::Body for Announcing {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+        Poll::Ready(self.data.take().map(|data| Ok(http_body::Frame::data(data))))
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        http_body::SizeHint::with_exact(self.length)
+    }
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_body_shorter_than_it_announced_claims_nothing(pool: PgPool) {
+    create_effects(&pool).await;
+    let app = app(transactional(&pool).with_optional_key(true));
+    for (number, key) in [Some("key-1"), None].into_iter().enumerate() {
+        let announcing = |length| {
+            let data = Some(Bytes::from_static(b"amount=1"));
+            request("POST", "/effects", key, "").map(|_| Body::new(Announcing { data, length }))
+        };
+        let refused = send(&app, announcing(9)).await;
+        assert_eq!((refused.status, &*refused.problem()), (StatusCode::BAD_REQUEST, "broken-body"));
+        assert_eq!((effects(&pool).await, records(&pool).await), (i64::from(number == 1), i64::from(number == 1)));
+        assert_eq!(send(&app, announcing(8)).await.status, StatusCode::CREATED);
+    }
+    assert_eq!((effects(&pool).await, records(&pool).await), (2, 1));
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]

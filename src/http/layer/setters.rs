@@ -29,6 +29,9 @@ impl IdempotencyLayer {
 
     /// Whether requests without a key are performed, each time they come. The default is `false`. A transactional layer
     /// gives them a transaction, too, so the handler needs no second form.
+    ///
+    /// Their bodies are read to the end before the handler runs, and [limited](Self::with_request_limit), as those with
+    /// a key are. So set that limit to the one of the route, and leave routes that stream a body outside the layer.
     pub fn with_optional_key(self, optional: bool) -> Self {
         Self { key_required: !optional, ..self }
     }
