@@ -90,7 +90,7 @@ async fn decide(key: &Key, request: &mut axum::http::Request<Bytes>) -> Result<D
 async fn main() -> anyhow::Result<()> {
     // Without a database, sqlx would wait for 30 seconds, and no client waits so long for its 503.
     let pool =
-        PgPoolOptions::new().acquire_timeout(Duration::from_secs(5)).connect(&std::env::var("DATABASE_URL")?).await?;
+        PgPoolOptions::new().acquire_timeout(Duration::from_secs(3)).connect(&std::env::var("DATABASE_URL")?).await?;
     pg_idempotency::migrate(&pool).await?;
     let leasing = Leasing::new(POLICY)?.with_stored_request(true).with_max_attempts(ATTEMPTS);
     let layer = IdempotencyLayer::leased(pool, leasing.with_resume_after(RESUME_AFTER)?, |request| {

@@ -71,7 +71,7 @@ async fn process(pool: &PgPool, event: &Event) -> Result<Marked, Error> {
 async fn main() -> anyhow::Result<()> {
     // Without a database, sqlx would wait for 30 seconds, and no client waits so long for its 503.
     let pool =
-        PgPoolOptions::new().acquire_timeout(Duration::from_secs(5)).connect(&std::env::var("DATABASE_URL")?).await?;
+        PgPoolOptions::new().acquire_timeout(Duration::from_secs(3)).connect(&std::env::var("DATABASE_URL")?).await?;
     pg_idempotency::migrate(&pool).await?;
     sqlx::raw_sql("create table if not exists payment (invoice text not null, cents bigint not null)")
         .execute(&pool)

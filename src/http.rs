@@ -124,8 +124,8 @@
 //! only as many have a place at a time as the pool has connections, and at most half of all places.
 //!
 //! If the database is down, sqlx waits for a connection for the pool's `acquire_timeout`, by default 30 seconds, and
-//! only then the layer answers 503. Most clients have given up by then. **Set 5 seconds**:
-//! `PgPoolOptions::new().acquire_timeout(Duration::from_secs(5))`.
+//! only then the layer answers 503. Clients whose time-out is 5 seconds, which is common, would never see it. **Set 3
+//! seconds**: `PgPoolOptions::new().acquire_timeout(Duration::from_secs(3))`.
 //!
 //! # Costs
 //!

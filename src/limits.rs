@@ -62,7 +62,8 @@ pub(crate) const fn checked(in_flight: InFlight, retention: Duration) -> Result<
             return Err(invalid);
         }
         if limit.as_nanos() >= retention.as_nanos() {
-            return Err(InvalidDuration { option: "wait", given: limit, shortest: *WAIT.start(), longest: retention });
+            let longest = retention.saturating_sub(Duration::from_nanos(1));
+            return Err(InvalidDuration { option: "wait", given: limit, shortest: *WAIT.start(), longest });
         }
     }
     Ok(in_flight)

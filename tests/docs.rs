@@ -198,7 +198,7 @@ fn every_service_that_a_document_or_an_example_starts_bounds_the_wait_for_a_conn
         let connects = text.contains(".connect(") || text.contains("PgPool::connect");
         if connects && (text.contains("axum::serve") || text.contains("StatusCode")) {
             services += 1;
-            let bounded = text.contains("PgPoolOptions::new().acquire_timeout(Duration::from_secs(5)).connect(");
+            let bounded = text.contains("PgPoolOptions::new().acquire_timeout(Duration::from_secs(3)).connect(");
             assert!(bounded && !text.contains("PgPool::connect"), "{}", path.display());
         }
     }

@@ -65,8 +65,8 @@ impl Fingerprint {
     /// further digits before it comes here. If those count, use [`Fingerprint::of_bytes`], or a
     /// [`RawValue`](https://docs.rs/serde_json/latest/serde_json/value/struct.RawValue.html), which is JSON text.
     ///
-    /// If one object has two members of the same name, or the value is more than 128 levels deep, the JSON text is
-    /// compared byte by byte.
+    /// The JSON text is compared byte by byte if it has no canonical form: an object has two members of the same name,
+    /// a string of a `RawValue` has half of a surrogate pair (`"\ud800"`), or the value is more than 128 levels deep.
     ///
     /// # Errors
     ///

@@ -135,7 +135,7 @@ pub(crate) fn router(app: AppState) -> anyhow::Result<(Router, [Runs; 2])> {
 }
 
 pub(crate) async fn main() -> anyhow::Result<()> {
-    let options = PgPoolOptions::new().acquire_timeout(Duration::from_secs(5));
+    let options = PgPoolOptions::new().acquire_timeout(Duration::from_secs(3));
     let pool = options.connect(&std::env::var("DATABASE_URL")?).await?;
     sqlx::migrate!().run(&pool).await?;
     pg_idempotency::migrate(&pool).await?;

@@ -57,8 +57,9 @@ impl IdempotencyLayer {
 /// The fingerprint.
 impl IdempotencyLayer {
     /// Compares bodies as canonical JSON instead of byte by byte: for clients that build the request anew for each
-    /// retry. A body that is not JSON is then refused with a 400. A body in which an object has two members of the same
-    /// name, or that is more than 128 levels deep, is compared byte by byte.
+    /// retry. A body that is not JSON is then refused with a 400. A body without a canonical form is compared byte by
+    /// byte, also in the parts that should be ignored: an object has two members of the same name, a string has half of
+    /// a surrogate pair (`"\ud800"`), or the body is more than 128 levels deep.
     ///
     /// It ignores the parts at these JSON pointers (RFC 6901), for clients that put a timestamp or the number of the
     /// attempt into each body: `layer.with_canonical_json(["/sent_at", "/client/attempt"])`. The body need not have

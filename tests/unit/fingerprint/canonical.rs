@@ -71,13 +71,15 @@ fn the_parts_are_cut_out() {
 }
 
 #[test]
-fn a_repeated_member_and_a_very_deep_text_have_no_canonical_form() {
+fn a_repeated_member_half_of_a_surrogate_pair_and_a_very_deep_text_have_no_canonical_form() {
     let nested = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
     assert_eq!(cut(&nested(MAX_DEPTH), &[]), Some(nested(MAX_DEPTH)));
     for text in [
         r#"{"a":1,"a":1}"#,
         r#"{"a":1,"b":2,"\u0061":3}"#,
         r#"[{"b":{"a":1,"a":2}}]"#,
+        r#"{"a":"\ud800"}"#,
+        r#"{"\udc00":1}"#,
         &nested(MAX_DEPTH + 1),
         &nested(100_000),
         &"{\"a\":".repeat(100_000),

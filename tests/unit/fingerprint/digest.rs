@@ -47,6 +47,11 @@ fn a_text_without_a_canonical_form_is_compared_by_its_bytes() {
         assert_ne!(hash(text), hash(other));
         assert_ne!(hash(text), Some(Fingerprint::of_bytes(text.as_bytes())), "kinds do not mix");
     }
+    // A part that should be ignored is compared too.
+    let sent_at = Pointer::parse("/sent_at").expect("a pointer");
+    let without = |text: &str| Fingerprint::of_json_without(text.as_bytes(), [&sent_at]).expect("it is JSON");
+    assert_eq!(without(r#"{"a":"x","sent_at":1}"#), without(r#"{"a":"x","sent_at":2}"#));
+    assert_ne!(without(r#"{"a":"\ud800","sent_at":1}"#), without(r#"{"a":"\ud800","sent_at":2}"#));
 }
 
 /// A JSON value. A number is digits × 10^exponent without leading and trailing zeros, so that `==` compares by value.

@@ -58,7 +58,7 @@ async fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let [way, port] = arguments.as_slice() else { bail!("usage: every_way WAY PORT") };
     let url = env::var("DATABASE_URL").context("DATABASE_URL is not set")?;
-    let pool = PgPoolOptions::new().max_connections(20).acquire_timeout(Duration::from_secs(5)).connect(&url).await?;
+    let pool = PgPoolOptions::new().max_connections(20).acquire_timeout(Duration::from_secs(3)).connect(&url).await?;
     pg_idempotency::migrate(&pool).await?;
     sqlx::raw_sql(STRICT).execute(&pool).await?;
     sqlx::raw_sql(TABLE).execute(&pool).await?;
