@@ -205,6 +205,17 @@ fn every_service_that_a_document_or_an_example_starts_bounds_the_wait_for_a_conn
     assert!(services >= 4, "{services} services");
 }
 
+#[test]
+fn the_description_for_tools_names_every_problem() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let description = fs::read_to_string(root.join("docs/openapi.yaml")).expect("a text");
+    let rejections = fs::read_to_string(root.join("src/http/rejection.rs")).expect("a text");
+    let problems: Vec<_> = between(&rejections, " => (\"", '"').collect();
+    assert!(problems.len() >= 15, "{problems:?}");
+    let missing: Vec<_> = problems.into_iter().filter(|kind| !description.contains(&format!("`{kind}`"))).collect();
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
 /// Each rule has a test, and the tests pass.
 #[test]
 fn the_alerts_fire_when_they_should() {

@@ -58,7 +58,20 @@ fn several_header_lines_are_refused_even_if_they_are_equal() {
     assert_eq!(key_value(&HeaderMap::new()), Ok(None));
 }
 
+/// What a quoted string or a word may be, without the anchors.
+fn of_the_description() -> impl Strategy<Value = String> {
+    let description = include_str!("../../../docs/openapi.yaml");
+    let pattern = description.lines().find_map(|line| line.trim().strip_prefix("schema: { type: string, pattern: '^"));
+    let pattern = pattern.and_then(|rest| rest.strip_suffix("$' }")).expect("the pattern of the key");
+    proptest::string::string_regex(pattern).expect("a pattern")
+}
+
 proptest! {
+    #[test]
+    fn the_layer_accepts_each_key_that_the_description_for_tools_accepts(line in of_the_description()) {
+        prop_assert!(matches!(read(line.as_bytes()), Ok(Some(_))), "{line}");
+    }
+
     /// For everything that begins with a quote, an independent parser of structured fields is the reference.
     #[test]
     fn a_quoted_string_agrees_with_another_parser(line in "\"[ -~]{0,20}\"?[ ;=a-z]{0,4}") {
