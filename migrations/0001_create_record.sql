@@ -41,6 +41,9 @@ create table idempotency.record (
     -- The request, so that a resumer can do the work if no caller comes back: JSON, or one of the HTTP layer, whose first byte
     -- is the version of its form. JSON never begins with a byte below 9.
     request          bytea,
+    -- How often a resumer has sent the request to a service that knows it under another key, up to 20. This costs no attempt, and
+    -- lengthens the distance to the next one as an attempt would. Null, and so without a byte, if it has never happened.
+    misdirected      integer,
     -- What a reconciler has found out about an operation in doubt: see src/record/looks.rs.
     looks            jsonb,
     -- The traceparent of the last claim: 55 characters, or null.
@@ -367,7 +370,8 @@ begin
                 set mode = 'transaction', fingerprint = $4, token = drawn, attempt = next_attempt, granted_attempt = null,
                     claimed_at = now(), lease_until = null, completed_at = null, expires_at = statement_timestamp() + remembered,
                     response_status = null, response_headers = null, response_body = null,
-                    last_error = case when next_attempt > 1 then last_error end, steps = null, request = null, looks = null, trace = $7
+                    last_error = case when next_attempt > 1 then last_error end, steps = null, request = null, looks = null,
+                    misdirected = null, trace = $7
                 where outcome = 'overtaken' and record.scope = $1 and record.operation = $2 and record.value = $3
                     and record.token = seen.token
                     and ((expires_at <= asked and (lease_until is null or lease_until <= statement_timestamp()))

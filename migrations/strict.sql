@@ -20,6 +20,7 @@ alter table idempotency.record
     drop constraint if exists response_only_when_completed,
     drop constraint if exists steps_only_in_steps,
     drop constraint if exists request_only_to_resume,
+    drop constraint if exists misdirected_only_to_repeat,
     drop constraint if exists looks_only_in_doubt,
     drop constraint if exists trace_is_a_traceparent,
     add constraint known_mode check (mode in ('transaction', 'at_least_once', 'in_steps', 'at_most_once', 'mark')),
@@ -77,6 +78,11 @@ alter table idempotency.record
     add constraint steps_only_in_steps check (steps is null or (mode = 'in_steps' and completed_at is null)),
     add constraint request_only_to_resume check (
         request is null or (mode in ('at_least_once', 'in_steps', 'at_most_once') and completed_at is null)
+    ),
+    -- Its attempt is given back, and never the first: any body may take over attempt 0.
+    add constraint misdirected_only_to_repeat check (
+        misdirected is null
+        or (misdirected between 1 and 20 and attempt >= 1 and completed_at is null and mode in ('at_least_once', 'in_steps'))
     ),
     -- An attempt or a decision ends what was found out before.
     add constraint looks_only_in_doubt check (

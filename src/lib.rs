@@ -21,6 +21,7 @@ mod observe;
 pub mod operator;
 mod outcome;
 mod record;
+mod route;
 mod session;
 mod shutdown;
 mod state;

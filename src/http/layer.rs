@@ -19,6 +19,7 @@ use super::replay::REPLAYED;
 use super::runs::Runs;
 use super::stored_request::STORED;
 use crate::lease::Leasing;
+use crate::route::without_names;
 use crate::session::ANSWER;
 use crate::{Idempotency, InFlight, InvalidDuration, Mode};
 
@@ -53,7 +54,8 @@ pub struct IdempotencyLayer {
     // The key.
     pub(super) methods: Vec<Method>,
     pub(super) scope: Arc<ScopeOf>,
-    pub(super) operation: Arc<OperationOf>,
+    /// `None`: the method, and the route that axum has matched.
+    pub(super) operation: Option<Arc<OperationOf>>,
     /// Where the value of the key comes from, if not from the header.
     pub(super) key_from: Option<Arc<KeyOf>>,
     pub(super) key_required: bool,
@@ -143,7 +145,7 @@ impl IdempotencyLayer {
             mode,
             methods: vec![Method::POST, Method::PATCH],
             scope,
-            operation: Arc::new(matched_operation),
+            operation: None,
             key_from: None,
             key_required: true,
             fingerprint: FingerprintChoice::default(),
@@ -159,6 +161,11 @@ impl IdempotencyLayer {
             max_runs: connections.saturating_mul(RUNS_PER_CONNECTION),
             run_timeout: RUN_TIMEOUT,
         }
+    }
+
+    /// The operation of a request. `None` if nothing names it.
+    pub(super) fn operation_of(&self, parts: &Parts) -> Option<String> {
+        self.operation.as_ref().map_or_else(|| matched_operation(parts), |named| named(parts))
     }
 
     /// How long a request waits for a place among the runs: as long as for a connection.
@@ -180,13 +187,14 @@ impl IdempotencyLayer {
     }
 }
 
-/// The method, and the route that axum has matched.
+/// The method, and the route that axum has matched. Without the names of its parameters: who renames one would make
+/// every key new, so that a retry performs again.
 fn matched_operation(parts: &Parts) -> Option<String> {
     #[cfg(feature = "axum")]
     let route = parts.extensions.get().map(axum::extract::MatchedPath::as_str);
     #[cfg(not(feature = "axum"))]
     let route: Option<&str> = None;
-    Some(format!("{} {}", parts.method, route?))
+    Some(format!("{} {}", parts.method, without_names(route?)))
 }
 
 impl fmt::Debug for IdempotencyLayer {

@@ -8,7 +8,7 @@ use super::handler::{Handler, NoResponse, Reply};
 use super::layer::IdempotencyLayer;
 use super::local_in_flight::Turn;
 use super::rejection::Rejection;
-use super::request::Ticket;
+use super::request::{Resumed, Ticket};
 use crate::claim::CalledAt;
 use crate::lease::{Acquired, Lease, LeaseOwner, Leasing};
 use crate::{Error, observe};
@@ -27,7 +27,7 @@ pub(super) async fn run<H: Handler>(
         Acquired::Replayed(stored) => answer_again(layer, stored, handler).await,
         Acquired::Owner(owner) => {
             let _registered = turn.register(ticket.fingerprint);
-            perform(layer, owner, handler).await.reply
+            perform(layer, owner, handler, None).await.reply
         }
     }
 }
@@ -39,11 +39,13 @@ pub(super) struct Performed<H: Handler> {
     pub(super) stored: bool,
 }
 
-/// Calls the handler and stores its response, or releases the claim.
+/// Calls the handler and stores its response, or releases the claim. A claim of a resumer is given back if its request,
+/// `resumed`, met another key.
 pub(super) async fn perform<H: Handler>(
     layer: &IdempotencyLayer,
     mut owner: LeaseOwner,
     mut handler: H,
+    resumed: Option<&Resumed>,
 ) -> Performed<H> {
     let failed = |reply| Performed { reply, stored: false };
     let lease = Lease::clone(&owner);
@@ -56,15 +58,20 @@ pub(super) async fn perform<H: Handler>(
     };
     let concluded = lease.unless_lost(work).await;
     observe::performed(lease.mode(), lease.key().operation(), called.at.elapsed());
+    let Some(concluded) = concluded else { return failed(Err(owner.failed(Error::LeaseLost).into())) };
+    // Whatever the service has made of the layer's refusal, it is no answer to the request.
+    if let Some((resumed, mistake)) = resumed.and_then(|resumed| Some((resumed, resumed.mistake()?))) {
+        owner.give_back(&mistake, &resumed.expires_at).await;
+        return failed(concluded.map(|(Conclusion::Store { response, .. } | Conclusion::Free { response })| response));
+    }
     let (reason, reply) = match concluded {
-        None => return failed(Err(owner.failed(Error::LeaseLost).into())),
-        Some(Ok(Conclusion::Store { stored, response, .. })) => {
+        Ok(Conclusion::Store { stored, response, .. }) => {
             return match owner.complete_encoded(&stored).await {
                 Ok(()) => Performed { reply: Ok(response), stored: true },
                 Err(error) => failed(Err(error.into())),
             };
         }
-        Some(Ok(Conclusion::Free { response })) => {
+        Ok(Conclusion::Free { response }) => {
             let status = response.status();
             let attached = response.extensions().get().map(|LastError(reason)| reason.clone());
             let reason = attached.unwrap_or_else(|| format!("the handler answered {status}"));
@@ -78,7 +85,7 @@ pub(super) async fn perform<H: Handler>(
             }
             (reason, Ok(response))
         }
-        Some(Err(error)) => (reason(&error).to_owned(), Err(error)),
+        Err(error) => (reason(&error).to_owned(), Err(error)),
     };
     owner.fail(&reason).await;
     failed(reply)

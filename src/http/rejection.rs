@@ -127,12 +127,19 @@ pub enum Misconfigured {
     )]
     NoOperation,
     /// A resumed request has another key here than in its record, so that its effect would happen under another
-    /// downstream key. Nothing was performed.
+    /// downstream key. Nothing was performed, and it costs no attempt.
     #[error(
-        "a resumed request has another scope, operation or value than its record; let the function that decides put into \
-         the request what gives exactly the scope of the key"
+        "a resumed request has another key here, of the operation {found:?}, than its record, of the operation \
+         {recorded:?}; if these differ, name the operation of the record with IdempotencyLayer::with_operation; otherwise \
+         let the function that decides put into the request what gives the scope and the value of the record"
     )]
-    ResumedUnderAnotherKey,
+    #[non_exhaustive]
+    ResumedUnderAnotherKey {
+        /// The operation of its record.
+        recorded: String,
+        /// The operation that the layer finds.
+        found: String,
+    },
     /// Two layers take the same key, for example by two `route_layer` on one router. Nothing was performed.
     #[error("two IdempotencyLayers cover this request; give each layer a Router of its own, and merge the routers")]
     CoveredTwice,

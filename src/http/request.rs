@@ -1,5 +1,6 @@
 //! Which requests the layer covers, and the ticket of each: its key, its fingerprint and what to store of it.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -13,6 +14,7 @@ use super::layer::{IdempotencyLayer, LayerMode};
 use super::rejection::{Misconfigured, Rejection};
 use super::stored_request::to_store;
 use crate::lease::Lease;
+use crate::record::Candidate;
 use crate::{BoxError, Fingerprint, Key, KeyPart};
 
 /// `traceparent`, of W3C Trace Context. Several lines are invalid.
@@ -82,10 +84,9 @@ where
             let trace = only_line(&parts.headers, &TRACEPARENT).and_then(|line| line.to_str().ok());
             let key = key(scope, operation, value)?.with_trace(trace.unwrap_or_default());
             let is_leased = matches!(layer.mode, LayerMode::Leased(_));
-            let resumed = if is_leased { parts.extensions.remove() } else { None };
-            // Under another key the effect would have another downstream key, and happen twice.
-            if resumed.as_ref().is_some_and(|Resumed(resumed)| *resumed != key) {
-                return Err(Rejection::from(Misconfigured::ResumedUnderAnotherKey).into());
+            let resumed: Option<Resumed> = if is_leased { parts.extensions.remove() } else { None };
+            if let Some(resumed) = &resumed {
+                resumed.meets(&key)?;
             }
             if is_leased && is_under_lease(&parts.extensions, &key) {
                 return Ok(Admission::NotCovered(Request::from_parts(parts, body)));
@@ -140,7 +141,36 @@ fn key(scope: String, operation: &str, value: String) -> Result<Key, Rejection> 
 
 /// The key of a resumed request. The layer that passes the request on takes it away.
 #[derive(Clone)]
-pub(super) struct Resumed(pub(super) Key);
+pub(super) struct Resumed {
+    key: Key,
+    /// The end of the retention before the claim.
+    pub(super) expires_at: String,
+    /// Why the layer that the request met last did not pass it on. The resumer reads it here, because something between
+    /// the two may make another response of the layer's.
+    mistake: Arc<Mutex<Option<String>>>,
+}
+
+impl Resumed {
+    pub(super) fn of(found: Candidate) -> Self {
+        Self { key: found.key, expires_at: found.expires_at, mistake: Arc::default() }
+    }
+
+    /// The layer has this key of the request. Under another one than that of the record the effect would have another
+    /// downstream key, and happen twice.
+    fn meets(&self, key: &Key) -> Result<(), Rejection> {
+        let mistake = (self.key != *key).then(|| Misconfigured::ResumedUnderAnotherKey {
+            recorded: self.key.operation().to_owned(),
+            found: key.operation().to_owned(),
+        });
+        *self.mistake.lock().unwrap_or_else(PoisonError::into_inner) = mistake.as_ref().map(ToString::to_string);
+        mistake.map_or(Ok(()), |mistake| Err(mistake.into()))
+    }
+
+    /// Why nothing was performed, if the request met another key.
+    pub(super) fn mistake(&self) -> Option<String> {
+        self.mistake.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
 
 /// Whether a resumer has claimed this key for the request. The layer would meet that claim.
 fn is_under_lease(extensions: &Extensions, key: &Key) -> bool {

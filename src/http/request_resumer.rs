@@ -30,14 +30,16 @@ pub struct RequestResumer {
 }
 
 impl RequestResumer {
-    /// A resumer for the requests of one operation behind this layer, for example `POST /payments`.
+    /// A resumer for the requests of one operation behind this layer, for example `POST /payments` or
+    /// `POST /accounts/{}/pay`.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidLeasing`] if the layer stores no requests, under `AtMostOnce`, or without
-    /// [`with_max_attempts`](crate::lease::Leasing::with_max_attempts).
+    /// [`with_max_attempts`](crate::lease::Leasing::with_max_attempts); and for an operation with a `{name}`, if the layer
+    /// has no [`with_operation`](IdempotencyLayer::with_operation).
     pub fn new(layer: &IdempotencyLayer, operation: &str) -> Result<Self, Error> {
-        layer.resumable()?;
+        layer.resumable(operation)?;
         Ok(Self { layer: layer.clone(), operation: operation.to_owned(), interval: INTERVAL })
     }
 

@@ -17,6 +17,7 @@ use crate::caught::caught;
 use crate::lease::{Lease, LeaseOwner, Leasing};
 use crate::observe::{EXHAUSTED, FAILED, PERFORMED, REFUSED};
 use crate::record::{Candidate, Record, StoredAs};
+use crate::route::has_names;
 use crate::session::{Opening, ended_or_closed, in_pooled_transaction, within};
 use crate::shutdown::{is_ready, no_later};
 use crate::{BoxError, Error, Key, observe};
@@ -40,7 +41,9 @@ pub enum ResumedRequest {
     Answered(Key, StatusCode),
     /// The service refused the request before its operation was claimed.
     Refused(Key),
-    /// The attempt failed. The next one comes later, unless this was the last, or a 4xx has refused the request.
+    /// The attempt failed. The next one comes later, unless this was the last, or a 4xx has refused the request. If the
+    /// layer that the request met has [another key](super::Misconfigured::ResumedUnderAnotherKey) for it, nothing was
+    /// performed, and the attempt does not count.
     Failed(Key),
 }
 
@@ -62,7 +65,8 @@ impl IdempotencyLayer {
     /// # Errors
     ///
     /// [`Error::InvalidLeasing`] if this layer stores no requests, under `AtMostOnce`, or without
-    /// [`with_max_attempts`](Leasing::with_max_attempts); errors of the database.
+    /// [`with_max_attempts`](Leasing::with_max_attempts), and for an `operation` that [no request
+    /// has](super::RequestResumer::new); errors of the database.
     ///
     /// # Cancellation
     ///
@@ -98,7 +102,7 @@ impl IdempotencyLayer {
         S::Error: 'static,
         R: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        let options = self.resumable()?;
+        let options = self.resumable(operation)?;
         let mut skipped = 0;
         loop {
             let found = options.candidates(&self.pool, operation, StoredAs::Envelope, skipped, shutdown).await?;
@@ -120,7 +124,7 @@ impl IdempotencyLayer {
                             continue;
                         };
                         let handler = ServiceCall { service, request: request.map(Full::new) };
-                        return Ok(Some(self.answer(options, owner, handler).await));
+                        return Ok(Some(self.answer(options, owner, Resumed::of(candidate), handler).await));
                     }
                     Some(Ok(Ok(Decision::Refuse(reason)))) if self.refuse(options, &candidate, &reason).await? => {
                         return Ok(Some(ResumedRequest::Refused(candidate.key)));
@@ -136,8 +140,14 @@ impl IdempotencyLayer {
         }
     }
 
-    /// The options with which requests are resumed.
-    pub(super) fn resumable(&self) -> Result<Leasing, Error> {
+    /// The options with which requests of this operation are resumed.
+    pub(super) fn resumable(&self, operation: &str) -> Result<Leasing, Error> {
+        if self.operation.is_none() && has_names(operation) {
+            // It would find nothing, and nobody would notice.
+            let problem = "a layer without with_operation leaves the names of parameters out of its operations; write \
+                           {} for each {name}, and {*} for each {*name}, as in POST /accounts/{}/pay";
+            return Err(Error::InvalidLeasing { problem });
+        }
         match self.mode {
             LayerMode::Leased(options) if options.stores_requests() => options.resumable_attempts().map(|_| options),
             _ => Err(Error::InvalidLeasing {
@@ -180,17 +190,24 @@ impl IdempotencyLayer {
     }
 
     /// Sends the request to the service, and stores the answer.
-    async fn answer<H: Handler>(&self, options: Leasing, owner: LeaseOwner, mut handler: H) -> ResumedRequest {
+    async fn answer<H: Handler>(
+        &self,
+        options: Leasing,
+        owner: LeaseOwner,
+        resumed: Resumed,
+        mut handler: H,
+    ) -> ResumedRequest {
         let lease = Lease::clone(&owner);
         let (key, operation) = (lease.key().clone(), lease.key().operation());
         handler.extensions_mut().insert(key.clone());
-        handler.extensions_mut().insert(Resumed(key.clone()));
-        let Performed { reply, stored } = perform(self, owner, handler).await;
+        handler.extensions_mut().insert(resumed.clone());
+        let Performed { reply, stored } = perform(self, owner, handler, Some(&resumed)).await;
         if let (Ok(response), true) = (&reply, stored) {
             observe::resumed(operation, PERFORMED);
             return ResumedRequest::Answered(key, response.status());
         }
-        observe::resumed(operation, if options.was_the_last(&lease) { EXHAUSTED } else { FAILED });
+        let was_the_last = resumed.mistake().is_none() && options.was_the_last(&lease);
+        observe::resumed(operation, if was_the_last { EXHAUSTED } else { FAILED });
         let (token, attempt) = (lease.token(), lease.attempt());
         let status = reply.ok().map(|response| response.status().as_u16());
         tracing::warn!(operation, token, attempt, status, "a resumed request failed; its record has the reason");

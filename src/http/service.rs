@@ -70,7 +70,7 @@ where
         Box::pin(async move {
             let (parts, body) = request.into_parts();
             let covered = layer.methods.contains(&parts.method);
-            let operation = covered.then(|| (layer.operation)(&parts)).flatten();
+            let operation = covered.then(|| layer.operation_of(&parts)).flatten();
             let admitted = admit(&layer, operation.as_deref(), Request::from_parts(parts, body)).await;
             let reply = match admitted {
                 Ok(Admission::NotCovered(request)) => {

@@ -209,6 +209,19 @@ impl LeaseOwner {
         freed
     }
 
+    /// Gives the claim back, because the service knows the request of a resumer under another key and has performed
+    /// nothing. The attempt does not count, and the retention ends at `expires_at`, as before the claim. Ignores an
+    /// error of this statement: the claim then lapses, and the attempt counts.
+    #[cfg(feature = "http")]
+    pub(crate) async fn give_back(mut self, reason: &str, expires_at: &str) {
+        self.deadline.end();
+        observe::outcome(self.mode(), self.key.operation(), observe::FAILED);
+        let giving_back = committed(&self.pool, self.durable(), async |conn| {
+            self.record().give_back(conn, self.token, reason, expires_at).await
+        });
+        self.ended = self.for_a_lease(giving_back).await.is_ok();
+    }
+
     async fn fail_and(mut self, reason: &str, keeps_request: bool) -> Result<(), Error> {
         self.deadline.end();
         observe::outcome(self.leasing.policy.mode(), self.key.operation(), observe::FAILED);

@@ -11,6 +11,7 @@ use super::finding::{Finding, InDoubt};
 use super::options::{Leasing, Policy};
 use crate::caught::caught;
 use crate::limits::{RETENTION, within};
+use crate::route::has_names;
 use crate::session::Rests;
 use crate::shutdown::{Shutdown, unless};
 use crate::{Error, InvalidDuration};
@@ -103,7 +104,9 @@ impl Visit {
 }
 
 impl Reconciler {
-    /// A reconciler for the operations of one name. The callers and the reconciler use the same options.
+    /// A reconciler for the operations of one name. The callers and the reconciler use the same options. The operations of
+    /// an HTTP layer without `with_operation` have no names of parameters, as in `POST /accounts/{}/text`: a `{name}` is
+    /// logged as a warning, because a reconciler does not know the layer.
     ///
     /// `quiet` is the longest time after the lapse of a lease in which a request of its **dead** process can still take
     /// effect: the time-out of the HTTP client, the retries of proxies, the queue of the provider. There is no default,
@@ -124,6 +127,13 @@ impl Reconciler {
             // The search needs the index of the stored requests.
             let problem = "the claims do not store their requests; set Leasing::with_stored_request";
             return Err(Error::InvalidLeasing { problem });
+        }
+        if has_names(operation) {
+            tracing::warn!(
+                operation,
+                "the operation of a reconciler names a parameter; a layer without with_operation leaves the names out, as \
+                 in POST /accounts/{{}}/pay, and this reconciler then finds nothing"
+            );
         }
         let longest = Self::longest_time(&leasing);
         Ok(Self {

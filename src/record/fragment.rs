@@ -59,13 +59,21 @@ macro_rules! readable_place {
     };
 }
 
-/// Reads `lease_until` for a [`Fence`](super::statement::Fence). JSON's form of a time depends on no setting but the
-/// time zone, which it contains.
-macro_rules! fence_time {
-    () => {
-        "pg_catalog.btrim(pg_catalog.to_jsonb(lease_until)::text, '\"')"
+/// Reads a time that a later statement compares or writes, also an infinite one. JSON's form of a time depends on no
+/// setting but the time zone, which it contains.
+macro_rules! stored_time {
+    ($time:literal) => {
+        concat!("pg_catalog.btrim(pg_catalog.to_jsonb(", $time, ")::text, '\"')")
     };
 }
+
+/// Reads `lease_until` for a [`Fence`](super::statement::Fence).
+macro_rules! fence_time {
+    () => {
+        $crate::record::fragment::stored_time!("lease_until")
+    };
+}
+
 /// The lease ends when it did when somebody looked, or they did not say: a heartbeat may have revived the lapsed lease
 /// since, under the same token.
 macro_rules! lease_as_seen {
@@ -154,7 +162,7 @@ macro_rules! table_or_leaf {
 
 pub(super) use {
     attempts_are_left, expired_at, expired_when_asked, fence_time, lease_as_seen, may_be_retried, may_be_taken_over,
-    no_live_lease, no_step_in_doubt, readable, readable_place, state, steps_in_doubt, table_or_leaf,
+    no_live_lease, no_step_in_doubt, readable, readable_place, state, steps_in_doubt, stored_time, table_or_leaf,
 };
 
 #[cfg(test)]

@@ -62,7 +62,7 @@ impl Record<'_> {
                 "
                 update idempotency.record
                 set completed_at = pg_catalog.statement_timestamp(), lease_until = null, steps = null, request = null,
-                    looks = null, granted_attempt = null, response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb,
+                    looks = null, misdirected = null, granted_attempt = null, response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb,
                     -- An operator must not shorten the time for which somebody has pinned the key. The clock is outside the CASE,
                     -- because Citus refuses it inside.
                     expires_at = greatest(

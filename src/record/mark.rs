@@ -138,7 +138,7 @@ impl MarkBatch<'_> {
                         completed_at = pg_catalog.statement_timestamp(),
                         expires_at = pg_catalog.statement_timestamp() + $5::interval,
                         response_status = null, response_headers = null, response_body = null, last_error = null,
-                        steps = null, request = null, looks = null, granted_attempt = null, trace = null
+                        steps = null, request = null, looks = null, misdirected = null, granted_attempt = null, trace = null
                     from locked
                     where record.scope = locked.scope and record.operation = locked.operation
                         and record.value = locked.value

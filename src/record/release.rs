@@ -182,7 +182,8 @@ impl Record<'_> {
                 "
                 update idempotency.record
                 set granted_attempt = attempt + 1, lease_until = '-infinity', token = $5::int8, last_error = $6::text,
-                    looks = null
+                    -- The cause of what happened before is repaired.
+                    looks = null, misdirected = null
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     -- In transaction mode attempts are not limited, and after attempt 0 comes the first.

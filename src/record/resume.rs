@@ -5,9 +5,11 @@ use std::time::Duration;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::fragment::{attempts_are_left, may_be_retried};
+use super::fragment::{attempts_are_left, may_be_retried, stored_time};
 #[cfg(feature = "http")]
 use super::release::storable;
+#[cfg(feature = "http")]
+use super::statement::draw_token;
 use super::statement::{self, Record, changes_a_row, interval};
 use crate::{Deployment, Error, Fingerprint, Key, Mode};
 
@@ -33,11 +35,14 @@ pub(crate) struct Candidate {
         expect(dead_code, reason = "only a resumer of the layer decides before it claims")
     )]
     pub(crate) token: i64,
+    /// The end of its retention, as JSON writes a time: somebody may have set it to `infinity`.
+    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "only a layer can find that it was sent in vain"))]
+    pub(crate) expires_at: String,
 }
 
 impl Candidate {
-    /// The operations that nobody has worked on for `after`, doubled for each attempt; the oldest claim first. Leaves
-    /// out the first `skipped`.
+    /// The operations that nobody has worked on for `after`, doubled for each attempt, also for one that was
+    /// [given back](Record::give_back); the oldest claim first. Leaves out the first `skipped`.
     #[allow(clippy::too_many_arguments, reason = "each is a parameter of the statement")]
     pub(crate) async fn all(
         conn: &mut PgConnection,
@@ -51,7 +56,7 @@ impl Candidate {
     ) -> Result<Vec<Self>, Error> {
         let rows = sqlx::query(concat! {
             "
-            select scope, value, fingerprint, attempt, token
+            select scope, value, fingerprint, attempt, token, ", stored_time!("expires_at"), " as expires_at
             from idempotency.record
             where operation = $1::text
                 and request is not null
@@ -62,7 +67,8 @@ impl Candidate {
                 -- After its retention the key is new, and its stored steps do not count.
                 and expires_at > pg_catalog.statement_timestamp()
                 and ", attempts_are_left!("$3"), "
-                and claimed_at <= pg_catalog.statement_timestamp() - $4::interval * pg_catalog.power(2, least(attempt - 1, 20))
+                and claimed_at <= pg_catalog.statement_timestamp()
+                    - $4::interval * pg_catalog.power(2, least(attempt - 1 + coalesce(misdirected, 0), 20))
             order by claimed_at
             limit $5::int8 offset $8::int8
             ",
@@ -80,7 +86,8 @@ impl Candidate {
             let key = statement::stored_key(&row, operation)?;
             let fingerprint = Fingerprint::stored(row.try_get("fingerprint")?);
             let (attempt, token) = (row.try_get("attempt")?, row.try_get("token")?);
-            Ok(key.zip(fingerprint).map(|(key, fingerprint)| Self { key, fingerprint, attempt, token }))
+            let expires_at: String = row.try_get("expires_at")?;
+            Ok(key.zip(fingerprint).map(|(key, fingerprint)| Self { key, fingerprint, attempt, token, expires_at }))
         })
         .fetch_all(conn)
         .await
@@ -128,6 +135,38 @@ impl Record<'_> {
             })
             .bind(token) // $4
             .bind(storable(reason)); // $5
+        changes_a_row(conn, update).await
+    }
+
+    /// Releases the claim of a resumer whose request met another key, and stores the reason. The attempt does not count,
+    /// but the next one comes as late as after one that did. The retention ends when it did before: otherwise a service
+    /// that is never repaired would keep the record for ever. `false` means that the claim is gone.
+    #[cfg(feature = "http")]
+    pub(crate) async fn give_back(
+        self,
+        conn: &mut PgConnection,
+        token: i64,
+        reason: &str,
+        expires_at: &str,
+    ) -> Result<bool, Error> {
+        let update = self
+            .query(
+                "
+                update idempotency.record
+                set lease_until = '-infinity', token = $5::int8, last_error = $6::text,
+                    expires_at = $7::text::timestamptz,
+                    attempt = attempt - 1, misdirected = least(coalesce(misdirected, 0) + 1, 20)
+                where scope = $1::text and operation = $2::text and value = $3::text
+                    and token = $4::int8
+                    and completed_at is null
+                    -- Any body may take over attempt 0.
+                    and attempt > 1
+                ",
+            )
+            .bind(token) // $4
+            .bind(draw_token()?) // $5
+            .bind(storable(reason)) // $6
+            .bind(expires_at); // $7
         changes_a_row(conn, update).await
     }
 

@@ -24,7 +24,7 @@ macro_rules! take_over_free {
                 response_status = null, response_headers = null, response_body = null,
                 last_error = case when $11::int4 > 1 then last_error end,
                 steps = case when $11::int4 > 1 then steps end, request = case when $11::int4 > 1 then request end,
-                looks = null, trace = $12::text
+                looks = null, misdirected = case when $11::int4 > 1 then misdirected end, trace = $12::text
             from free
             where scope = $1::text and operation = $2::text and value = $3::text
                 and record.token = $9::int8

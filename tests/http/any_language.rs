@@ -30,7 +30,7 @@ async fn what_the_layer_stored_the_sql_functions_replay_with_status_and_headers(
     let target = "/accounts/7/effects?dry=0";
     let first = post_to(&app, target, "key-1", "é").await;
     assert_eq!(first.status, StatusCode::CREATED);
-    let key = key("POST /accounts/{id}/effects", "key-1");
+    let key = key("POST /accounts/{}/effects", "key-1");
     let mut tx = pool.begin().await?;
     let replayed = ensure(&mut tx, &key, &asked(target, "é"), None).await?;
     assert_eq!((&*replayed.outcome, replayed.status), ("replayed", Some(201)));

@@ -161,7 +161,7 @@ async fn a_lease_that_has_ended_is_lost_before_its_release_is_sent(pool: PgPool)
 async fn a_response_that_an_operator_has_resolved_is_replayed_as_json(pool: PgPool) {
     let (app, sent) = app(leased(&pool, Policy::AtMostOnce { lease: LEASE }));
     assert_eq!(post_to(&app, "/send/503", "key-1", "x").await.status, StatusCode::SERVICE_UNAVAILABLE);
-    let key = pg_idempotency::Key::new("ada", "POST /send/{status}", "key-1").expect("a key");
+    let key = pg_idempotency::Key::new("ada", "POST /send/{}", "key-1").expect("a key");
     let token: i64 =
         sqlx::query_scalar("select token from idempotency.record").fetch_one(&pool).await.expect("a token");
     let day = Duration::from_secs(24 * 3600);

@@ -17,6 +17,7 @@ mod leased;
 mod mistakes;
 mod reconciled;
 mod refused;
+mod renamed;
 mod replays;
 mod requests;
 mod resumed;

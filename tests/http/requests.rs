@@ -44,7 +44,7 @@ async fn a_nested_router_does_not_hide_the_account_in_the_path(pool: PgPool) {
     assert_eq!(post_to(&app, "/tenants/2/effects", "key-1", "x").await.problem(), "key-reused");
     let operation: String =
         sqlx::query_scalar("select operation from idempotency.record").fetch_one(&pool).await.expect("one");
-    assert_eq!(operation, "POST /tenants/{id}/effects");
+    assert_eq!(operation, "POST /tenants/{}/effects");
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]

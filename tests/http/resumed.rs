@@ -21,7 +21,7 @@ use tokio::time::timeout;
 
 use crate::support::{post_to, records, request, send, until};
 
-pub(crate) const OPERATION: &str = "POST /payments/{of}";
+pub(crate) const OPERATION: &str = "POST /payments/{}";
 const TWO: NonZeroU32 = NonZeroU32::new(2).expect("two");
 pub(crate) const MINUTE: Duration = Duration::from_secs(60);
 
@@ -57,6 +57,13 @@ impl Service {
     /// Another process of the same service, in which no run of the first one is in progress.
     pub(crate) fn restarted(&self, pool: &PgPool) -> Self {
         let layer = IdempotencyLayer::leased(pool.clone(), options(), scope);
+        Self { layer, charges: self.charges.clone(), gate: Gate::new() }
+    }
+
+    /// The same service after a deploy, in which its route has another operation.
+    pub(crate) fn moved(&self, pool: &PgPool, operation: &'static str) -> Self {
+        let moved = self.restarted(pool);
+        let layer = moved.layer.with_operation(move |_| Some(operation.to_owned()));
         Self { layer, charges: self.charges.clone(), gate: Gate::new() }
     }
 

@@ -106,7 +106,7 @@ async fn the_handler_has_the_key_and_may_nest_transactions(pool: PgPool) {
     };
     let app = Router::new().route("/nested/{id}", post(handler)).layer(transactional(&pool));
     let answer = post_to(&app, "/nested/7", "key-1", "x").await;
-    assert_eq!(answer.body, "ada POST /nested/{id} key-1");
+    assert_eq!(answer.body, "ada POST /nested/{} key-1");
     assert_eq!(post_to(&app, "/nested/7", "key-1", "x").await.body, answer.body);
     assert_eq!(effects(&pool).await, 1);
 }

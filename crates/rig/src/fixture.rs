@@ -189,7 +189,7 @@ impl Fixture {
                 lease_until = excluded.lease_until, expires_at = excluded.expires_at,
                 response_status = null, response_headers = null, response_body = excluded.response_body,
                 granted_attempt = null, last_error = excluded.last_error, steps = excluded.steps, request = excluded.request,
-                looks = excluded.looks
+                looks = excluded.looks, misdirected = null
             ",
         )
         .bind(self.key.scope()) // $1

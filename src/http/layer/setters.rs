@@ -46,11 +46,17 @@ impl IdempotencyLayer {
         Self { key_from: Some(Arc::new(value)), ..self }
     }
 
-    /// Names the operation by a function of the request. The default is the method and the route that axum has matched.
-    /// `None` is a mistake of the service, and the answer is a 500. Return a template such as `POST /payments/{id}`:
-    /// with real ids, every payment would be an operation and a time series of its own.
+    /// Names the operation by a function of the request. The default is the method and the route that axum has matched,
+    /// without the names of its parameters: `POST /payments/{}`, and `{*}` for the rest of a path. `None` is a mistake of
+    /// the service, and the answer is a 500. Return such a template: with real ids, every payment would be an operation
+    /// and a time series of its own.
+    ///
+    /// **The operation is a part of the key: if it changes, a retry of an earlier request is performed again.** A
+    /// parameter that gets another name changes nothing. Another prefix or method does, and so does a route that is
+    /// split, merged, or gets a `{*rest}` in place of a parameter. Before such a change, return the old text here, until
+    /// the retention has passed. So does a [`RequestResumer`](crate::http::RequestResumer) of the old operation.
     pub fn with_operation(self, operation: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
-        Self { operation: Arc::new(operation), ..self }
+        Self { operation: Some(Arc::new(operation)), ..self }
     }
 }
 

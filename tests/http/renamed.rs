@@ -1,0 +1,134 @@
+//! What makes a key new, and what does not: the name of the operation.
+
+use axum::Router;
+use axum::http::StatusCode;
+use axum::routing::post;
+use pg_idempotency::http::{Decision, IdempotentTx, RequestResumer, ResumedRequest};
+use pg_idempotency::lease::{Leasing, Policy, Reconciler};
+use pg_idempotency::operator::State;
+use pg_idempotency::testing::age;
+use pg_idempotency::{Error, operator};
+use sqlx::PgPool;
+
+use crate::resumed::{MINUTE, OPERATION, Service, key, permit};
+use crate::support::{create_effects, effects, insert, post_to, transactional};
+
+/// No client can see the name, so every retry of theirs is one of the same operation.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_parameter_that_gets_another_name_makes_no_key_new(pool: PgPool) {
+    create_effects(&pool).await;
+    let pay = async |mut tx: IdempotentTx, body: String| insert(&mut tx, &body).await.to_string();
+    let deployed = |route: &str| Router::new().route(route, post(pay)).route_layer(transactional(&pool));
+    for (route, replayed) in [("/a/{id}/pay", false), ("/a/{account_id}/pay", true), ("/a/{*rest}", false)] {
+        let answer = post_to(&deployed(route), "/a/42/pay", "key-1", "x").await;
+        assert_eq!((answer.status, answer.is_replayed()), (StatusCode::OK, replayed), "{route}");
+    }
+    assert_eq!(effects(&pool).await, 2, "the setter says that `{{*rest}}` is another operation");
+}
+
+/// It would search for ever, and find nothing.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_resumer_refuses_an_operation_that_no_request_can_have(pool: PgPool) -> anyhow::Result<()> {
+    let layer = Service::new(&pool).layer;
+    for named in ["POST /payments/{of}", "POST /{*rest}", "POST /a/{b}/{}"] {
+        let refused = RequestResumer::new(&layer, named).err();
+        assert!(matches!(refused, Some(Error::InvalidLeasing { problem, .. }) if problem.contains("{}")), "{named}");
+        let routes = Service::new(&pool).routes();
+        let refused = layer.resume_one(named, permit, routes).await.err();
+        assert!(matches!(refused, Some(Error::InvalidLeasing { .. })), "{named}");
+        let own = layer.clone().with_operation(move |_| Some(named.to_owned()));
+        RequestResumer::new(&own, named)?;
+        // It knows no layer.
+        let asking = Leasing::new(Policy::AtMostOnce { lease: MINUTE })?.with_stored_request(true);
+        Reconciler::new(asking, named, MINUTE)?;
+    }
+    for operation in [OPERATION, "POST /{*}", "POST /{{id}}", "pay"] {
+        RequestResumer::new(&layer, operation)?;
+    }
+    Ok(())
+}
+
+async fn one(pool: &PgPool, what: &str) -> String {
+    sqlx::query_scalar(sqlx::AssertSqlSafe(format!("select ({what})::text from idempotency.record")))
+        .fetch_one(pool)
+        .await
+        .expect("one record")
+}
+
+/// The attempts are for failures of the work. Nobody could finish the operation if a deploy used them up.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_resumed_request_that_meets_another_key_costs_no_attempt(pool: PgPool) -> anyhow::Result<()> {
+    let service = Service::new(&pool);
+    service.abandoned(&pool, "key-1", "/payments/ada").await;
+    let (moved, key) = (service.moved(&pool, "pay"), key("key-1"));
+    // Two attempts are permitted.
+    for nth in 1..=4_u32 {
+        let expires = one(&pool, "expires_at").await;
+        assert_eq!(moved.resume().await, Some(ResumedRequest::Failed(key.clone())), "{nth}");
+        assert_eq!(one(&pool, "expires_at").await, expires, "{nth}: the record is not remembered for longer");
+        let shown = operator::show(&pool, &key).await?.expect("a record");
+        assert_eq!((shown.state, shown.attempt), (State::Released, 1), "{nth}");
+        let error = shown.last_error.expect("a reason");
+        assert!(error.contains("\"pay\"") && error.contains(&format!("{OPERATION:?}")), "{error}");
+        // The distance doubles, as after an attempt that counts.
+        age(&pool, &key, MINUTE * 2_u32.pow(nth) - MINUTE / 2).await?;
+        assert_eq!(moved.resume().await, None, "{nth}: too early");
+        age(&pool, &key, MINUTE / 2).await?;
+    }
+    assert_eq!(service.charges().len(), 1, "nothing was performed");
+    let resumed = service.restarted(&pool).resume().await;
+    assert_eq!(resumed, Some(ResumedRequest::Answered(key, StatusCode::CREATED)));
+    assert_eq!(one(&pool, "attempt = 2 and completed_at is not null and misdirected is null").await, "true");
+    let charges = service.charges();
+    let [(_, first, _), (_, second, _)] = &charges[..] else { panic!("{charges:?}") };
+    assert_eq!(first, second, "one operation, for a gateway that knows the key");
+    Ok(())
+}
+
+/// A middleware may make another response of the layer's, and even a success must not become the answer of the key.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn no_answer_of_the_service_hides_that_the_request_met_another_key(pool: PgPool) -> anyhow::Result<()> {
+    let service = Service::new(&pool);
+    service.abandoned(&pool, "key-1", "/payments/ada").await;
+    let moved = service.moved(&pool, "pay");
+    for (nth, status) in (1..).zip([StatusCode::OK, StatusCode::NOT_FOUND, StatusCode::SERVICE_UNAVAILABLE]) {
+        let routes = moved
+            .routes()
+            .layer(axum::middleware::map_response(move |_: axum::response::Response| async move { status }));
+        let resumed = moved.layer.resume_one(OPERATION, permit, routes).await?;
+        assert_eq!(resumed, Some(ResumedRequest::Failed(key("key-1"))), "{status}");
+        assert_eq!(one(&pool, "attempt = 1 and request is not null").await, "true", "{status}");
+        assert_eq!(one(&pool, "misdirected").await, nth.to_string(), "{status}");
+        age(&pool, &key("key-1"), MINUTE * 2_u32.pow(nth)).await?;
+    }
+    // The value of the scope is in no error of the record.
+    let another = async |_: &_, request: &mut axum::http::Request<_>| -> Result<Decision, Error> {
+        request.extensions_mut().insert(crate::resumed::Account("somebody else".to_owned()));
+        Ok(Decision::Resume)
+    };
+    service.layer.resume_one(OPERATION, another, service.routes()).await?;
+    let error = one(&pool, "last_error").await;
+    assert!(error.contains("scope") && !error.contains("somebody") && !error.contains("ada"), "{error}");
+    Ok(())
+}
+
+/// An operator who permits another attempt has repaired the cause, and must not wait for hours.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_granted_attempt_comes_as_early_as_the_attempts_say(pool: PgPool) -> anyhow::Result<()> {
+    let service = Service::new(&pool);
+    service.abandoned(&pool, "key-1", "/payments/ada").await;
+    let (moved, key) = (service.moved(&pool, "pay"), key("key-1"));
+    // A record that somebody has pinned stays so.
+    sqlx::query("update idempotency.record set expires_at = 'infinity'").execute(&pool).await?;
+    for _ in 0..25 {
+        sqlx::query("update idempotency.record set claimed_at = '2000-01-01'").execute(&pool).await?;
+        assert!(moved.resume().await.is_some());
+    }
+    assert_eq!(one(&pool, "misdirected = 20 and expires_at = 'infinity'").await, "true");
+    let token = operator::show(&pool, &key).await?.expect("a record").token;
+    operator::grant_attempt(&pool, &key, token, "the route is back").await?;
+    age(&pool, &key, MINUTE).await?;
+    let resumed = service.restarted(&pool).resume().await;
+    assert_eq!(resumed, Some(ResumedRequest::Answered(key, StatusCode::CREATED)));
+    Ok(())
+}
