@@ -312,8 +312,9 @@ pub enum Error {
         source: sqlx::Error,
     },
 
-    /// [`migrate`](crate::migrate()) or [`distribute`](crate::distribute()) refuses this database. Nothing was changed.
-    #[error("the table idempotency.record cannot be set up in this database: {problem}")]
+    /// [`migrate`](crate::migrate()) or [`distribute`](crate::distribute()) refuses this database, or the schema
+    /// [cannot be trusted](crate::operator::Warning::UntrustedSchema). Nothing was changed.
+    #[error("the schema idempotency cannot be set up or used in this database: {problem}")]
     #[non_exhaustive]
     CannotMigrate {
         /// What is wrong, and what to do.

@@ -2,21 +2,24 @@
 //! any of them has created; the SQL then fails. And the triggers of [`protect`].
 
 mod distribute;
+mod known;
 mod protect;
+mod trust;
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;
 
 use sqlx::migrate::{Migration, MigrationType, Migrator};
-use sqlx::{Executor, PgConnection, PgPool, Row, SqlSafeStr as _};
+use sqlx::{Executor, PgConnection, PgPool, SqlSafeStr as _};
 
+use crate::Error;
 use crate::error::sqlstate;
 use crate::session::{Opening, in_pooled_transaction};
-use crate::{Error, record};
 
 pub use crate::record::OnEscape;
 pub use distribute::distribute;
 pub use protect::{protect, unprotect};
+pub(crate) use trust::{Standing, current, standing, trusted};
 
 /// The table in which sqlx's migrator records the applied migrations. It is in the crate's schema, apart from the
 /// application's.
@@ -75,8 +78,8 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 /// # Errors
 ///
 /// - [`Error::Database`], most often because the role may not create a schema: ask a DBA to run [`schema_sql`].
-/// - [`Error::CannotMigrate`]: an applied migration has another checksum than in this release, the schema belongs to a
-///   [stranger](crate::operator::Warning::ForeignOwner), the table is gone although its migration was applied, or it is
+/// - [`Error::CannotMigrate`]: the schema [cannot be trusted](crate::operator::Warning::UntrustedSchema), an applied
+///   migration has another checksum than in this release, the table is gone although its migration was applied, or it is
 ///   there without the row of its migration, as in a copy of the schema without its data. Nothing was changed.
 /// - [`Error::MigrationLocked`] if another session holds the lock for longer than the wait.
 ///
@@ -84,42 +87,30 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 ///
 /// All of it is one transaction, done or not done.
 pub async fn migrate(pool: &PgPool) -> Result<(), Error> {
-    if missing(&mut *pool.acquire().await?).await?.is_empty() {
-        return Ok(());
+    // sqlx's migrator, which has a lock of its own, creates the schema and then the table. A stranger may create a schema, too.
+    for _ in 0..2 {
+        match in_pooled_transaction(pool, Opening::ReadCommitted, apply).await {
+            Err(Error::Database(error))
+                if matches!(
+                    sqlstate(&error).as_deref(),
+                    Some(sqlstate::UNIQUE_VIOLATION | sqlstate::DUPLICATE_SCHEMA | sqlstate::DUPLICATE_TABLE)
+                ) => {}
+            applied => return applied,
+        }
     }
-    match in_pooled_transaction(pool, Opening::Plain, apply).await {
-        // sqlx's migrator, which has a lock of its own, was creating the same schema or table at this moment.
-        Err(Error::Database(error))
-            if matches!(
-                sqlstate(&error).as_deref(),
-                Some(sqlstate::UNIQUE_VIOLATION | sqlstate::DUPLICATE_SCHEMA | sqlstate::DUPLICATE_TABLE)
-            ) =>
-        {
-            try_again(pool).await
+    match in_pooled_transaction(pool, Opening::ReadCommitted, apply).await {
+        // Every way creates the table and records its migration in one transaction, so the row of a table that is there is
+        // visible now.
+        Err(Error::Database(error)) if sqlstate(&error).as_deref() == Some(sqlstate::DUPLICATE_TABLE) => {
+            Err(Error::CannotMigrate {
+                problem: "the table is there, but idempotency._sqlx_migrations does not record its migration, as in a copy of \
+                          the schema without its data; run what `idempotency-janitor migrate --print` prints for the table \
+                          idempotency._sqlx_migrations: its `create table if not exists` and its `insert`"
+                    .to_owned(),
+            })
         }
         applied => applied,
     }
-}
-
-/// After a first try that another migrator has overtaken.
-async fn try_again(pool: &PgPool) -> Result<(), Error> {
-    let again: Result<(), Error> = in_pooled_transaction(pool, Opening::Plain, apply).await;
-    let there =
-        matches!(&again, Err(Error::Database(error)) if sqlstate(error).as_deref() == Some(sqlstate::DUPLICATE_TABLE));
-    if !there {
-        return again;
-    }
-    // Every way creates the table and records its migration in one transaction, so the row of a table that is there is
-    // visible now.
-    if missing(&mut *pool.acquire().await?).await?.is_empty() {
-        return Ok(());
-    }
-    Err(Error::CannotMigrate {
-        problem: "the table is there, but idempotency._sqlx_migrations does not record its migration, as in a copy of \
-                  the schema without its data; run what `idempotency-janitor migrate --print` prints for the table \
-                  idempotency._sqlx_migrations: its `create table if not exists` and its `insert`"
-            .to_owned(),
-    })
 }
 
 /// The SQL that [`migrate`] runs on an empty database, for a DBA to run. It is one transaction, and fails if the schema
@@ -133,7 +124,7 @@ pub fn schema_sql() -> String {
         let _ = write!(
             sql,
             "{}\ninsert into {APPLIED} (version, description, success, checksum, execution_time)\n\
-             values ({}, '{}', true, '\\x{checksum}', -1);\n\n",
+             values ({}, '{}', true, pg_catalog.decode('{checksum}', 'hex'), -1);\n\n",
             migration.sql.as_str(),
             migration.version,
             migration.description,
@@ -157,22 +148,20 @@ const TABLE_OF_APPLIED: &str = "create table if not exists idempotency._sqlx_mig
 )";
 
 async fn apply(conn: &mut PgConnection) -> Result<(), Error> {
-    lock(conn).await?;
-    let missing = missing(conn).await?;
-    if missing.is_empty() {
+    if let Some([]) = missing(conn).await?.as_deref() {
         return Ok(());
     }
-    // A role that creates the schema at this moment makes this fail, and the next try sees its owner.
-    if conn.fetch_one("select pg_catalog.to_regnamespace('idempotency') is null").await?.try_get(0)? {
-        conn.execute(SCHEMA).await?;
-    }
-    // In the schema of a stranger, the stranger could replace what this creates.
-    if let Some(stranger) = record::strangers(conn).await?.first() {
-        let problem = format!(
-            "the role {:?} owns {}; migrate as that role, or grant it to this role, or drop the schema",
-            stranger.role, stranger.objects
-        );
-        return Err(Error::CannotMigrate { problem });
+    lock(conn).await?;
+    let missing = match missing(conn).await? {
+        Some(missing) => missing,
+        None => {
+            // It fails if another role has created the schema since.
+            conn.execute(SCHEMA).await?;
+            MIGRATIONS.iter().collect()
+        }
+    };
+    if missing.is_empty() {
+        return Ok(());
     }
     conn.execute(TABLE_OF_APPLIED).await?;
     for migration in missing {
@@ -193,6 +182,14 @@ async fn apply(conn: &mut PgConnection) -> Result<(), Error> {
     Ok(())
 }
 
+/// `None` means that there is no schema.
+async fn missing(conn: &mut PgConnection) -> Result<Option<Vec<&'static Migration>>, Error> {
+    match standing(conn).await? {
+        Standing::Nothing => Ok(None),
+        standing => standing.trusted()?.missing(conn).await.map(Some),
+    }
+}
+
 /// Admits one installer at a time: `if not exists` alone fails when two sessions create at once. The limit of the wait
 /// is also that of the migration's own locks.
 async fn lock(conn: &mut PgConnection) -> Result<(), Error> {
@@ -210,57 +207,4 @@ async fn lock(conn: &mut PgConnection) -> Result<(), Error> {
         if taken { Error::MigrationLocked { source } } else { source.into() }
     })?;
     Ok(())
-}
-
-/// Fails if the schema is not that of this release.
-pub(crate) async fn current(conn: &mut PgConnection) -> Result<(), Error> {
-    match missing(conn).await?.first() {
-        None => Ok(()),
-        Some(migration) => {
-            Err(Error::SchemaMissing { source: format!("migration {} is not applied", migration.version).into() })
-        }
-    }
-}
-
-/// The migrations that are not recorded as applied. Plain SQL without parameters, so that any pooler passes it in one
-/// message.
-async fn missing(conn: &mut PgConnection) -> Result<Vec<&'static Migration>, Error> {
-    let there = conn.fetch_one("select pg_catalog.to_regclass('idempotency._sqlx_migrations') is not null").await?;
-    if !there.try_get::<bool, _>(0)? {
-        return Ok(MIGRATIONS.iter().collect());
-    }
-    // The migration is recorded as applied, but somebody may have dropped the table since.
-    let dropped = conn.fetch_one("select pg_catalog.to_regclass('idempotency.record') is null").await?;
-    let applied = conn.fetch_all("select version, checksum from idempotency._sqlx_migrations where success").await?;
-    let mut missing = Vec::new();
-    for migration in MIGRATIONS.iter() {
-        let mut checksum = None;
-        for row in &applied {
-            if row.try_get::<i64, _>(0)? == migration.version {
-                checksum = Some(row.try_get::<Vec<u8>, _>(1)?);
-            }
-        }
-        match checksum {
-            None => missing.push(migration),
-            Some(checksum) if checksum == *migration.checksum => {}
-            Some(_) => {
-                return Err(Error::CannotMigrate {
-                    problem: format!(
-                        "migration {} was applied with another text; drop the schema idempotency, or install the release \
-                         that made it",
-                        migration.version
-                    ),
-                });
-            }
-        }
-    }
-    if dropped.try_get(0)? && missing.is_empty() {
-        return Err(Error::CannotMigrate {
-            problem:
-                "idempotency._sqlx_migrations says that idempotency.record was created, but the table is not there; \
-                      drop the schema idempotency and migrate again, or restore the table"
-                    .to_owned(),
-        });
-    }
-    Ok(missing)
 }

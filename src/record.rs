@@ -12,7 +12,7 @@
 //!   a reconciler looks up: `looks`.
 //! - Everything for a table that Citus distributes: `distributed`.
 //! - Marks in batches: `mark`.
-//! - The janitor: `sweep`. The operator: `stats`, `show`, `setup`, `roles`.
+//! - The janitor: `sweep`. The operator: `stats`, `show`, `setup`, `schema`.
 //! - The tables of the service that are written inside operations only: `protect`.
 
 mod claim;
@@ -27,7 +27,7 @@ mod mark;
 mod protect;
 mod release;
 mod resume;
-mod roles;
+mod schema;
 mod select_first;
 mod setup;
 mod show;
@@ -52,7 +52,7 @@ pub use protect::OnEscape;
 pub(crate) use protect::{gaps, protect, protected, unprotect};
 pub(crate) use release::{Unclaimed, storable};
 pub(crate) use resume::{Candidate, StoredAs};
-pub(crate) use roles::{Stranger, strangers};
+pub(crate) use schema::{Distrust, Schema, schema};
 pub(crate) use setup::{CommitSetting, commit_settings, setup, with_hidden_rows};
 pub use show::Shown;
 pub(crate) use show::{are_used_up, unsettled};

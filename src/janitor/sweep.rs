@@ -11,7 +11,7 @@ use crate::error::sqlstate;
 use crate::record;
 use crate::session::{Opening, ended_or_closed, in_pooled_transaction};
 use crate::shutdown::{Shutdown, is_ready, no_later, unless};
-use crate::{Error, observe};
+use crate::{Error, migrate, observe};
 
 /// How long a transaction of the sweep waits for the server: the interval, within these limits. A batch takes
 /// milliseconds, so after this time the server, or the network, is as good as away.
@@ -26,7 +26,8 @@ impl Janitor {
     ///
     /// # Errors
     ///
-    /// [`Error::Database`] and [`Error::SchemaMissing`]; [`Error::Unanswered`] if the server has not answered a batch
+    /// [`Error::Database`] and [`Error::SchemaMissing`]; [`Error::CannotMigrate`] if the schema cannot be trusted, which
+    /// is asked once for each sweep; [`Error::Unanswered`] if the server has not answered a batch
     /// for as long as the [interval](Self::with_interval), but for 10 seconds at least and a minute at most. The
     /// deletions of other batches remain. A sweep of a partitioned table goes on after an error of one leaf, and
     /// returns the first error.
@@ -79,9 +80,13 @@ impl Janitor {
     ) -> Result<Swept, Error> {
         let mut swept = Swept::default();
         let mut leaves = self
-            .transaction(shutdown, async |conn| match record::is_distributed(conn).await? {
-                true => Ok(vec![None]),
-                false => Ok(record::leaves(conn).await?.into_iter().map(Some).collect()),
+            .transaction(shutdown, async |conn| {
+                // Once for each sweep: a trusted schema remains one.
+                migrate::trusted(conn).await?;
+                match record::is_distributed(conn).await? {
+                    true => Ok(vec![None]),
+                    false => Ok(record::leaves(conn).await?.into_iter().map(Some).collect()),
+                }
             })
             .await?;
         if !leaves.is_empty() {
@@ -118,7 +123,10 @@ impl Janitor {
         &self,
         shutdown: &mut (impl Future<Output = ()> + Unpin),
     ) -> Result<Option<Duration>, Error> {
-        let looking = async |conn: &mut PgConnection| record::oldest_due(conn, self.grace).await;
+        let looking = async |conn: &mut PgConnection| {
+            migrate::trusted(conn).await?;
+            record::oldest_due(conn, self.grace).await
+        };
         let oldest = self.transaction(shutdown, looking).await?;
         observe::oldest_expired(oldest);
         Ok(oldest)

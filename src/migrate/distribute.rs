@@ -20,7 +20,8 @@ use crate::session::{Opening, in_pooled_transaction};
 /// # Errors
 ///
 /// - [`Error::SchemaMissing`]: run [`migrate`](crate::migrate()) before.
-/// - [`Error::CannotMigrate`]: the database has no Citus, or the table is distributed in another way.
+/// - [`Error::CannotMigrate`]: the database has no Citus, the table is distributed in another way, or the schema
+///   [cannot be trusted](crate::operator::Warning::UntrustedSchema).
 /// - [`Error::MigrationLocked`]: as of [`migrate`](crate::migrate()).
 /// - [`Error::Database`]: Citus refuses, for example for want of workers or because the role is not the owner.
 ///
@@ -29,9 +30,9 @@ use crate::session::{Opening, in_pooled_transaction};
 /// All of it is one transaction, done or not done.
 pub async fn distribute(pool: &PgPool) -> Result<(), Error> {
     let refused = |why: &str| Err(Error::CannotMigrate { problem: why.to_owned() });
-    in_pooled_transaction(pool, Opening::Plain, async |conn| {
-        super::current(conn).await?;
+    in_pooled_transaction(pool, Opening::ReadCommitted, async |conn| {
         super::lock(conn).await?;
+        super::current(conn).await?;
         match record::distribution(conn).await? {
             Distribution::By(column) if column == "scope" => Ok(()),
             Distribution::Plain => record::create_distributed_table(conn).await,

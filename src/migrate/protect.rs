@@ -34,6 +34,7 @@ use crate::session::{Opening, in_pooled_transaction};
 /// - [`Error::CannotProtect`]: the table is missing or of another schema; it is a view, a foreign table, distributed by
 ///   Citus, or the crate's own; or the role does not own it.
 /// - [`Error::SchemaMissing`]: run [`migrate`](crate::migrate()) before.
+/// - [`Error::CannotMigrate`]: the schema [cannot be trusted](crate::operator::Warning::UntrustedSchema).
 /// - [`Error::Database`], for example if `lock_timeout` has ended the wait for the table.
 ///
 /// # Cancellation

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use sqlx::{PgConnection, PgPool};
 
-use crate::record::{CommitSetting, Distribution, Stranger};
+use crate::migrate::Standing;
+use crate::record::{CommitSetting, Distribution};
 use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, OnEscape, migrate, record};
 
@@ -41,14 +42,21 @@ pub enum Warning {
     Unlogged,
     /// The server is a replica, where no key can be claimed.
     Replica,
-    /// A role owns a part of the schema, and is neither a superuser nor the owner of the database, nor related to it or to
-    /// the asking role by membership. The role can run its code in the transactions of all callers, with their rights. It
-    /// may have created the schema before you did.
-    ForeignOwner {
-        /// The role.
-        role: String,
-        /// What it owns, separated by commas.
-        objects: String,
+    /// The schema cannot be trusted, so nothing in it was read, and this is the only kind of warning: a role that has no
+    /// reason to owns a part of the schema or may add code to it, or the schema has code that no release of this crate has
+    /// made. That code could run with the rights of each role that uses the schema. Another role may have created it before
+    /// you did.
+    ///
+    /// A role is trusted if it may act as the owner of the database, or if that owner or the asking role is a member of it.
+    /// A membership counts if it was granted by a role that may act as the member or as the owner of the database.
+    UntrustedSchema {
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+    /// These functions are none of this release, and a newer release is recorded that may have changed them.
+    NewerFunctions {
+        /// Their names, separated by commas.
+        functions: String,
     },
     /// Row level security applies to the asking role: its policies could hide records. So the server refuses what the role
     /// asks for with [`operator`](crate::operator) and a [`Janitor`](crate::Janitor), and with its resumers and reconcilers.
@@ -82,7 +90,8 @@ impl Warning {
             Self::FsyncOff => "fsync_off",
             Self::Unlogged => "unlogged",
             Self::Replica => "replica",
-            Self::ForeignOwner { .. } => "foreign_owner",
+            Self::UntrustedSchema { .. } => "untrusted_schema",
+            Self::NewerFunctions { .. } => "newer_functions",
             Self::RowSecurity { .. } => "row_security",
             Self::ProtectionGap { .. } => "protection_gap",
             Self::SweepLags { .. } => "sweep_lags",
@@ -120,10 +129,12 @@ impl std::fmt::Display for Warning {
                  alter table idempotency.record set logged",
             ),
             Self::Replica => f.write_str("the server is a replica, where no key can be claimed; connect to the primary"),
-            Self::ForeignOwner { role, objects } => write!(
+            Self::UntrustedSchema { problem } => f.write_str(problem),
+            Self::NewerFunctions { functions } => write!(
                 f,
-                "the role {role:?} owns {objects}, so its code can run as every caller; if it is the role that migrates, grant \
-                 it to the owner of the database; if not, drop the schema or give it another owner"
+                "a newer release is recorded, and this one does not know {functions}; run `health` of the newer release, which \
+                 does; if you have installed none, stop all callers, and compare the functions with those that \
+                 `idempotency-janitor migrate --print` creates"
             ),
             Self::RowSecurity { tables } => write!(
                 f,
@@ -152,7 +163,8 @@ impl std::fmt::Display for Warning {
 ///
 /// # Errors
 ///
-/// [`Error::SchemaMissing`] if the table is missing or too old, and [`Error::Database`].
+/// [`Error::SchemaMissing`] if the table is missing or too old, [`Error::CannotMigrate`] if its migration was applied with
+/// another text, and [`Error::Database`].
 ///
 /// # Cancellation
 ///
@@ -165,7 +177,8 @@ pub async fn health(pool: &PgPool, lag: Duration) -> Result<Vec<Warning>, Error>
 ///
 /// # Errors
 ///
-/// [`Error::SchemaMissing`] if the table `idempotency.record` is missing or too old, and [`Error::Database`].
+/// [`Error::SchemaMissing`] if the table is missing or too old, [`Error::CannotMigrate`] if the schema
+/// [cannot be trusted](Warning::UntrustedSchema), and [`Error::Database`].
 ///
 /// # Cancellation
 ///
@@ -179,13 +192,21 @@ pub async fn protected(pool: &PgPool) -> Result<BTreeMap<String, OnEscape>, Erro
 }
 
 async fn warnings(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>, Error> {
+    let schema = match migrate::standing(conn).await? {
+        Standing::Distrusted(problems) => {
+            return Ok(problems.into_iter().map(|problem| Warning::UntrustedSchema { problem }).collect());
+        }
+        standing => standing,
+    };
     let hidden = record::with_hidden_rows(conn).await?;
     if !hidden.is_empty() {
         return Ok(vec![Warning::RowSecurity { tables: hidden.join(", ") }]);
     }
-    migrate::current(conn).await?;
+    let schema = schema.trusted()?;
+    schema.current(conn).await?;
     let setup = record::setup(conn).await?;
     let mut warnings = Vec::new();
+    warnings.extend(schema.newer.map(|functions| Warning::NewerFunctions { functions }));
     let standbys = setup.synchronous_standbys;
     warnings
         .extend(record::commit_settings(conn).await?.into_iter().filter_map(|setting| not_durable(setting, standbys)));
@@ -198,8 +219,6 @@ async fn warnings(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>
     warnings.extend((!setup.fsync).then_some(Warning::FsyncOff));
     warnings.extend(setup.unlogged.then_some(Warning::Unlogged));
     warnings.extend(setup.in_recovery.then_some(Warning::Replica));
-    let foreign = |Stranger { role, objects }| Warning::ForeignOwner { role, objects };
-    warnings.extend(record::strangers(conn).await?.into_iter().map(foreign));
     warnings.extend(record::gaps(conn).await?.into_iter().map(|table| Warning::ProtectionGap { table }));
     let oldest = record::oldest_due(conn, Duration::ZERO).await?.filter(|oldest| *oldest > lag);
     warnings.extend(oldest.map(|oldest| Warning::SweepLags { oldest }));

@@ -8,7 +8,7 @@ use sqlx::{PgConnection, PgPool};
 use crate::limits::RETENTION;
 use crate::record::{self, Record, Shown};
 use crate::session::{Opening, in_pooled_transaction};
-use crate::{Error, Key};
+use crate::{Error, Key, migrate};
 
 /// Lists at most `limit` records that an operator has to settle, the oldest claim first. These are the indeterminate
 /// records, and those that have no stored request and whose last error begins with `refused: `, as a resumer of a
@@ -25,7 +25,7 @@ use crate::{Error, Key};
 ///
 /// # Errors
 ///
-/// [`Error::SchemaMissing`] and [`Error::Database`].
+/// [`Error::SchemaMissing`], [`Error::CannotMigrate`] if the schema cannot be trusted, and [`Error::Database`].
 ///
 /// # Cancellation
 ///
@@ -39,7 +39,10 @@ pub async fn unsettled(
     // No record has more attempts than its column can store.
     let most = max_attempts.map(|most| i32::try_from(most.get()).unwrap_or(i32::MAX));
     let abandoned_for = abandoned_for.map(|time| time.min(*RETENTION.end()));
-    let listing = async |conn: &mut PgConnection| record::unsettled(conn, limit, most, abandoned_for).await;
+    let listing = async |conn: &mut PgConnection| {
+        migrate::trusted(conn).await?;
+        record::unsettled(conn, limit, most, abandoned_for).await
+    };
     in_pooled_transaction(pool, Opening::AllRows, listing).await
 }
 
@@ -47,13 +50,17 @@ pub async fn unsettled(
 ///
 /// # Errors
 ///
-/// [`Error::SchemaMissing`] and [`Error::Database`].
+/// As [`unsettled`].
 ///
 /// # Cancellation
 ///
 /// Nothing is changed, at any point.
 pub async fn show(pool: &PgPool, key: &Key) -> Result<Option<Shown>, Error> {
-    in_pooled_transaction(pool, Opening::AllRows, async |conn| Record::unprepared(key).show(conn).await).await
+    in_pooled_transaction(pool, Opening::AllRows, async |conn| {
+        migrate::trusted(conn).await?;
+        Record::unprepared(key).show(conn).await
+    })
+    .await
 }
 
 /// Deletes a record before it expires: **the next call with its key performs again**. This deletes exactly the record
@@ -63,13 +70,16 @@ pub async fn show(pool: &PgPool, key: &Key) -> Result<Option<Shown>, Error> {
 ///
 /// - [`Error::Changed`]: the record is under a live lease, or its claim, its lease, its steps or its completion are not
 ///   as shown, or it is gone.
-/// - [`Error::SchemaMissing`], [`Error::Database`].
+/// - The errors of [`unsettled`].
 ///
 /// # Cancellation
 ///
 /// Safe at every point: the record is deleted, or it is not.
 pub async fn forget(pool: &PgPool, shown: &Shown) -> Result<(), Error> {
-    let forgetting = async |conn: &mut PgConnection| Record::unprepared(&shown.key).forget(conn, shown).await;
+    let forgetting = async |conn: &mut PgConnection| {
+        migrate::trusted(conn).await?;
+        Record::unprepared(&shown.key).forget(conn, shown).await
+    };
     match in_pooled_transaction(pool, Opening::AllRows, forgetting).await? {
         true => Ok(()),
         false => Err(Error::Changed),

@@ -11,7 +11,7 @@ use crate::limits::{RETENTION, within};
 use crate::outcome::encode;
 use crate::record::{Actor, Fence, Record};
 use crate::session::{Opening, in_pooled_transaction};
-use crate::{Error, Key};
+use crate::{Error, Key, migrate};
 
 /// Stores the response of an [indeterminate](Error::Indeterminate) or [exhausted](Error::Exhausted) operation. Every
 /// retry gets the response from now on, for `retention`, or until the record would have expired if that is later.
@@ -173,5 +173,9 @@ async fn decided<R>(
     pool: &PgPool,
     decision: impl AsyncFnOnce(&mut PgConnection) -> Result<Option<R>, Error>,
 ) -> Result<R, Error> {
-    in_pooled_transaction(pool, Opening::DurableAllRows, decision).await?.ok_or(Error::Changed)
+    let decided = async |conn: &mut PgConnection| {
+        migrate::trusted(conn).await?;
+        decision(conn).await
+    };
+    in_pooled_transaction(pool, Opening::DurableAllRows, decided).await?.ok_or(Error::Changed)
 }

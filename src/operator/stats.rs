@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use sqlx::PgPool;
 
-use crate::Error;
 use crate::record::{self, Group};
 use crate::session::{Opening, in_pooled_transaction};
+use crate::{Error, migrate};
 
 /// The size of the sample, in records: a share is accurate to about half a per cent, and reading it takes a moment.
 const SAMPLE: f64 = 30_000.0;
@@ -35,13 +35,14 @@ pub struct Stats {
 ///
 /// # Errors
 ///
-/// [`Error::SchemaMissing`] and [`Error::Database`].
+/// As [`unsettled`](super::unsettled).
 ///
 /// # Cancellation
 ///
 /// Nothing is changed, at any point.
 pub async fn stats(pool: &PgPool) -> Result<Stats, Error> {
     in_pooled_transaction(pool, Opening::AllRows, async |conn| {
+        migrate::trusted(conn).await?;
         let size = record::size(conn).await?;
         // A table that was never analyzed is small, or so young that a sample means nothing.
         let percent = if size.records <= SAMPLE { 100.0 } else { 100.0 * SAMPLE / size.records };

@@ -8,6 +8,7 @@ mod keys;
 mod migrations;
 mod partitions;
 mod plans;
+mod squatted;
 
 mod any_language {
     mod calls;

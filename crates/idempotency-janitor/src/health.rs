@@ -16,7 +16,12 @@ use crate::process::{Ending, print};
 pub(crate) async fn health(database: &Database, max_lag: Duration, as_json: bool) -> Result<Ending, Failure> {
     let pool = database.pool().await?;
     let warnings = ask(ANSWER, operator::health(&pool, max_lag)).await?;
-    let protected = ask(ANSWER, operator::protected(&pool)).await?;
+    // These stand alone, because the schema, or a table of it, could not be read.
+    let is_unread = matches!(warnings.first(), Some(Warning::UntrustedSchema { .. } | Warning::RowSecurity { .. }));
+    let protected = match is_unread {
+        true => Protected::new(),
+        false => ask(ANSWER, operator::protected(&pool)).await?,
+    };
     print(&if as_json { in_json(&warnings, &protected) } else { in_text(&warnings, &protected) })?;
     match &warnings[..] {
         [] => Ok(Ending::Done),

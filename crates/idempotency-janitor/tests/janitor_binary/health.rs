@@ -143,7 +143,7 @@ fn names(server: &Server, role: &str, owner: &str) -> bool {
     let url = server.url.replace("postgres@", &format!("{role}@"));
     let output = command().args(["health", "--json"]).env("DATABASE_URL", url).output().expect("the binary runs");
     let warnings = json(&output)["warnings"].as_array().expect("warnings").clone();
-    let named = warnings.iter().find(|warning| warning["name"] == "foreign_owner");
+    let named = warnings.iter().find(|warning| warning["name"] == "untrusted_schema");
     assert_eq!(output.status.code(), Some(i32::from(!warnings.is_empty())), "{warnings:?}");
     assert_eq!(warnings.len(), usize::from(named.is_some()), "{warnings:?}");
     named.is_some_and(|warning| warning["message"].as_str().is_some_and(|said| said.contains(&format!("{owner:?}"))))
@@ -200,5 +200,49 @@ async fn health_and_migrate_notice_a_schema_that_somebody_else_has_created() -> 
     let _ = sqlx::raw_sql("grant eve to postgres, shop_janitor").execute(&mut eve).await;
     assert!(names(&server, "shop_janitor", "eve"));
     assert!(names(&server, "postgres", "eve"));
+
+    // No command runs what she has put there: a rollback does not undo that a sequence has advanced.
+    sqlx::raw_sql(
+        "create sequence idempotency.bites;
+         create function idempotency.bite() returns boolean language plpgsql as
+            'begin perform pg_catalog.nextval(''idempotency.bites''); return true; end';
+         create or replace function idempotency.with_partitions(relation regclass) returns setof oid language plpgsql as
+            'begin perform idempotency.bite(); end';
+         create or replace function idempotency.protect(relation regclass, on_escape text default 'refuse')
+            returns void language sql as 'select idempotency.bite()';
+         create or replace function idempotency.unprotect(relation regclass)
+            returns void language sql as 'select idempotency.bite()';
+         alter table idempotency.record rename to kept;
+         insert into idempotency.kept (mode, scope, operation, value, token, expires_at)
+            values ('at_most_once', 's', 'o', 'v', 1, '2020-01-01');
+         create view idempotency.record as select * from idempotency.kept where idempotency.bite();
+         grant select, insert, update, delete on idempotency.record to public",
+    )
+    .execute(&mut eve)
+    .await?;
+    sqlx::raw_sql("create table orders (id int)").execute(&mut conn).await?;
+    let decided = ["s", "o", "v", "--reason", "a test", "--yes"];
+    for arguments in [
+        &["migrate"][..],
+        &["migrate", "--distributed"],
+        &["protect", "orders"],
+        &["unprotect", "orders"],
+        &["health"],
+        &["stats"],
+        &["unsettled"],
+        &["show", "s", "o", "v"],
+        &["sweep"],
+        &[&["resolve", "--response", "1"][..], &decided].concat(),
+        &[&["release"][..], &decided].concat(),
+        &[&["grant"][..], &decided].concat(),
+        &[&["forget"][..], &decided].concat(),
+    ] {
+        let output = command().args(arguments).env("DATABASE_URL", &server.url).output().expect("the binary runs");
+        let bites: i64 =
+            sqlx::query_scalar("select count(*) from idempotency.bites where is_called").fetch_one(&mut eve).await?;
+        assert_eq!((output.status.code(), bites), (Some(1), 0), "{arguments:?}: {output:?}");
+        let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
+        assert!(said.contains("\"eve\" owns schema idempotency"), "{arguments:?}: {said}");
+    }
     Ok(())
 }

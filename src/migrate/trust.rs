@@ -1,0 +1,148 @@
+//! Whether the schema is the crate's own. Before that is known, nothing in it is read, called or looked up by name: a view, a
+//! trigger or a function of a stranger would run with the rights of the role that asks. This holds for every door that an
+//! operator or a DBA opens, because they often have more rights than the service.
+//!
+//! A schema that is trusted remains so until a trusted role drops it, because no other role can add code to it. So the look is
+//! made in the transaction that acts, after its last wait for a role that is not trusted: any role can hold the lock of the
+//! migrations, and create its schema meanwhile.
+
+use sqlx::migrate::Migration;
+use sqlx::{Executor as _, PgConnection, Row as _};
+
+use super::MIGRATIONS;
+use super::known::FUNCTIONS;
+use crate::Error;
+use crate::record::{self, Distrust, Schema};
+
+/// What the database has of the crate.
+#[derive(Debug)]
+pub(crate) enum Standing {
+    /// There is no schema.
+    Nothing,
+    /// Nothing in the schema may be touched. The reasons, one or more.
+    Distrusted(Vec<String>),
+    /// The schema may be used.
+    Trusted(Trusted),
+}
+
+#[derive(Debug)]
+pub(crate) struct Trusted {
+    schema: Schema,
+    /// Functions that a newer release has changed.
+    pub(crate) newer: Option<String>,
+}
+
+pub(crate) async fn standing(conn: &mut PgConnection) -> Result<Standing, Error> {
+    let Some(schema) = record::schema(conn, &FUNCTIONS).await? else { return Ok(Standing::Nothing) };
+    let newer = match &schema.distrust[..] {
+        [] => None,
+        // An old process starts on the schema of a newer release, during a roll-out and after a roll-back.
+        [Distrust::Functions { objects }] if schema.is_applied_plain && is_newer(conn).await? => Some(objects.clone()),
+        distrust => return Ok(Standing::Distrusted(distrust.iter().map(reason).collect())),
+    };
+    Ok(Standing::Trusted(Trusted { schema, newer }))
+}
+
+/// Fails unless the schema is trusted.
+pub(crate) async fn trusted(conn: &mut PgConnection) -> Result<(), Error> {
+    standing(conn).await?.trusted().map(drop)
+}
+
+/// Fails unless the schema is trusted, and as this release needs it.
+pub(crate) async fn current(conn: &mut PgConnection) -> Result<(), Error> {
+    standing(conn).await?.trusted()?.current(conn).await
+}
+
+impl Standing {
+    pub(crate) fn trusted(self) -> Result<Trusted, Error> {
+        match self {
+            Self::Nothing => Err(Error::SchemaMissing { source: "there is no schema idempotency".into() }),
+            Self::Distrusted(reasons) => Err(refusal(reasons.join("; "))),
+            Self::Trusted(trusted) => Ok(trusted),
+        }
+    }
+}
+
+impl Trusted {
+    /// Fails unless the schema is as this release needs it.
+    pub(crate) async fn current(&self, conn: &mut PgConnection) -> Result<(), Error> {
+        match self.missing(conn).await?.first() {
+            None => Ok(()),
+            Some(migration) => {
+                Err(Error::SchemaMissing { source: format!("migration {} is not applied", migration.version).into() })
+            }
+        }
+    }
+
+    /// The migrations that are not recorded as applied. Plain SQL without parameters, so that any pooler passes it in one
+    /// message.
+    pub(super) async fn missing(&self, conn: &mut PgConnection) -> Result<Vec<&'static Migration>, Error> {
+        if !self.schema.has_applied {
+            return Ok(MIGRATIONS.iter().collect());
+        }
+        // As text, because a setting decides about the form of `bytea`.
+        let applied =
+            "select version, pg_catalog.encode(checksum, 'hex') from idempotency._sqlx_migrations where success";
+        let applied = conn.fetch_all(applied).await?;
+        let mut missing = Vec::new();
+        for migration in MIGRATIONS.iter() {
+            let mut checksum = None;
+            for row in &applied {
+                if row.try_get::<i64, _>(0)? == migration.version {
+                    checksum = Some(row.try_get::<String, _>(1)?);
+                }
+            }
+            match checksum {
+                None => missing.push(migration),
+                Some(checksum) if checksum == hex::encode(&migration.checksum) => {}
+                Some(_) => {
+                    return Err(refusal(format!(
+                        "migration {} was applied with another text; install the release that made it; a schema that is dropped \
+                         and created again has forgotten all keys, so each retry is performed again",
+                        migration.version
+                    )));
+                }
+            }
+        }
+        // The migration is recorded as applied, but somebody may have dropped the table since.
+        if !self.schema.has_record && missing.is_empty() {
+            return Err(refusal("idempotency._sqlx_migrations says that idempotency.record was created, but the table is not \
+                                  there; restore the table from a backup; if its keys are lost, each retry is performed again: \
+                                  drop the schema idempotency, and migrate"
+                .to_owned()));
+        }
+        Ok(missing)
+    }
+}
+
+/// Whether a later migration is recorded than this release has.
+async fn is_newer(conn: &mut PgConnection) -> Result<bool, Error> {
+    let row = conn.fetch_one("select pg_catalog.max(version) from idempotency._sqlx_migrations where success").await?;
+    Ok(row.try_get::<Option<i64>, _>(0)? > MIGRATIONS.last().map(|migration| migration.version))
+}
+
+fn refusal(problem: String) -> Error {
+    Error::CannotMigrate { problem }
+}
+
+/// What is wrong, and what to do.
+fn reason(distrust: &Distrust) -> String {
+    const DROP: &str = "stop all callers, read as that role, and as no other, which keys are unfinished (`select * from \
+                        idempotency.record where completed_at is null`), and drop the schema idempotency; the database then \
+                        forgets all keys, so each retry is performed again";
+    match distrust {
+        Distrust::Owner { role, objects, remedy } => format!(
+            "the role {role:?} owns {objects}, so its code could run with the rights of each role that uses them; if you know \
+             that role, migrate as it, or run as a superuser or as the owner of the database: `{remedy}`; if you do not, {DROP}"
+        ),
+        Distrust::Right { role, remedy } => format!(
+            "the role {role:?} may add code to the schema idempotency, which could run with the rights of each role that uses \
+             it; run as the owner of the schema: `{remedy}`"
+        ),
+        Distrust::Functions { objects } | Distrust::Objects { objects } => format!(
+            "this release does not know {objects}, and no newer release is recorded; if you have made them, restore what \
+             `idempotency-janitor migrate --print` creates, and keep your own in another schema; if you have not, find the role \
+             that has; {DROP}"
+        ),
+    }
+}

@@ -1,0 +1,250 @@
+//! Who can decide what the statements of this crate run. The owner of a table or a function decides that, and so does a role
+//! that may add a trigger or a function. Every role that may create a schema could have created ours first.
+
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, Row as _};
+
+use crate::Error;
+
+/// A reason not to read, call or look up anything in the schema.
+#[derive(Clone, Debug)]
+pub(crate) enum Distrust {
+    /// A role that is not trusted owns these objects. The remedy is the SQL that makes it a trusted one.
+    Owner { role: String, objects: String, remedy: String },
+    /// A role that is not trusted may add code. The remedy is the SQL that takes the right away.
+    Right { role: String, remedy: String },
+    /// Functions that this release does not create, or not with this body and these settings.
+    Functions { objects: String },
+    /// Rules, columns of types that are not PostgreSQL's, and views in place of tables.
+    Objects { objects: String },
+}
+
+/// The schema, as the catalogs have it.
+#[derive(Clone, Debug)]
+pub(crate) struct Schema {
+    pub(crate) distrust: Vec<Distrust>,
+    /// Whether the table `record` is there.
+    pub(crate) has_record: bool,
+    /// Whether the table of the applied migrations is there.
+    pub(crate) has_applied: bool,
+    /// To read the table of the applied migrations calls no function of the schema.
+    pub(crate) is_applied_plain: bool,
+}
+
+/// Looks at the schema, by `pg_catalog` alone. `known` are the digests of the functions that the crate creates. `None` means
+/// that there is no schema.
+///
+/// A role is trusted if it may act as the owner of the database, or if that owner or the asking role is a member of it.
+pub(crate) async fn schema(conn: &mut PgConnection, known: &[String]) -> Result<Option<Schema>, Error> {
+    let rows = sqlx::query(
+        "
+        with recursive
+        acts (as_member) as (
+            -- Since PostgreSQL 16 a member may lack the right to become the role.
+            select case
+                when pg_catalog.current_setting('server_version_num')::int4 < 160000 then 'MEMBER'
+                else 'USAGE, SET, MEMBER WITH ADMIN OPTION'
+            end
+        ),
+        database (owner) as (
+            select datdba from pg_catalog.pg_database where datname = pg_catalog.current_database()
+        ),
+        -- Not pg_has_role: a superuser, who often owns the database, has every role.
+        trusted (role) as (
+            select owner from database
+            union
+            select oid from pg_catalog.pg_roles where rolname in (current_user, 'pg_database_owner')
+            union
+            select membership.roleid
+            from trusted
+            join pg_catalog.pg_auth_members as membership on membership.member = trusted.role
+            cross join database
+            cross join acts
+            -- A role with ADMIN OPTION can grant a role to any other role, which need not consent.
+            where pg_catalog.pg_has_role(membership.grantor, membership.member, acts.as_member)
+                or pg_catalog.pg_has_role(membership.grantor, database.owner, acts.as_member)
+        ),
+        -- What is in the schema, what belongs to it in another one, such as a partition, and what any of that depends on.
+        part (class, id) as (
+            select 'pg_catalog.pg_namespace'::regclass::oid, oid from pg_catalog.pg_namespace where nspname = 'idempotency'
+            union
+            select other.class, other.id
+            from part
+            cross join lateral (
+                select depend.classid, depend.objid
+                from pg_catalog.pg_depend as depend
+                where depend.refclassid = part.class and depend.refobjid = part.id
+                    and (
+                        part.class = 'pg_catalog.pg_namespace'::regclass::oid
+                        or depend.deptype in ('a', 'i', 'P', 'S')
+                        -- A table that inherits.
+                        or (part.class = 'pg_catalog.pg_class'::regclass::oid
+                            and depend.classid = 'pg_catalog.pg_class'::regclass::oid)
+                    )
+                union all
+                select depend.refclassid, depend.refobjid
+                from pg_catalog.pg_depend as depend
+                where depend.classid = part.class and depend.objid = part.id
+                    and depend.deptype in ('a', 'i', 'n')
+                    and depend.refclassid <> 'pg_catalog.pg_namespace'::regclass::oid
+                    -- The table of a foreign key is only read, as its owner.
+                    and not (part.class = 'pg_catalog.pg_constraint'::regclass::oid
+                        and depend.refclassid = 'pg_catalog.pg_class'::regclass::oid)
+            ) as other (class, id)
+        ),
+        owned (class, id, owner) as (
+            select part.class, part.id, object.owner
+            from part
+            cross join lateral (
+                select nspowner from pg_catalog.pg_namespace
+                where part.class = 'pg_catalog.pg_namespace'::regclass::oid and oid = part.id
+                union all
+                -- An index, a row type and an array have the owner of their table or type.
+                select relowner from pg_catalog.pg_class
+                where part.class = 'pg_catalog.pg_class'::regclass::oid and oid = part.id
+                    and relkind in ('r', 'p', 'v', 'm', 'f', 'S', 'c')
+                union all
+                select proowner from pg_catalog.pg_proc
+                where part.class = 'pg_catalog.pg_proc'::regclass::oid and oid = part.id
+                union all
+                select typowner from pg_catalog.pg_type
+                where part.class = 'pg_catalog.pg_type'::regclass::oid and oid = part.id and typtype in ('d', 'e', 'r')
+                union all
+                select oprowner from pg_catalog.pg_operator
+                where part.class = 'pg_catalog.pg_operator'::regclass::oid and oid = part.id
+            ) as object (owner)
+        ),
+        -- 0 is PUBLIC.
+        allowed (role, remedy) as (
+            select acl.grantee, 'revoke create on schema idempotency from '
+            from pg_catalog.pg_namespace, pg_catalog.aclexplode(nspacl) as acl
+            where nspname = 'idempotency' and acl.privilege_type = 'CREATE' and acl.grantee <> nspowner
+            union
+            select acl.grantee, pg_catalog.format('revoke trigger on %I.%I from ', space.nspname, class.relname)
+            from part
+            join pg_catalog.pg_class as class on class.oid = part.id
+            join pg_catalog.pg_namespace as space on space.oid = class.relnamespace
+            cross join lateral pg_catalog.aclexplode(class.relacl) as acl
+            where part.class = 'pg_catalog.pg_class'::regclass::oid and acl.privilege_type = 'TRIGGER'
+                and acl.grantee <> class.relowner
+        ),
+        doubted (role) as (
+            select candidate.role
+            from (select owner from owned union select role from allowed) as candidate (role)
+            cross join database
+            cross join acts
+            where candidate.role not in (select role from trusted)
+                and not pg_catalog.pg_has_role(candidate.role, database.owner, acts.as_member)
+        ),
+        unknown (kind, object) as (
+            select 'functions', 'function ' || function.oid::regprocedure::text
+            from pg_catalog.pg_proc as function
+            join pg_catalog.pg_namespace as space on space.oid = function.pronamespace
+            join pg_catalog.pg_language as language on language.oid = function.prolang
+            where space.nspname = 'idempotency'
+                -- A file of the printed SQL may have got line ends of another system.
+                and pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(
+                    pg_catalog.concat_ws(
+                        pg_catalog.chr(10), function.proname::text, language.lanname::text, function.prosecdef::text,
+                        coalesce(pg_catalog.array_to_string(function.proconfig, ', '), ''),
+                        pg_catalog.replace(function.prosrc, pg_catalog.chr(13), '')
+                    ),
+                    pg_catalog.getdatabaseencoding()
+                )), 'hex') <> all ($1::text[])
+            union
+            select 'objects', pg_catalog.format('relation %I.%I, which is no table', space.nspname, class.relname)
+            from pg_catalog.pg_class as class
+            join pg_catalog.pg_namespace as space on space.oid = class.relnamespace
+            where space.nspname = 'idempotency' and class.relname in ('record', '_sqlx_migrations')
+                and class.relkind not in ('r', 'p')
+            union
+            -- An operator or a cast of another type could be anybody's.
+            select 'objects', pg_catalog.format('column %I of %I.%I', attname, space.nspname, class.relname)
+            from pg_catalog.pg_attribute
+            join pg_catalog.pg_type as type on type.oid = atttypid
+            join pg_catalog.pg_class as class on class.oid = attrelid
+            join pg_catalog.pg_namespace as space on space.oid = class.relnamespace
+            where space.nspname = 'idempotency' and class.relname in ('record', '_sqlx_migrations')
+                and attnum > 0 and type.typnamespace <> 'pg_catalog'::regnamespace::oid
+            union
+            select 'objects', pg_catalog.format('rule %I on %s', rule.rulename, class.oid::regclass::text)
+            from part
+            join pg_catalog.pg_class as class on class.oid = part.id
+            join pg_catalog.pg_rewrite as rule on rule.ev_class = class.oid
+            where part.class = 'pg_catalog.pg_class'::regclass::oid and class.relkind in ('r', 'p')
+        )
+        select 'schema' as kind, null as role, null as objects, null as remedy
+        from pg_catalog.pg_namespace where nspname = 'idempotency'
+        union all
+        select case when class.relname = 'record' then 'record'
+            when class.relkind <> 'r' or class.relrowsecurity or class.relhassubclass
+                or exists (select from pg_catalog.pg_rewrite where ev_class = class.oid) then 'applied'
+            else 'applied, plain'
+        end, null, null, null
+        from pg_catalog.pg_class as class
+        join pg_catalog.pg_namespace as space on space.oid = class.relnamespace
+        where space.nspname = 'idempotency' and class.relname in ('record', '_sqlx_migrations')
+        union all
+        select 'owner', pg_catalog.pg_get_userbyid(object.owner)::text,
+            pg_catalog.string_agg(object.name, ', ' order by object.place) filter (where object.place <= 5)
+                || case when pg_catalog.count(*) > 5 then pg_catalog.format(' and %s more', pg_catalog.count(*) - 5) else '' end,
+            pg_catalog.format('revoke %1$I from %2$I; grant %1$I to %2$I',
+                pg_catalog.pg_get_userbyid(object.owner), pg_catalog.pg_get_userbyid(database.owner))
+        from (
+            select owned.owner, named.type || ' ' || named.identity, pg_catalog.row_number() over (
+                partition by owned.owner order by named.type <> 'schema', named.type not in ('table', 'view'), named.identity
+            )
+            from owned
+            join doubted on doubted.role = owned.owner
+            cross join lateral pg_catalog.pg_identify_object(owned.class, owned.id, 0) as named
+        ) as object (owner, name, place)
+        cross join database
+        group by object.owner, database.owner
+        union all
+        select 'right', grantee.name, null, allowed.remedy || grantee.name
+        from allowed
+        join doubted on doubted.role = allowed.role
+        cross join lateral (
+            select case when allowed.role = 0::oid then 'public'
+                else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(allowed.role)::text) end
+        ) as grantee (name)
+        union all
+        select kind, null, pg_catalog.string_agg(object, ', ' order by object), null
+        from unknown
+        group by kind
+        order by 1, 2, 4
+        ",
+    )
+    .bind(known) // $1
+    .persistent(false)
+    .fetch_all(conn)
+    .await
+    .map_err(Error::of_statement)?;
+    Schema::of(&rows).map_err(Error::of_statement)
+}
+
+impl Schema {
+    fn of(rows: &[PgRow]) -> sqlx::Result<Option<Self>> {
+        let mut exists = false;
+        let mut schema = Self { distrust: Vec::new(), has_record: false, has_applied: false, is_applied_plain: false };
+        for row in rows {
+            match row.try_get("kind")? {
+                "schema" => exists = true,
+                "record" => schema.has_record = true,
+                "applied" => schema.has_applied = true,
+                "applied, plain" => (schema.has_applied, schema.is_applied_plain) = (true, true),
+                "owner" => schema.distrust.push(Distrust::Owner {
+                    role: row.try_get("role")?,
+                    objects: row.try_get("objects")?,
+                    remedy: row.try_get("remedy")?,
+                }),
+                "right" => {
+                    schema.distrust.push(Distrust::Right { role: row.try_get("role")?, remedy: row.try_get("remedy")? })
+                }
+                "functions" => schema.distrust.push(Distrust::Functions { objects: row.try_get("objects")? }),
+                _ => schema.distrust.push(Distrust::Objects { objects: row.try_get("objects")? }),
+            }
+        }
+        Ok(exists.then_some(schema))
+    }
+}

@@ -1,0 +1,616 @@
+//! A role that may CREATE in the database, and was there before us or keeps a hand in the schema, runs nothing as the roles that
+//! open a door of the crate. Its functions advance a sequence, which no rollback undoes.
+
+use std::time::Duration;
+
+use pg_idempotency::operator::{self, Warning};
+use pg_idempotency::{Error, OnEscape, distribute, migrate, protect, schema_sql, unprotect};
+use rig::database::{backend, until_blocked};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool};
+
+use crate::support::{connect, janitor, key, wide_pool};
+
+/// The roles of one test. None of them is a superuser.
+pub(crate) struct Roles {
+    /// Owns the database.
+    owner: String,
+    service: String,
+    /// May create schemas.
+    mallory: String,
+    /// May create schemas, and mallory has ADMIN OPTION on it.
+    group: String,
+}
+
+impl Roles {
+    async fn create(admin: &mut PgConnection) -> anyhow::Result<Self> {
+        let process = backend(admin).await?;
+        let name = |role: &str| format!("{role}_{process}");
+        let roles =
+            Self { owner: name("owner"), service: name("service"), mallory: name("mallory"), group: name("group") };
+        let create = "
+            create role @owner login; create role @service login; create role @mallory login; create role @group;
+            grant @group to @mallory with admin option;
+            alter database @database owner to @owner; grant create on database @database to @mallory, @group;
+            create table orders (id int); alter table orders owner to @owner;
+            set role @mallory;
+            create schema lair; grant usage on schema lair to public;
+            create sequence lair.bites; grant usage on sequence lair.bites to public;
+            create function lair.bite() returns boolean language plpgsql as
+                'begin perform pg_catalog.nextval(''lair.bites''); return true; end';
+            create function lair.bite_of(text) returns text immutable language plpgsql as
+                'begin perform pg_catalog.nextval(''lair.bites''); return $1; end';
+            create function lair.trap() returns trigger language plpgsql as
+                'begin perform pg_catalog.nextval(''lair.bites''); return null; end';
+            create domain lair.word as text collate \"C\" check (lair.bite());
+            reset role";
+        roles.run(admin, create).await?;
+        Ok(roles)
+    }
+
+    /// Runs SQL with the names of the roles for `@owner` and so on.
+    async fn run(&self, conn: &mut PgConnection, sql: &str) -> anyhow::Result<()> {
+        let database: String =
+            sqlx::query_scalar("select quote_ident(current_database())").fetch_one(&mut *conn).await?;
+        let sql = sql.replace("@database", &database).replace("@owner", &self.owner).replace("@service", &self.service);
+        let sql = sql.replace("@mallory", &self.mallory).replace("@group", &self.group);
+        conn.execute(AssertSqlSafe(&*sql))
+            .await
+            .map_err(|error| anyhow::anyhow!("{error}: ...{}", &sql[sql.len().saturating_sub(500)..]))?;
+        Ok(())
+    }
+
+    async fn drop(&self, admin: &mut PgConnection) -> anyhow::Result<()> {
+        self.run(
+            admin,
+            "reset role; drop schema if exists idempotency cascade; alter database @database owner to postgres;
+             drop owned by @mallory, @group, @service, @owner cascade; drop role @mallory, @group, @service, @owner",
+        )
+        .await
+    }
+
+    /// Of the superuser, of the owner of the database and of the service.
+    async fn pools(&self, options: &PgConnectOptions) -> [(&'static str, PgPool); 3] {
+        let of = async |role: &str| wide_pool(&options.clone().username(role), 1).await;
+        [
+            ("the superuser", of("postgres").await),
+            ("the owner", of(&self.owner).await),
+            ("the service", of(&self.service).await),
+        ]
+    }
+}
+
+/// The printed SQL, and then everything belongs to the owner of the database.
+const HANDED_OVER: &str = "
+    do $$ declare object record; begin
+        for object in select oid::regclass::text as name from pg_class
+            where relnamespace = 'idempotency'::regnamespace::oid and relkind = 'r' and not relispartition
+        loop execute format('alter table %s owner to @owner', object.name); end loop;
+        for object in select oid::regprocedure::text as name from pg_proc
+            where pronamespace = 'idempotency'::regnamespace::oid
+        loop execute format('alter function %s owner to @owner', object.name); end loop;
+        for object in select oid::regtype::text as name from pg_type
+            where typnamespace = 'idempotency'::regnamespace::oid and typtype in ('d', 'e')
+        loop execute format('alter type %s owner to @owner', object.name); end loop;
+        alter schema idempotency owner to @owner;
+    end $$";
+
+/// Each is what it is, the SQL, and a word of the refusal.
+fn squats() -> Vec<(&'static str, String, &'static str)> {
+    let printed: String =
+        schema_sql().lines().filter(|line| !["begin;", "commit;"].contains(line)).collect::<Vec<_>>().join("\n");
+    let checksum = printed.split("decode('").nth(2).or(printed.split("'\\x").nth(1)).unwrap_or_default();
+    let checksum = checksum.split('\'').next().unwrap_or_default();
+    let open =
+        "grant usage on schema idempotency to public; grant select on all tables in schema idempotency to public";
+    let view = format!(
+        "set role @mallory; create schema idempotency;
+         create view idempotency._sqlx_migrations as
+            select 1::int8 as version, lair.bite() as success, decode('{checksum}', 'hex') as checksum;
+         create view idempotency.record as select lair.bite() as mode; {open}"
+    );
+    let bites = "
+        create or replace function idempotency.protect(relation regclass, on_escape text default 'refuse')
+            returns void language sql as 'select lair.bite()';
+        create or replace function idempotency.unprotect(relation regclass)
+            returns void language sql as 'select lair.bite()';
+        create or replace function idempotency.with_partitions(relation regclass)
+            returns setof oid language plpgsql as 'begin perform lair.bite(); end';
+        create table lair.bait (id int);
+        create trigger bait before insert on lair.bait execute function idempotency.on_escape()";
+    let finished = |role: &str, more: &str| format!("set role {role}; {printed}; {open}; {more}; reset role");
+    let handed = |more: &str| format!("{}; {HANDED_OVER}", finished("@mallory", more));
+    let ours = |more: &str| format!("set role @owner; {printed}; {open}; {more}; reset role");
+    vec![
+        ("a schema alone", format!("set role @mallory; create schema idempotency; {open}"), "schema idempotency"),
+        ("a view", view, "view idempotency._sqlx_migrations"),
+        ("a finished schema", finished("@mallory", bites), "schema idempotency"),
+        (
+            "a granted membership",
+            format!(
+                "grant create on schema lair to @group; {}; set role @mallory; grant @group to postgres, @owner, @service",
+                finished("@group", bites)
+            ),
+            "schema idempotency",
+        ),
+        (
+            "a predefined role",
+            "grant create on database @database to pg_monitor; set role pg_monitor; create schema idempotency; reset role;
+             revoke create on database @database from pg_monitor"
+                .to_owned(),
+            "\"pg_monitor\" owns schema",
+        ),
+        (
+            "a function in our schema",
+            ours("grant create on schema idempotency to @mallory; set role @mallory;
+                  create function idempotency.ensure(text) returns bool language sql as 'select lair.bite()'"),
+            "function idempotency.ensure(",
+        ),
+        ("the right to add functions", ours("grant create on schema idempotency to public"), "revoke create on schema"),
+        (
+            "the right to add triggers",
+            ours("grant trigger on idempotency.record to @mallory"),
+            "revoke trigger on idempotency.record from mallory",
+        ),
+        ("functions handed over", handed(bites), "function idempotency.protect"),
+        (
+            "a setting handed over",
+            handed("alter function idempotency.unprotect(regclass) set search_path = lair"),
+            "function idempotency.unprotect",
+        ),
+        (
+            "a definer handed over",
+            handed("alter function idempotency.is_plain() security definer"),
+            "function idempotency.is_plain",
+        ),
+        (
+            "a new function handed over",
+            handed("create function idempotency.more() returns int language sql as 'select 1'"),
+            "function idempotency.more",
+        ),
+        (
+            "a rule",
+            handed("create rule bite as on update to idempotency.record do also select pg_catalog.pg_backend_pid()"),
+            "rule bite",
+        ),
+        (
+            "a domain",
+            handed("alter table idempotency.record alter scope type lair.word"),
+            "type lair.word",
+        ),
+        (
+            "a type handed over",
+            handed("create type idempotency.flag as enum ('f');
+                    alter table idempotency._sqlx_migrations add column flag idempotency.flag"),
+            "column flag",
+        ),
+        ("a check", handed("alter table idempotency.record add check (lair.bite())"), "function lair.bite()"),
+        (
+            "a default",
+            handed("alter table idempotency.record alter trace set default lair.bite_of('')"),
+            "function lair.bite_of",
+        ),
+        (
+            "a generated column",
+            handed("alter table idempotency.record add bitten text generated always as (lair.bite_of(scope)) stored"),
+            "function lair.bite_of",
+        ),
+        (
+            "an index",
+            handed("create index bite on idempotency.record (lair.bite_of(scope)) where lair.bite_of(value) <> ''"),
+            "function lair.bite_of",
+        ),
+        (
+            "a trigger",
+            handed("create trigger bite before delete on idempotency.record execute function lair.trap()"),
+            "function lair.trap()",
+        ),
+        (
+            "a condition of a trigger",
+            handed("create trigger bite before delete on idempotency.record when (lair.bite())
+                    execute function suppress_redundant_updates_trigger()"),
+            "function lair.bite()",
+        ),
+        (
+            "a policy",
+            handed("alter table idempotency.record enable row level security, force row level security;
+                    create policy bite on idempotency.record using (lair.bite());
+                    alter table idempotency._sqlx_migrations enable row level security, force row level security;
+                    create policy bite on idempotency._sqlx_migrations using (lair.bite())"),
+            "function lair.bite()",
+        ),
+        (
+            "an operator",
+            handed("create operator lair.@ (rightarg = text, function = lair.bite_of);
+                    alter table idempotency.record add check (operator(lair.@) scope <> '')"),
+            "lair.@",
+        ),
+        (
+            "a table that inherits",
+            handed("create table lair.child () inherits (idempotency.record);
+                    create trigger bite before delete on lair.child for each row execute function lair.trap()"),
+            "table lair.child",
+        ),
+    ]
+}
+
+const DOORS: [&str; 11] = [
+    "migrate",
+    "protect",
+    "unprotect",
+    "distribute",
+    "health",
+    "protected",
+    "unsettled",
+    "show",
+    "stats",
+    "release",
+    "sweep",
+];
+
+async fn open(door: &str, pool: &PgPool) -> Result<Vec<Warning>, Error> {
+    let key = key("a");
+    match door {
+        "migrate" => migrate(pool).await?,
+        "protect" => protect(pool, "orders", OnEscape::Refuse).await?,
+        "unprotect" => unprotect(pool, "orders").await?,
+        "distribute" => distribute(pool).await?,
+        "health" => return operator::health(pool, Duration::from_secs(3600)).await,
+        "protected" => drop(operator::protected(pool).await?),
+        "unsettled" => drop(operator::unsettled(pool, 10, None, None).await?),
+        "show" => drop(operator::show(pool, &key).await?),
+        "stats" => drop(operator::stats(pool).await?),
+        "release" => operator::release(pool, &key, 1, &[], "no effect").await?,
+        _ => drop(janitor(pool).sweep_once(10).await?),
+    }
+    Ok(Vec::new())
+}
+
+#[sqlx::test(migrations = false)]
+#[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
+async fn no_door_runs_the_code_of_a_stranger(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    let mut admin = connect(&pool).await;
+    let roles = Roles::create(&mut admin).await?;
+    let pools = roles.pools(&options).await;
+    let mut wrong = Vec::new();
+    for (squat, sql, says) in squats() {
+        roles.run(&mut admin, &sql).await?;
+        admin.execute("reset role").await?;
+        for (role, pool) in &pools {
+            for door in DOORS {
+                let answer = open(door, pool).await;
+                let said = match &answer {
+                    Err(Error::CannotMigrate { problem, .. }) if door != "health" => problem.clone(),
+                    Ok(warnings)
+                        if !warnings.is_empty()
+                            && warnings.iter().all(|warning| warning.name() == "untrusted_schema") =>
+                    {
+                        warnings.iter().map(ToString::to_string).collect()
+                    }
+                    _ => String::new(),
+                };
+                if !said.contains(says) {
+                    wrong.push(format!("{squat}, {role}, {door}: {answer:?}"));
+                }
+                let bites = "select case when is_called then last_value else 0 end from lair.bites";
+                let bites: i64 = sqlx::query_scalar(bites).fetch_one(&mut admin).await?;
+                if bites > 0 {
+                    wrong.push(format!("{squat}, {role}, {door}: her function ran {bites} times"));
+                    admin.execute("select setval('lair.bites', 1, false)").await?;
+                }
+            }
+        }
+        roles
+            .run(
+                &mut admin,
+                "drop schema idempotency cascade; drop table if exists lair.bait, lair.child cascade;
+                 drop operator if exists lair.@ (none, text);
+                 revoke @group from postgres, @owner, @service cascade",
+            )
+            .await?;
+    }
+    for (_, pool) in pools {
+        pool.close().await;
+    }
+    roles.drop(&mut admin).await?;
+    assert!(wrong.is_empty(), "{}: {:#?}", wrong.len(), wrong);
+    Ok(())
+}
+
+/// The SQL of a refusal, which is between backticks.
+fn remedy(error: &Error) -> String {
+    error.to_string().split('`').nth(1).unwrap_or_else(|| panic!("SQL to copy: {error}")).to_owned()
+}
+
+/// Who is trusted, as a service asks that is related to nobody. No role is a superuser.
+#[sqlx::test(migrations = false)]
+#[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
+async fn a_membership_counts_by_the_role_that_granted_it(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    let mut admin = connect(&pool).await;
+    let version: i32 =
+        sqlx::query_scalar("select current_setting('server_version_num')::int / 10000").fetch_one(&mut admin).await?;
+    let roles = Roles::create(&mut admin).await?;
+    let (_, service) = roles.pools(&options).await.into_iter().nth(2).expect("the service");
+    let printed: String =
+        schema_sql().lines().filter(|line| !["begin;", "commit;"].contains(line)).collect::<Vec<_>>().join("\n");
+    let mut wrong = Vec::new();
+    for (case, sql, versions, trusted) in [
+        ("nobody", "", 13..=99, false),
+        ("the superuser granted it to the owner of the database", "grant @group to @owner", 13..=99, true),
+        ("the superuser granted it to the service", "grant @group to @service", 13..=99, true),
+        ("it may act as the owner of the database", "grant @owner to @group", 13..=99, true),
+        (
+            "the member granted it to itself",
+            "alter role @owner createrole; set role @owner; grant @group to @owner",
+            13..=15,
+            true,
+        ),
+        (
+            "a member of a managed group that owns the database granted it to the group",
+            "create role admin_@service createrole; grant @owner to admin_@service;
+             grant @group to admin_@service with admin option; set role admin_@service; grant @group to @owner",
+            13..=99,
+            true,
+        ),
+        ("a stranger granted it", "set role @mallory; grant @group to @owner, @service", 13..=99, false),
+        (
+            "a stranger with CREATEROLE granted it",
+            "alter role @mallory createrole; set role @mallory; grant @group to @owner, @service",
+            13..=99,
+            false,
+        ),
+        (
+            "a stranger that may not become the owner granted it",
+            "grant @owner to @mallory with inherit false, set false; set role @mallory; grant @group to @owner",
+            16..=99,
+            false,
+        ),
+        (
+            "before PostgreSQL 16 the first grantor is kept",
+            "set role @mallory; grant @group to @owner; reset role; grant @group to @owner",
+            13..=15,
+            false,
+        ),
+        (
+            "since PostgreSQL 16 each grantor counts",
+            "set role @mallory; grant @group to @owner; reset role; grant @group to @owner",
+            16..=99,
+            true,
+        ),
+        (
+            "the grantor is gone",
+            "create role gone_@service createrole; set role gone_@service; grant @group to @owner; reset role;
+             drop role gone_@service",
+            13..=15,
+            false,
+        ),
+        (
+            "the owner of the database, by its other name",
+            "alter schema idempotency owner to pg_database_owner",
+            14..=99,
+            false,
+        ),
+        (
+            "a group in a group",
+            "create role middle_@service; grant @group to middle_@service; grant middle_@service to @owner",
+            13..=99,
+            true,
+        ),
+        (
+            "a stranger's group in a group",
+            "create role middle_@service; grant middle_@service to @owner;
+             set role @mallory; grant @group to middle_@service",
+            13..=99,
+            false,
+        ),
+    ] {
+        if !versions.contains(&version) {
+            continue;
+        }
+        let create = format!(
+            "set role @group; {printed}; grant usage on schema idempotency to @service;
+             grant select on idempotency._sqlx_migrations to @service; reset role; {sql}"
+        );
+        roles.run(&mut admin, &create).await?;
+        admin.execute("reset role").await?;
+        let mut answer = migrate(&service).await;
+        if let Err(error @ Error::CannotMigrate { .. }) = &answer
+            && !trusted
+        {
+            admin.execute(AssertSqlSafe(remedy(error))).await?;
+            answer = migrate(&service).await;
+        } else if !trusted {
+            wrong.push(format!("{case}: {answer:?}"));
+        }
+        if answer.is_err() {
+            wrong.push(format!("{case}: {answer:?}"));
+        }
+        let reset = "drop schema idempotency cascade;
+            alter role @owner nocreaterole; alter role @mallory nocreaterole;
+            do $$ declare edge record; begin
+                for edge in select * from pg_auth_members
+                    where roleid in ('@group'::regrole::oid, '@owner'::regrole::oid)
+                        and (roleid, member) <> ('@group'::regrole::oid, '@mallory'::regrole::oid)
+                loop execute format('revoke %s from %s %s cascade', edge.roleid::regrole, edge.member::regrole,
+                    case when current_setting('server_version_num')::int >= 160000
+                        then format('granted by %s', edge.grantor::regrole) end); end loop;
+            end $$; drop role if exists middle_@service; drop role if exists admin_@service";
+        roles.run(&mut admin, reset).await?;
+    }
+    service.close().await;
+    roles.drop(&mut admin).await?;
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    Ok(())
+}
+
+/// Any role can hold the lock of the migrations, and create its schema meanwhile.
+#[sqlx::test(migrations = false)]
+#[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
+async fn a_schema_that_a_stranger_creates_while_a_door_waits_is_refused(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    let mut admin = connect(&pool).await;
+    let roles = Roles::create(&mut admin).await?;
+    let (_, owner) = roles.pools(&options).await.into_iter().nth(1).expect("the owner");
+    let mut mallory = connect(&pool).await;
+    let (_, view, _) = squats().swap_remove(1);
+    let lock = "begin; select pg_advisory_xact_lock(x'70676964656d706f'::int8)";
+    let mut answers = Vec::new();
+    // The second one waits for the schema that is not committed yet.
+    for (door, level, first) in [
+        ("migrate", "read committed", lock),
+        ("migrate", "read committed", "begin"),
+        ("migrate", "serializable", lock),
+        ("migrate", "serializable", "begin"),
+        ("distribute", "repeatable read", lock),
+    ] {
+        let level = format!("alter role @owner set default_transaction_isolation = '{level}'");
+        roles.run(&mut admin, &level).await?;
+        let owner = wide_pool(&owner.connect_options().as_ref().clone(), 1).await;
+        mallory.execute(first).await?;
+        roles.run(&mut mallory, &view).await?;
+        let opening = tokio::spawn({
+            let owner = owner.clone();
+            async move { open(door, &owner).await }
+        });
+        until_blocked(&pool, 1).await?;
+        mallory.execute("commit; reset role").await?;
+        answers.push((door, first, opening.await?.map(drop)));
+        owner.close().await;
+        admin.execute("drop schema idempotency cascade").await?;
+    }
+    let bitten: bool = sqlx::query_scalar("select is_called from lair.bites").fetch_one(&mut admin).await?;
+    owner.close().await;
+    drop(mallory);
+    roles.drop(&mut admin).await?;
+    for (door, first, answer) in answers {
+        let refused =
+            matches!(&answer, Err(Error::CannotMigrate { problem, .. }) if problem.contains("owns schema idempotency"));
+        assert!(refused, "{door}, {first}: {answer:?}");
+    }
+    assert!(!bitten);
+    Ok(())
+}
+
+/// The list of functions cannot be older than the migrations.
+#[sqlx::test(migrations = false)]
+async fn each_function_of_the_migrations_is_known_and_each_change_of_it_is_not(pool: PgPool) -> anyhow::Result<()> {
+    migrate(&pool).await?;
+    let functions: Vec<String> = sqlx::query_scalar(
+        "select oid::regprocedure::text from pg_proc where pronamespace = 'idempotency'::regnamespace::oid",
+    )
+    .fetch_all(&pool)
+    .await?;
+    assert!(functions.len() >= 14, "{functions:?}");
+    let untrusted = async || -> anyhow::Result<bool> {
+        let warnings = operator::health(&pool, Duration::from_secs(3600)).await?;
+        Ok(warnings.iter().any(|warning| warning.name() == "untrusted_schema"))
+    };
+    assert!(!untrusted().await?, "as installed");
+    let change = |change: &str| format!("alter function {change}");
+    for function in functions {
+        for (change, back) in [("security definer", "security invoker"), ("set work_mem = '1MB'", "reset work_mem")]
+            .map(|(there, back)| (change(&format!("{function} {there}")), change(&format!("{function} {back}"))))
+        {
+            pool.execute(AssertSqlSafe(&*change)).await?;
+            assert!(untrusted().await?, "{change}");
+            pool.execute(AssertSqlSafe(back)).await?;
+            assert!(!untrusted().await?, "{function}");
+        }
+        // The definition as it is, with one more space at the end of the body; then with line ends of another system.
+        let definition: String = sqlx::query_scalar("select pg_get_functiondef($1::text::regprocedure)")
+            .bind(&function)
+            .fetch_one(&pool)
+            .await?;
+        let ended = definition.rfind("$function$").expect("the end of the body");
+        let (body, end) = definition.split_at(ended);
+        for (changed, trusted) in
+            [(format!("{body} {end}"), false), (definition.replace('\n', "\r\n"), true), (definition.clone(), true)]
+        {
+            pool.execute(AssertSqlSafe(changed)).await?;
+            assert_eq!(!untrusted().await?, trusted, "{function}");
+        }
+    }
+    Ok(())
+}
+
+/// During a roll-out, and after a roll-back, an old process meets functions that it does not know.
+#[sqlx::test(migrations = false)]
+async fn functions_of_a_newer_release_are_accepted_if_its_migration_is_recorded(pool: PgPool) -> anyhow::Result<()> {
+    migrate(&pool).await?;
+    pool.execute("create table orders (id int)").await?;
+    pool.execute(
+        "create or replace function idempotency.version() returns int4 language sql immutable parallel safe
+            set search_path = pg_catalog, pg_temp as 'select 2';
+         create function idempotency.newer() returns int4 language sql as 'select 2'",
+    )
+    .await?;
+    let refused = migrate(&pool).await;
+    let says = |part: &str| matches!(&refused, Err(Error::CannotMigrate { problem, .. }) if problem.contains(part));
+    assert!(says("idempotency.newer()") && says("idempotency.version()"), "{refused:?}");
+    let record = "insert into idempotency._sqlx_migrations (version, description, success, checksum, execution_time)
+        values (2, 'newer', true, '', 0)";
+    pool.execute(record).await?;
+    for door in DOORS.into_iter().filter(|door| *door != "distribute") {
+        match open(door, &pool).await {
+            Ok(warnings) => {
+                let named = warnings.iter().any(|warning| warning.name() == "newer_functions");
+                assert_eq!(named, door == "health", "{door}: {warnings:?}");
+            }
+            Err(Error::Changed) if door == "release" => {}
+            Err(error) => panic!("{door}: {error:?}"),
+        }
+    }
+    // A table of which a part is read by another way proves nothing.
+    for (change, back) in [
+        (
+            "alter table idempotency._sqlx_migrations enable row level security",
+            "alter table idempotency._sqlx_migrations disable row level security",
+        ),
+        (
+            "create rule more as on insert to idempotency._sqlx_migrations do also select 1",
+            "drop rule more on idempotency._sqlx_migrations",
+        ),
+        ("update idempotency._sqlx_migrations set version = 0 where version = 2", record),
+    ] {
+        pool.execute(change).await?;
+        assert!(matches!(migrate(&pool).await, Err(Error::CannotMigrate { .. })), "{change}");
+        pool.execute(back).await?;
+        migrate(&pool).await?;
+    }
+    Ok(())
+}
+
+/// Settings of the database, a role or a URL decide in which form a value is read or written.
+#[sqlx::test(migrations = false)]
+async fn no_setting_changes_what_a_migration_reads_and_records(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    for setting in [("bytea_output", "escape"), ("standard_conforming_strings", "off")] {
+        let pool = wide_pool(&options.clone().options([setting]), 1).await;
+        pool.execute("create table if not exists orders (id int)").await?;
+        for printed in [false, true] {
+            if printed {
+                pool.execute(AssertSqlSafe(schema_sql())).await?;
+            }
+            for door in ["migrate", "migrate", "protect", "health", "protected", "unprotect"] {
+                open(door, &pool).await.unwrap_or_else(|error| panic!("{setting:?}, {door}: {error:?}"));
+            }
+            let bytes: Vec<i32> = sqlx::query_scalar("select octet_length(checksum) from idempotency._sqlx_migrations")
+                .fetch_all(&pool)
+                .await?;
+            assert_eq!(bytes, [48], "{setting:?}");
+            pool.execute("drop schema idempotency cascade").await?;
+        }
+        pool.close().await;
+    }
+    Ok(())
+}
