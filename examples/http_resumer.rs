@@ -23,8 +23,8 @@ use axum::response::Response;
 use axum::routing::post;
 use axum::{Extension, Json, Router};
 use pg_idempotency::Key;
-use pg_idempotency::http::{Decision, IdempotencyLayer, RequestResumer};
-use pg_idempotency::lease::{Lease, Leasing, Policy};
+use pg_idempotency::http::{Decision, IdempotencyLayer, LeasedBody, RequestResumer};
+use pg_idempotency::lease::{Leasing, Policy};
 use sqlx::postgres::PgPoolOptions;
 use tokio::sync::Notify;
 use tower::ServiceExt as _;
@@ -62,10 +62,9 @@ impl Gateway {
 }
 
 async fn pay(
-    lease: Lease,
     Extension(gateway): Extension<Gateway>,
     Extension(Account(account)): Extension<Account>,
-    Json(cents): Json<i64>,
+    LeasedBody(lease, Json(cents)): LeasedBody<Json<i64>>,
 ) -> Result<(StatusCode, String), StatusCode> {
     let charge = gateway.charge(&account, cents, lease.downstream_key());
     Ok((StatusCode::CREATED, charge.ok_or(StatusCode::SERVICE_UNAVAILABLE)?))

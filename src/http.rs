@@ -64,11 +64,15 @@
 //!       error, a panic, and a handler that takes [too long](IdempotencyLayer::with_run_timeout).
 //!
 //! Under a [lease](IdempotencyLayer::leased), effects outside are not undone. If the response is not of a chosen
-//! status: in steps, a 4xx of the first attempt before its first step frees the key for any body. At least once, an
-//! error frees the key for the same body. **At most once, an error leaves the key indeterminate**, even if an extractor
-//! has refused the request, unless the handler has declared that it did nothing, with
-//! [`Lease::not_performed`](crate::lease::Lease::not_performed). So let such a handler read the body itself, and not an
-//! extractor.
+//! status:
+//!
+//! - A 4xx of the first attempt frees the key for any body, if the handler has not begun because [`LeasedBody`] or a
+//!   fallback of this module ([`not_found`], [`method_not_allowed`]) has refused the request; and in steps before the first
+//!   step.
+//! - Otherwise an error under `AtLeastOnce`, and in steps, frees the key for the same body.
+//! - **Otherwise an error under `AtMostOnce` leaves the key indeterminate**, for an operator. This includes the 4xx of
+//!   any other extractor, and axum's own 404 and 405. If the handler has done nothing, it declares this with
+//!   [`Lease::not_performed`](crate::lease::Lease::not_performed).
 //!
 //! Every response of the layer to a request with one `Idempotency-Key` echoes it, as this request sent it: first
 //! answers, replays, rejections, and errors of the scope function. It replaces the echo of another service, which a
@@ -144,6 +148,7 @@ mod key_header;
 mod layer;
 mod leased;
 mod local_in_flight;
+mod not_begun;
 mod rebuild;
 mod rejection;
 mod replay;
@@ -162,6 +167,8 @@ pub use idempotent_tx::{IdempotentTx, NoTransaction};
 pub use key_header::{IDEMPOTENCY_KEY, MalformedKey};
 pub use layer::{IdempotencyLayer, InvalidSetting};
 pub use leased::NoLease;
+#[cfg(feature = "axum")]
+pub use not_begun::{LeasedBody, method_not_allowed, not_found};
 pub use rebuild::Replay;
 pub use rejection::{Denied, Misconfigured, Rejection, problem};
 pub use replay::IDEMPOTENT_REPLAYED;

@@ -7,6 +7,7 @@ use super::conclusion::{Called, Conclusion, LastError, conclude};
 use super::handler::{Handler, NoResponse, Reply};
 use super::layer::IdempotencyLayer;
 use super::local_in_flight::Turn;
+use super::not_begun::{Loan, NotBegun};
 use super::rejection::Rejection;
 use super::request::{Resumed, Ticket};
 use crate::claim::CalledAt;
@@ -50,6 +51,7 @@ pub(super) async fn perform<H: Handler>(
     let failed = |reply| Performed { reply, stored: false };
     let lease = Lease::clone(&owner);
     handler.extensions_mut().insert(lease.clone());
+    handler.extensions_mut().insert(Loan::default());
     let called = Called::now(&handler, true);
     // The response body is a part of the work, because it may have effects outside, too.
     let work = async {
@@ -73,11 +75,16 @@ pub(super) async fn perform<H: Handler>(
         }
         Ok(Conclusion::Free { response }) => {
             let status = response.status();
+            let proof = response.extensions().get::<NotBegun>();
+            let not_begun = proof.is_some_and(|proof| proof.token == lease.token());
+            if not_begun {
+                lease.not_performed(());
+            }
             let attached = response.extensions().get().map(|LastError(reason)| reason.clone());
             let reason = attached.unwrap_or_else(|| format!("the handler answered {status}"));
             // The rejection of another layer says nothing about the request.
             if status.is_client_error() && response.extensions().get::<Rejection>().is_none() {
-                return failed(match owner.refuse(&reason, is_final(status)).await {
+                return failed(match owner.refuse(&reason, is_final(status), not_begun).await {
                     // The client would not come back, and a resumer could carry the request out after all.
                     Err(error) if is_final(status) => Err(error.into()),
                     _ => Ok(response),
@@ -117,14 +124,17 @@ pub struct NoLease;
 
 impl Lease {
     /// The lease of a request, in a handler behind a [leased layer](super::IdempotencyLayer::leased). The layer renews
-    /// and ends it. With axum, the lease is an extractor.
+    /// and ends it. With axum, the lease is an extractor. Under `AtMostOnce`, take it with the body as a
+    /// [`LeasedBody`](super::LeasedBody): after a refusal by an extractor beside it, the key waits for an operator.
     ///
     /// # Errors
     ///
     /// [`NoLease`].
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub fn of_request(extensions: &Extensions) -> Result<Self, NoLease> {
-        extensions.get::<Self>().cloned().ok_or(NoLease)
+        let lease = extensions.get::<Self>().cloned().ok_or(NoLease)?;
+        extensions.get::<Loan>().map(Loan::take);
+        Ok(lease)
     }
 }
 

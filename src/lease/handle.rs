@@ -21,8 +21,8 @@ use crate::{Fingerprint, Key, Mode};
 /// Only the [`LeaseOwner`](super::LeaseOwner) completes or releases the claim. All clones are lost when it has ended,
 /// and before a release or a failure is sent.
 ///
-/// A handler behind a leased layer of the feature `http` finds a clone in the request's extensions. With axum it is an
-/// extractor.
+/// A handler behind a leased layer of the feature `http` finds a clone in the request's extensions. With axum it takes
+/// `http::LeasedBody`.
 #[derive(Clone, Debug)]
 pub struct Lease {
     pub(super) leasing: Leasing,

@@ -185,18 +185,20 @@ impl LeaseOwner {
     /// As [`fail`](Self::fail), for work that has refused its request with an answer of its own. If nobody is to repeat
     /// the request after that answer (`is_final`), no resumer may do the work either.
     ///
-    /// In steps, a first attempt that has asked for no step has done nothing that the crate guards. So the key is free
-    /// for any body, and the attempt does not count. A later attempt may follow one that has charged for the first
-    /// body, because a step at least once stores nothing when it begins.
+    /// If the work of a first attempt has `not_begun`, the key is free for any body, and the attempt does not count. So
+    /// it is in steps if the attempt has asked for no step, because it has done nothing that the crate guards. A later
+    /// attempt may follow one that has charged for the first body, because a step at least once stores nothing when it
+    /// begins.
     ///
     /// # Errors
     ///
     /// Nobody may be told of a final refusal then: a resumer may still do the work, or the key is not free.
     #[cfg(feature = "http")]
-    pub(crate) async fn refuse(mut self, reason: &str, is_final: bool) -> Result<(), Error> {
+    pub(crate) async fn refuse(mut self, reason: &str, is_final: bool, not_begun: bool) -> Result<(), Error> {
         // Before the look at the steps: a task with a clone of the lease begins none after this.
         self.deadline.end();
-        if self.mode() != crate::Mode::InSteps || self.attempt != 1 || !self.steps.is_empty() {
+        let did_nothing = not_begun || self.mode() == crate::Mode::InSteps;
+        if !did_nothing || self.attempt != 1 || !self.steps.is_empty() {
             // At most once no resumer may do the work, and a reconciler needs the request.
             let keeps_request = !is_final || self.mode() == crate::Mode::AtMostOnce;
             return self.fail_and(reason, keeps_request).await;

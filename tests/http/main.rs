@@ -15,6 +15,7 @@ mod frames;
 mod in_flight;
 mod leased;
 mod mistakes;
+mod not_begun;
 mod reconciled;
 mod refused;
 mod renamed;

@@ -8,8 +8,8 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
-use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, Runs};
-use pg_idempotency::lease::{Lease, Leasing, Policy, Step};
+use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, LeasedBody, Runs};
+use pg_idempotency::lease::{Leasing, Policy, Step};
 use pg_idempotency::{Error, Idempotency, Janitor, OnEscape};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{PgConnection, PgPool};
@@ -88,10 +88,8 @@ async fn place(mut tx: IdempotentTx, Json(item): Json<String>) -> Answer {
 }
 
 async fn pay(
-    lease: Lease,
     State(app): State<AppState>,
-    Path(order): Path<i64>,
-    Json(cents): Json<i64>,
+    LeasedBody(lease, (Path(order), Json(cents))): LeasedBody<(Path<i64>, Json<i64>)>,
 ) -> Result<Response, AppError> {
     // A declined card is the result of the step, which is stored. An error would be tried again.
     let charge = async |step: &Step| app.gateway.charge(&step.downstream_key(), cents).await;

@@ -15,8 +15,8 @@ use axum::routing::post;
 use axum::{Json, Router};
 use demos::schema::STRICT;
 use demos::service::user;
-use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
-use pg_idempotency::lease::{Lease, Leasing, Policy};
+use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, LeasedBody, method_not_allowed};
+use pg_idempotency::lease::{Leasing, Policy};
 use pg_idempotency::{Idempotency, InFlight, RoundTrips};
 use serde::{Deserialize, Serialize};
 use sqlx::postgres::PgPoolOptions;
@@ -87,7 +87,8 @@ fn router(way: &str, pool: PgPool) -> anyhow::Result<Router> {
         }
         "at-most-once" => {
             let layer = leased(Policy::AtMostOnce { lease })?;
-            Ok(Router::new().route("/payments", post(at_most_once)).route_layer(layer).with_state(pool))
+            let payments = Router::new().route("/payments", post(at_most_once));
+            Ok(payments.method_not_allowed_fallback(method_not_allowed).route_layer(layer).with_state(pool))
         }
         "in-steps" => {
             let layer = leased(Policy::InSteps { lease })?;
@@ -102,16 +103,19 @@ async fn in_the_transaction(mut tx: IdempotentTx, Json(new): Json<NewPayment>) -
 }
 
 /// The payment stands for a charge by a gateway that recognises repeats by their key.
-async fn at_least_once(State(pool): State<PgPool>, lease: Lease, Json(new): Json<NewPayment>) -> Answer {
+async fn at_least_once(
+    State(pool): State<PgPool>,
+    LeasedBody(lease, Json(new)): LeasedBody<Json<NewPayment>>,
+) -> Answer {
     answered(outside(&pool, new, Some(lease.downstream_key())).await)
 }
 
 /// The payment stands for an effect that nobody can ask for, such as a text.
-async fn at_most_once(State(pool): State<PgPool>, _lease: Lease, Json(new): Json<NewPayment>) -> Answer {
+async fn at_most_once(State(pool): State<PgPool>, LeasedBody(_, Json(new)): LeasedBody<Json<NewPayment>>) -> Answer {
     answered(outside(&pool, new, None).await)
 }
 
-async fn in_steps(lease: Lease, Json(new): Json<NewPayment>) -> Answer {
+async fn in_steps(LeasedBody(lease, Json(new)): LeasedBody<Json<NewPayment>>) -> Answer {
     let paid = lease.step("payment", async |conn| -> Result<_, pg_idempotency::Error> {
         Ok(insert(conn, NewPayment { amount: new.amount, currency: new.currency.clone() }, None).await?.id)
     });

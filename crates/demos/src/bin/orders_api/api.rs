@@ -13,7 +13,7 @@ use axum::routing::{get, patch, post};
 use demos::problem::Problem;
 use demos::signature::Secret;
 use pg_idempotency::Idempotency;
-use pg_idempotency::http::{Denied, IdempotencyLayer};
+use pg_idempotency::http::{Denied, IdempotencyLayer, method_not_allowed};
 use pg_idempotency::lease::{Leasing, Policy};
 use sqlx::PgPool;
 
@@ -43,7 +43,10 @@ pub(crate) fn router(service: Service) -> anyhow::Result<Router> {
         .route("/orders/{id}/complete", post(orders::complete))
         .route_layer(transactional);
     let leased = IdempotencyLayer::leased(pool.clone(), Leasing::new(AT_MOST_ONCE)?, scope);
-    let outside = Router::new().route("/orders/{id}/text", post(text::send)).route_layer(leased);
+    let outside = Router::new()
+        .route("/orders/{id}/text", post(text::send))
+        .method_not_allowed_fallback(method_not_allowed)
+        .route_layer(leased);
 
     // The last layer comes first. A replay passes all of them again, so a passenger whose token was revoked learns
     // nothing. A request that one of them refuses takes no key.

@@ -1,12 +1,14 @@
 //! The handler whose effect is outside the database: a text to the passenger, at most once. It has no transaction. The
 //! layer holds the key under a lease while it runs.
 
+use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use demos::outside::Failure;
 use demos::problem::Problem;
+use pg_idempotency::http::LeasedBody;
 use pg_idempotency::lease::Lease;
 use uuid::Uuid;
 
@@ -15,8 +17,7 @@ use crate::orders::{Service, User};
 pub(crate) async fn send(
     State(service): State<Service>,
     Extension(User(user)): Extension<User>,
-    lease: Lease,
-    Path(id): Path<Uuid>,
+    LeasedBody(lease, (Path(id), _)): LeasedBody<(Path<Uuid>, Bytes)>,
 ) -> Response {
     let sql = "
         select phone
