@@ -75,7 +75,7 @@ alter table idempotency.record
         completed_at is not null
         or (response_status is null and response_headers is null and response_body is null)
     ),
-    add constraint steps_only_in_steps check (steps is null or (mode = 'in_steps' and completed_at is null)),
+    add constraint steps_only_in_steps check (steps is null or (mode = 'in_steps' and completed_at is null and jsonb_typeof(steps) = 'object')),
     add constraint request_only_to_resume check (
         request is null or (mode in ('at_least_once', 'in_steps', 'at_most_once') and completed_at is null)
     ),
@@ -86,6 +86,12 @@ alter table idempotency.record
     ),
     -- An attempt or a decision ends what was found out before.
     add constraint looks_only_in_doubt check (
-        looks is null or (mode in ('in_steps', 'at_most_once') and completed_at is null and request is not null)
+        looks is null
+        or (
+            mode in ('in_steps', 'at_most_once')
+            and completed_at is null
+            and request is not null
+            and jsonb_typeof(looks) = 'object'
+        )
     ),
     add constraint trace_is_a_traceparent check (trace ~ '^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$');

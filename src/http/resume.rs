@@ -114,7 +114,7 @@ impl IdempotencyLayer {
                     return Ok(None);
                 }
                 // Requests that cannot be decided, or are lost to another resumer, must not hide the others.
-                skipped += 1;
+                skipped = skipped.max(candidate.place);
                 let Some((stored, mut request)) = self.stored(options, &candidate).await? else { continue };
                 let deciding = caught(decide.clone()(&candidate.key, &mut request));
                 let end = no_later(self.run_timeout, shutdown, Duration::ZERO);

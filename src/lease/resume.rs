@@ -187,6 +187,17 @@ impl Leasing {
                 | Error::UnknownMode { .. }
                 | Error::UnknownFingerprint { .. },
             ) => Ok(None),
+            // Somebody has written the row by hand. The other candidates must not wait for its repair.
+            Err(Error::Database(error @ (sqlx::Error::Decode(_) | sqlx::Error::ColumnDecode { .. }))) => {
+                let (operation, token) = (candidate.key.operation(), candidate.token);
+                tracing::error!(
+                    operation,
+                    token,
+                    error = &error as &dyn std::error::Error,
+                    "a record does not decode, so its operation is not resumed; `unsettled --abandoned-for` lists it"
+                );
+                Ok(None)
+            }
             taken => taken.map(Some),
         }
     }

@@ -60,10 +60,17 @@ macro_rules! readable_place {
 }
 
 /// Reads a time that a later statement compares or writes, also an infinite one. JSON's form of a time depends on no
-/// setting but the time zone, which it contains.
+/// setting but the time zone, which is UTC here. So every session writes the same text.
 macro_rules! stored_time {
     ($time:literal) => {
-        concat!("pg_catalog.btrim(pg_catalog.to_jsonb(", $time, ")::text, '\"')")
+        concat!("pg_catalog.btrim(pg_catalog.to_jsonb(", $time, " at time zone 'UTC')::text, '\"')")
+    };
+}
+
+/// The time that a parameter has in the form of [`stored_time`].
+macro_rules! time_as_stored {
+    ($time:literal) => {
+        concat!("(", $time, "::text::timestamp at time zone 'UTC')")
     };
 }
 
@@ -78,14 +85,21 @@ macro_rules! fence_time {
 /// since, under the same token.
 macro_rules! lease_as_seen {
     ($until:literal) => {
-        concat!("(", $until, "::text is null or lease_until is not distinct from ", $until, "::text::timestamptz)")
+        concat!(
+            "(",
+            $until,
+            "::text is null or lease_until is not distinct from ",
+            $crate::record::fragment::time_as_stored!($until),
+            ")"
+        )
     };
 }
 
-/// The names of the steps that were begun and have no result: nobody knows whether they took effect.
+/// The names of the steps that were begun and have no result: nobody knows whether they took effect. Silent, because
+/// `keyvalue` fails for what is no object, and one row that was written by hand must not stop a search.
 macro_rules! steps_in_doubt {
     () => {
-        "pg_catalog.jsonb_path_query_array(steps, '$.keyvalue() ? (exists (@.value.begun)).key')"
+        "pg_catalog.jsonb_path_query_array(steps, '$.keyvalue() ? (exists (@.value.begun)).key', '{}'::jsonb, true)"
     };
 }
 
@@ -163,6 +177,7 @@ macro_rules! table_or_leaf {
 pub(super) use {
     attempts_are_left, expired_at, expired_when_asked, fence_time, lease_as_seen, may_be_retried, may_be_taken_over,
     no_live_lease, no_step_in_doubt, readable, readable_place, state, steps_in_doubt, stored_time, table_or_leaf,
+    time_as_stored,
 };
 
 #[cfg(test)]

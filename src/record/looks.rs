@@ -1,7 +1,7 @@
 //! The looks of a reconciler at operations in doubt, in the column `looks`:
 //!
 //! ```json
-//! {"token": 7, "lease_until": "2026-01-01T00:00:00+00:00", "in_doubt": ["text"], "since": 1767225600.0,
+//! {"token": 7, "lease_until": "2026-01-01T00:00:00", "in_doubt": ["text"], "since": 1767225600.0,
 //! "of": {"text": {"n": 2, "looks": 2, "no_trace": 1, "at": {"1": "…", "2": "…"}, "next": 1767225900.0, "finding":
 //! "no_trace"}}}
 //! ```
@@ -18,23 +18,24 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use super::fragment::{fence_time, readable, state, steps_in_doubt};
-use super::statement::{self, Fence, Record, changes_a_row, interval};
+use super::statement::{self, Fence, Pages, Record, changes_a_row, interval};
 use super::step;
 use crate::{Deployment, Error, Key, Mode};
 
 /// How many operations one search finds. A reconciler that loses one to another tries the next.
 const DOUBTS: i64 = 32;
 
-/// The looks count: nobody has claimed, revived or settled anything since. An update compares `lease_until` with the
-/// text of the fence, because Citus refuses to read a time from a column there.
+/// The looks count: nobody has claimed, revived or settled anything since. It compares texts, because a cast would fail
+/// for a row that was written by hand. An update compares with the parameter of the fence, because Citus refuses to
+/// convert a time of a column there.
 macro_rules! looks_count {
     () => {
-        $crate::record::looks::looks_count!("(looks ->> 'lease_until'::text)::timestamptz = lease_until")
+        $crate::record::looks::looks_count!(concat!("looks ->> 'lease_until'::text = ", $crate::record::fragment::fence_time!()))
     };
-    ($lease_until_is_same:literal) => {
+    ($($lease_until_is_same:tt)+) => {
         concat! {
-            "((looks -> 'token'::text)::int8 = token
-                and ", $lease_until_is_same, "
+            "(looks ->> 'token'::text = token::text
+                and ", $($lease_until_is_same)+, "
                 and looks -> 'in_doubt'::text = coalesce(", $crate::record::fragment::steps_in_doubt!(), ", '[]'::jsonb))"
         }
     };
@@ -47,7 +48,7 @@ macro_rules! undecided {
         concat! {
             "where scope = $1::text and operation = $2::text and value = $3::text
                 and token = $4::int8
-                and lease_until = $5::text::timestamptz
+                and lease_until = ", $crate::record::fragment::time_as_stored!("$5"), "
                 and completed_at is null
                 and ", $crate::record::fragment::no_live_lease!(), "
                 and expires_at > pg_catalog.statement_timestamp()"
@@ -115,14 +116,15 @@ impl LooksAt {
 }
 
 impl Looks {
-    pub(super) fn of_column(text: Option<&str>) -> sqlx::Result<Option<Self>> {
-        let Some(text) = text else { return Ok(None) };
-        let looks: Value = serde_json::from_str(text).map_err(|error| sqlx::Error::Decode(error.into()))?;
+    pub(super) fn of_column(text: Option<&str>) -> Option<Self> {
+        let text = text?;
+        // Looks that do not parse were written by hand, and are as good as none.
+        let looks: Value = serde_json::from_str(text).unwrap_or_default();
         let of = looks["of"].as_object().into_iter().flatten();
-        Ok(Some(Self {
+        Some(Self {
             since: looks["since"].as_f64().unwrap_or_default(),
             of: of.map(|(name, look)| (name.clone(), LooksAt::of_json(look))).collect(),
-        }))
+        })
     }
 }
 
@@ -167,12 +169,11 @@ impl Doubt {
         operation: &str,
         mode: Mode,
     ) -> Result<Vec<Self>, Error> {
-        let rows = sqlx::query(concat! {
+        let sql = concat! {
             "
             select
                 scope, value, fingerprint, token, attempt, ", readable!("claimed_at"), " as claimed_at,
-                -- The text of the looks, which another time zone would write in another way.
-                case when ", looks_count!(), " then looks ->> 'lease_until'::text else ", fence_time!(), " end as lease_until,
+                ", fence_time!(), " as lease_until,
                 case when lease_until > '-infinity' then extract(epoch from lease_until)::float8 end as lapsed_at,
                 extract(epoch from pg_catalog.statement_timestamp())::float8 as now,
                 ", steps_in_doubt!(), "::text as steps_in_doubt, looks::text as looks, ", looks_count!(), " as looks_count
@@ -186,38 +187,48 @@ impl Doubt {
                         'now', extract(epoch from pg_catalog.statement_timestamp())
                     )))
             order by ", looks_count!(), " is true, record.claimed_at
-            limit $3::int8
+            limit $3::int8 offset $4::int8
             ",
-        })
-        .persistent(deployment.prepared)
-        .bind(operation) // $1
-        .bind(mode.as_str()) // $2
-        .bind(DOUBTS) // $3
-        .try_map(|row: PgRow| {
-            let Some(key) = statement::stored_key(&row, operation)? else { return Ok(None) };
-            let stored: Option<String> = row.try_get("looks")?;
-            let counts = row.try_get::<Option<bool>, _>("looks_count")? == Some(true);
-            let names = step::in_doubt(&row)?;
-            let in_doubt = row.try_get::<Option<&str>, _>("steps_in_doubt")?.unwrap_or("[]");
-            let in_doubt = serde_json::from_str(in_doubt).map_err(|error| sqlx::Error::Decode(error.into()))?;
-            Ok(Some(Self {
-                key,
-                fence: Fence { token: row.try_get("token")?, lease_until: row.try_get("lease_until")? },
-                fingerprint: row.try_get("fingerprint")?,
-                attempt: row.try_get("attempt")?,
-                claimed_at: row.try_get("claimed_at")?,
-                names: if names.is_empty() { vec![String::new()] } else { names },
-                in_doubt,
-                looks: if counts { Looks::of_column(stored.as_deref())? } else { None },
-                stored,
-                lapsed_at: row.try_get("lapsed_at")?,
-                now: row.try_get("now")?,
-            }))
-        })
-        .fetch_all(conn)
-        .await
-        .map_err(Error::of_statement)?;
-        Ok(rows.into_iter().flatten().collect())
+        };
+        let mut pages = Pages::of(DOUBTS, 1, 0);
+        loop {
+            let page = sqlx::query(sql)
+                .persistent(deployment.prepared)
+                .bind(operation) // $1
+                .bind(mode.as_str()) // $2
+                .bind(DOUBTS) // $3
+                .bind(pages.skipped) // $4
+                .try_map(|row: PgRow| Ok(statement::or_left_out(operation, Self::of(&row, operation))))
+                .fetch_all(&mut *conn)
+                .await
+                .map_err(Error::of_statement)?;
+            if pages.end_with(page) {
+                return Ok(pages.found);
+            }
+        }
+    }
+
+    /// `None` for a row whose key no caller can have.
+    fn of(row: &PgRow, operation: &str) -> sqlx::Result<Option<Self>> {
+        let Some(key) = statement::stored_key(row, operation)? else { return Ok(None) };
+        let stored: Option<String> = row.try_get("looks")?;
+        let counts = row.try_get::<Option<bool>, _>("looks_count")? == Some(true);
+        let names = step::in_doubt(row)?;
+        let in_doubt = row.try_get::<Option<&str>, _>("steps_in_doubt")?.unwrap_or("[]");
+        let in_doubt = serde_json::from_str(in_doubt).map_err(|error| sqlx::Error::Decode(error.into()))?;
+        Ok(Some(Self {
+            key,
+            fence: Fence { token: row.try_get("token")?, lease_until: row.try_get("lease_until")? },
+            fingerprint: row.try_get("fingerprint")?,
+            attempt: row.try_get("attempt")?,
+            claimed_at: row.try_get("claimed_at")?,
+            names: if names.is_empty() { vec![String::new()] } else { names },
+            in_doubt,
+            looks: if counts { Looks::of_column(stored.as_deref()) } else { None },
+            stored,
+            lapsed_at: row.try_get("lapsed_at")?,
+            now: row.try_get("now")?,
+        }))
     }
 
     fn record(&self, deployment: Deployment) -> Record<'_> {
@@ -288,7 +299,7 @@ impl Doubt {
                     expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $12::interval)
                 ", undecided!(), "
                     and ", looks_count!("looks ->> 'lease_until'::text = $5::text"), "
-                    and (looks -> 'of'::text -> $6::text -> 'n'::text)::int8 = $7::int8
+                    and looks -> 'of'::text -> $6::text ->> 'n'::text = $7::int8::text
                 ",
             })
             .bind(self.fence.token) // $4

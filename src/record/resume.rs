@@ -5,12 +5,14 @@ use std::time::Duration;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
+#[cfg(feature = "http")]
+use super::fragment::time_as_stored;
 use super::fragment::{attempts_are_left, may_be_retried, stored_time};
 #[cfg(feature = "http")]
 use super::release::storable;
 #[cfg(feature = "http")]
 use super::statement::draw_token;
-use super::statement::{self, Record, changes_a_row, interval};
+use super::statement::{self, Pages, Record, changes_a_row, interval};
 use crate::{Deployment, Error, Fingerprint, Key, Mode};
 
 /// The number of candidates of one search. A resumer that loses one to another caller tries the next.
@@ -38,6 +40,9 @@ pub(crate) struct Candidate {
     /// The end of its retention, as JSON writes a time: somebody may have set it to `infinity`.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "only a layer can find that it was sent in vain"))]
     pub(crate) expires_at: String,
+    /// Its place in the order of the search. A later search skips the rows up to it, also those that were left out.
+    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "only a resumer of the layer searches on"))]
+    pub(crate) place: i64,
 }
 
 impl Candidate {
@@ -54,7 +59,7 @@ impl Candidate {
         stored_as: StoredAs,
         skipped: i64,
     ) -> Result<Vec<Self>, Error> {
-        let rows = sqlx::query(concat! {
+        let sql = concat! {
             "
             select scope, value, fingerprint, attempt, token, ", stored_time!("expires_at"), " as expires_at
             from idempotency.record
@@ -67,33 +72,47 @@ impl Candidate {
                 -- After its retention the key is new, and its stored steps do not count.
                 and expires_at > pg_catalog.statement_timestamp()
                 and ", attempts_are_left!("$3"), "
-                and claimed_at <= pg_catalog.statement_timestamp()
-                    - $4::interval * pg_catalog.power(2, least(attempt - 1 + coalesce(misdirected, 0), 20))
+                and claimed_at <= pg_catalog.statement_timestamp() - $4::interval * pg_catalog.power(2,
+                    -- No sum overflows, whatever somebody has written into the row.
+                    least(least(greatest(attempt, 1) - 1, 20) + least(greatest(misdirected, 0), 20), 20))
             order by claimed_at
             limit $5::int8 offset $8::int8
             ",
-        })
-        .persistent(deployment.prepared)
-        .bind(operation) // $1
-        .bind(mode.as_str()) // $2
-        .bind(max_attempts) // $3
-        .bind(interval(after)) // $4
-        .bind(CANDIDATES) // $5
-        .bind(stored_as.first_bytes()[0]) // $6
-        .bind(stored_as.first_bytes()[1]) // $7
-        .bind(skipped) // $8
-        .try_map(|row: PgRow| {
-            let key = statement::stored_key(&row, operation)?;
-            let fingerprint = Fingerprint::stored(row.try_get("fingerprint")?);
-            let (attempt, token) = (row.try_get("attempt")?, row.try_get("token")?);
-            let expires_at: String = row.try_get("expires_at")?;
-            Ok(key.zip(fingerprint).map(|(key, fingerprint)| Self { key, fingerprint, attempt, token, expires_at }))
-        })
-        .fetch_all(conn)
-        .await
-        .map_err(Error::of_statement)?;
-        // A fingerprint of another length is a newer release's, and that release resumes the operation.
-        Ok(rows.into_iter().flatten().collect())
+        };
+        let mut pages = Pages::of(CANDIDATES, 1, skipped);
+        loop {
+            let mut place = pages.skipped;
+            let page = sqlx::query(sql)
+                .persistent(deployment.prepared)
+                .bind(operation) // $1
+                .bind(mode.as_str()) // $2
+                .bind(max_attempts) // $3
+                .bind(interval(after)) // $4
+                .bind(CANDIDATES) // $5
+                .bind(stored_as.first_bytes()[0]) // $6
+                .bind(stored_as.first_bytes()[1]) // $7
+                .bind(pages.skipped) // $8
+                .try_map(|row: PgRow| {
+                    place += 1;
+                    Ok(statement::or_left_out(operation, Self::of(&row, operation, place)))
+                })
+                .fetch_all(&mut *conn)
+                .await
+                .map_err(Error::of_statement)?;
+            if pages.end_with(page) {
+                return Ok(pages.found);
+            }
+        }
+    }
+
+    /// `None` for a row whose key no caller can have. A fingerprint of another length is a newer release's, and that
+    /// release resumes the operation.
+    fn of(row: &PgRow, operation: &str, place: i64) -> sqlx::Result<Option<Self>> {
+        let key = statement::stored_key(row, operation)?;
+        let fingerprint = Fingerprint::stored(row.try_get("fingerprint")?);
+        let (attempt, token) = (row.try_get("attempt")?, row.try_get("token")?);
+        let expires_at: String = row.try_get("expires_at")?;
+        Ok(key.zip(fingerprint).map(|(key, fingerprint)| Self { key, fingerprint, attempt, token, expires_at, place }))
     }
 }
 
@@ -150,19 +169,19 @@ impl Record<'_> {
         expires_at: &str,
     ) -> Result<bool, Error> {
         let update = self
-            .query(
+            .query(concat! {
                 "
                 update idempotency.record
                 set lease_until = '-infinity', token = $5::int8, last_error = $6::text,
-                    expires_at = $7::text::timestamptz,
-                    attempt = attempt - 1, misdirected = least(coalesce(misdirected, 0) + 1, 20)
+                    expires_at = ", time_as_stored!("$7"), ",
+                    attempt = attempt - 1, misdirected = least(coalesce(misdirected, 0), 19) + 1
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
                     -- Any body may take over attempt 0.
                     and attempt > 1
                 ",
-            )
+            })
             .bind(token) // $4
             .bind(draw_token()?) // $5
             .bind(storable(reason)) // $6

@@ -8,10 +8,10 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use super::envelope::ShownRequest;
-use super::fragment::{attempts_are_left, fence_time, may_be_retried, no_live_lease, readable, state};
+use super::fragment::{attempts_are_left, fence_time, may_be_retried, no_live_lease, readable, state, time_as_stored};
 use super::looks::looks_count;
 use super::shown_looks::ShownLooks;
-use super::statement::{self, Fence, Record, changes_a_row, known_mode};
+use super::statement::{self, Fence, Pages, Record, changes_a_row, known_mode};
 use super::step::ShownStep;
 use crate::state::State;
 use crate::{Error, Key, Mode};
@@ -183,7 +183,7 @@ pub(crate) async fn unsettled(
     max_attempts: Option<i32>,
     abandoned_for: Option<Duration>,
 ) -> Result<Vec<Shown>, Error> {
-    sqlx::query(concat! {
+    let sql = concat! {
         "
         select
             scope, operation, value,", shown!(), "
@@ -211,21 +211,31 @@ pub(crate) async fn unsettled(
                     and lease_until <= pg_catalog.statement_timestamp() - $3::interval)
             )
         order by record.claimed_at, scope, operation, value
-        limit $1::int8
+        limit $1::int8 offset $4::int8
         ",
-    })
-    .persistent(false)
-    .bind(i64::from(limit)) // $1
-    .bind(max_attempts) // $2
-    .bind(abandoned_for.map(statement::interval)) // $3
-    .try_map(|row: PgRow| {
-        let key = statement::stored_key(&row, row.try_get("operation")?)?;
-        key.map(|key| Shown::of(&row, key)).transpose()
-    })
-    .fetch_all(conn)
-    .await
-    .map(|found| found.into_iter().flatten().collect())
-    .map_err(Error::of_statement)
+    };
+    let mut pages = Pages::of(i64::from(limit), limit as usize, 0);
+    loop {
+        let page = sqlx::query(sql)
+            .persistent(false)
+            .bind(i64::from(limit)) // $1
+            .bind(max_attempts) // $2
+            .bind(abandoned_for.map(statement::interval)) // $3
+            .bind(pages.skipped) // $4
+            .try_map(|row: PgRow| {
+                let operation: &str = row.try_get("operation")?;
+                let shown = statement::stored_key(&row, operation)
+                    .and_then(|key| key.map(|key| Shown::of(&row, key)).transpose());
+                Ok(statement::or_left_out(operation, shown))
+            })
+            .fetch_all(&mut *conn)
+            .await
+            .map_err(Error::of_statement)?;
+        if pages.end_with(page) {
+            pages.found.truncate(limit as usize);
+            return Ok(pages.found);
+        }
+    }
 }
 
 impl Record<'_> {
@@ -253,7 +263,7 @@ impl Record<'_> {
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is not distinct from $5::timestamptz
-                    and lease_until is not distinct from $6::text::timestamptz
+                    and lease_until is not distinct from ", time_as_stored!("$6"), "
                     and pg_catalog.jsonb_hash_extended(steps, 0::int8) is not distinct from $7::int8
                     and ", no_live_lease!(), "
                 ",

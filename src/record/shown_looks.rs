@@ -33,7 +33,7 @@ pub struct ShownLooks {
 impl ShownLooks {
     /// Reads the column `looks`, which is null if the looks do not count any more.
     pub(super) fn all(row: &PgRow) -> sqlx::Result<Vec<Self>> {
-        let looks = Looks::of_column(row.try_get("looks")?)?;
+        let looks = Looks::of_column(row.try_get("looks")?);
         let of = looks.map(|looks| looks.of).unwrap_or_default();
         Ok(of
             .into_iter()

@@ -45,7 +45,7 @@ impl<'k> Record<'k> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fence {
     pub(crate) token: i64,
-    /// As JSON writes a time, with its zone: `-infinity` is no time of chrono.
+    /// As JSON writes a time of UTC: `-infinity` is no time of chrono.
     pub(crate) lease_until: Option<String>,
 }
 
@@ -84,6 +84,41 @@ pub(super) fn stored_key(row: &PgRow, operation: &str) -> sqlx::Result<Option<Ke
         );
     }
     Ok(key.ok())
+}
+
+/// A row of a search. One that does not decode was written by hand, and is left out with a warning: see [`stored_key`].
+pub(super) fn or_left_out<R>(operation: &str, row: sqlx::Result<Option<R>>) -> Option<R> {
+    row.unwrap_or_else(|error| {
+        tracing::warn!(
+            operation,
+            error = &error as &dyn std::error::Error,
+            "a record that does not decode was left out"
+        );
+        None
+    })
+}
+
+/// The pages of a search, each of the search's limit, until enough rows are left or there are no more. Rows that were
+/// left out, however many, must not hide the others.
+pub(super) struct Pages<R> {
+    limit: i64,
+    enough: usize,
+    pub(super) skipped: i64,
+    pub(super) found: Vec<R>,
+}
+
+impl<R> Pages<R> {
+    pub(super) fn of(limit: i64, enough: usize, skipped: i64) -> Self {
+        Self { limit, enough, skipped, found: Vec::new() }
+    }
+
+    /// Adds a page, and returns whether it is the last.
+    pub(super) fn end_with(&mut self, page: Vec<Option<R>>) -> bool {
+        let is_short = i64::try_from(page.len()).is_ok_and(|rows| rows < self.limit);
+        self.found.extend(page.into_iter().flatten());
+        self.skipped += self.limit;
+        is_short || self.found.len() >= self.enough
+    }
 }
 
 /// The state of a row that was read with [`state`](super::fragment::state).

@@ -40,7 +40,8 @@ pub struct ShownStep {
 impl ShownStep {
     /// Reads the column `steps`, as text. The earliest step comes first.
     pub(super) fn all(row: &PgRow, downstream_key: impl Fn(&str) -> String) -> sqlx::Result<Vec<Self>> {
-        let entries = entries(row)?.into_iter();
+        // Steps that are no object were written by hand. An operator sees such a record without them, and can forget it.
+        let entries = entries(row).unwrap_or_default().into_iter();
         let mut steps: Vec<Self> = entries.map(|(name, step)| Self::of(downstream_key(&name), name, &step)).collect();
         steps.sort_by(|a, b| (a.at, &a.name).cmp(&(b.at, &b.name)));
         Ok(steps)

@@ -180,7 +180,7 @@ impl Fixture {
                 statement_timestamp() + $9::text::interval,
                 $10::bytea, $11::text, $12::text::jsonb, $13::bytea,
                 $14::text::jsonb || jsonb_build_object(
-                    'lease_until', statement_timestamp() + $15::float8 * interval '1 second'
+                    'lease_until', (statement_timestamp() + $15::float8 * interval '1 second') at time zone 'UTC'
                 )
             )
             on conflict (scope, operation, value) do update
