@@ -64,6 +64,8 @@ pub(crate) use statement::{changes_a_row, interval};
 pub use stats::Group;
 pub(crate) use stats::{groups, size};
 pub use step::ShownStep;
-pub(crate) use step::{StoredSteps, is_open};
+#[cfg(feature = "http")]
+pub(crate) use step::is_own_transaction;
+pub(crate) use step::{StoredSteps, is_open, own_transaction};
 pub(crate) use sweep::{Deleted, leaves, oldest_due, sweep};
 pub(crate) use wait::{Awaited, wait_for_row};

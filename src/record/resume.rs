@@ -32,10 +32,6 @@ pub(crate) struct Candidate {
     pub(crate) key: Key,
     pub(crate) fingerprint: Fingerprint,
     pub(crate) attempt: i32,
-    #[cfg_attr(
-        not(feature = "http"),
-        expect(dead_code, reason = "only a resumer of the layer decides before it claims")
-    )]
     pub(crate) token: i64,
     /// The end of its retention, as JSON writes a time: somebody may have set it to `infinity`.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "only a layer can find that it was sent in vain"))]

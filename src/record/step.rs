@@ -78,6 +78,29 @@ pub(super) fn in_doubt(row: &PgRow) -> sqlx::Result<Vec<String>> {
     Ok(names)
 }
 
+/// What the setting `idempotency.claim` begins with in a transaction that the crate began for a step (`step`), or for a
+/// handler without a key (`exempt`). A role or a database may have the word for all its sessions, so the time of this
+/// transaction follows it.
+macro_rules! own_transaction {
+    ($word:literal) => {
+        concat!("('", $word, " ' || (extract(epoch from pg_catalog.now())::float8 * 1000000::float8)::int8::text)")
+    };
+}
+pub(crate) use own_transaction;
+
+/// Whether the connection is still in that transaction. Claims append their tokens to the setting.
+macro_rules! is_own_transaction {
+    ($word:literal) => {
+        concat!(
+            "pg_catalog.starts_with(coalesce(pg_catalog.current_setting('idempotency.claim', true), ''), ",
+            $crate::record::own_transaction!($word),
+            ")"
+        )
+    };
+}
+#[cfg(feature = "http")]
+pub(crate) use is_own_transaction;
+
 /// The record of a step in doubt, as the operator saw it.
 macro_rules! settled_step {
     () => {
@@ -107,7 +130,7 @@ impl Record<'_> {
         result: &str,
     ) -> Result<bool, Error> {
         let update = self
-            .query(
+            .query(concat! {
                 "
                 update idempotency.record
                 set steps = coalesce(steps, '{}') || pg_catalog.jsonb_build_object($5::text, pg_catalog.jsonb_build_object(
@@ -117,9 +140,9 @@ impl Record<'_> {
                     and token = $4::int8
                     and completed_at is null
                     and steps -> $5::text -> 'result'::text is null
-                    and pg_catalog.current_setting('idempotency.claim', true) like 'step%'
+                    and ", is_own_transaction!("step"), "
                 ",
-            )
+            })
             .bind(token) // $4
             .bind(name) // $5
             .bind(result) // $6
@@ -273,7 +296,7 @@ impl Record<'_> {
 
 /// Whether the connection is still in the transaction that began with [`Opening::Durable`](crate::session::Opening).
 pub(crate) async fn is_open(conn: &mut PgConnection) -> Result<bool, Error> {
-    sqlx::query_scalar("select coalesce(pg_catalog.current_setting('idempotency.claim', true), '') like 'step%'")
+    sqlx::query_scalar(concat!("select ", is_own_transaction!("step")))
         .persistent(false)
         .fetch_one(conn)
         .await

@@ -14,15 +14,16 @@ use sqlx::{Executor as _, PgConnection, PgPool, Postgres, SqlSafeStr as _, SqlSt
 
 use super::depth::{begin, commit, depth, queue_rollbacks, roll_back_to};
 use crate::error::sqlstate;
+use crate::record::own_transaction;
 use crate::{Deployment, Error};
 
-/// Fails outside the transaction that began as [`Opening::Exempt`]. It compares only the beginning of the setting,
-/// because claims of the handler append their tokens. The savepoint fails outside every transaction: a role may have
-/// the setting for all its sessions.
+/// Fails outside the transaction that began as [`Opening::Exempt`].
 #[cfg(feature = "http")]
-const IS_EXEMPT: &str = "savepoint pg_idempotency; release savepoint pg_idempotency; select 1 / pg_catalog.starts_with(
-    coalesce(pg_catalog.current_setting('idempotency.claim', true), ''), 'exempt'::text
-)::int";
+const IS_EXEMPT: &str = concat!(
+    "savepoint pg_idempotency; release savepoint pg_idempotency; select 1 / ",
+    crate::record::is_own_transaction!("exempt"),
+    "::int"
+);
 
 /// A connection of the pool, and the transaction that the crate has begun on it, if there is one. If the session is
 /// dropped, the transaction is rolled back.
@@ -188,7 +189,7 @@ pub(crate) enum Opening {
     /// With `synchronous_commit = on`, if the session has a weaker setting. For a claim that guards an effect
     /// elsewhere: if the server lost the claim, a second caller could repeat the effect.
     ///
-    /// The setting `idempotency.claim` begins with `step` until this transaction ends. So a step, which claims nothing,
+    /// The setting `idempotency.claim` begins with [`own_transaction`] until this transaction ends. So a step, which claims nothing,
     /// may write the tables that are protected, and a later statement can tell whether it is still in this transaction.
     Durable,
     /// As `Durable`, and the workers of a distributed table commit with the same setting. Otherwise each has its own.
@@ -235,21 +236,23 @@ const BEGIN_ALL_ROWS: &str = concat!(check!(), ", pg_catalog.set_config('row_sec
 /// PostgreSQL refuses to set this mode, whatever its value is, after the first query of a transaction.
 const BEGIN_BEFORE_CLAIM: &str = "begin not deferrable";
 #[cfg(feature = "http")]
-const BEGIN_EXEMPT: &str = concat!(check!(), ", pg_catalog.set_config('idempotency.claim', 'exempt', true); begin");
+const BEGIN_EXEMPT: &str =
+    concat!(check!(), ", pg_catalog.set_config('idempotency.claim', ", own_transaction!("exempt"), ", true); begin");
 #[cfg(feature = "http")]
 const BEGIN_READ_ONLY: &str = concat!(check!(), "; begin read only");
 const BEGIN_DURABLE: &str = concat!(
     check!(),
     ", case when pg_catalog.current_setting('synchronous_commit') in ('off', 'local')
     then pg_catalog.set_config('synchronous_commit', 'on', true) end,
-    pg_catalog.set_config('idempotency.claim', 'step', true); begin"
+    pg_catalog.set_config('idempotency.claim', ",
+    own_transaction!("step"),
+    ", true); begin"
 );
 /// Citus passes on `set local`, and nothing that a function sets. The session's `lock_timeout` bounds the waits for a
 /// row on a worker. On a server without Citus the settings stay what they are.
 macro_rules! durable_on_workers {
     () => {
-        "begin; set local idempotency.claim = 'step';
-        set local citus.propagate_set_commands = 'local'; do $$ begin
+        "begin; set local citus.propagate_set_commands = 'local'; do $$ begin
             execute pg_catalog.format('set local synchronous_commit = %L', case
                 when pg_catalog.current_setting('synchronous_commit') in ('off', 'local') then 'on'
                 else pg_catalog.current_setting('synchronous_commit')
@@ -261,9 +264,20 @@ macro_rules! durable_on_workers {
     };
 }
 
-const BEGIN_DURABLE_ON_WORKERS: &str = concat!(check!(), "; ", durable_on_workers!());
-const BEGIN_DURABLE_ALL_ROWS: &str =
-    concat!(check!(), ", pg_catalog.set_config('row_security', 'off', true); ", durable_on_workers!());
+const BEGIN_DURABLE_ON_WORKERS: &str = concat!(
+    check!(),
+    ", pg_catalog.set_config('idempotency.claim', ",
+    own_transaction!("step"),
+    ", true); ",
+    durable_on_workers!()
+);
+const BEGIN_DURABLE_ALL_ROWS: &str = concat!(
+    check!(),
+    ", pg_catalog.set_config('row_security', 'off', true), pg_catalog.set_config('idempotency.claim', ",
+    own_transaction!("step"),
+    ", true); ",
+    durable_on_workers!()
+);
 
 /// The check would take a snapshot at the session's level, and then BEGIN may not set another. So this rolls back what
 /// may be open. It counts as a rollback in `pg_stat_database`, and only a call that has failed pays that.

@@ -131,7 +131,9 @@ pub(crate) fn of(sql: &str) -> Vec<Edit> {
                 add("at the session's level".to_owned(), at..at + 4, "");
                 add("with one snapshot".to_owned(), at + 2..at + 4, "repeatable read");
             }
-            "'exempt'" | "'step'" => add(format!("does not set {word}"), at..at + 1, "''"),
+            "'exempt '" | "'step '" => {
+                add(format!("does not set '{}'", word.trim_matches(['\'', ' '])), at..at + 1, "''");
+            }
             "and" if next == "chain" => add("without and chain".to_owned(), at..at + 2, ""),
             // The end of an attempt whose work has begun. The sums with a time renew a lease.
             "lease_until"

@@ -52,8 +52,8 @@ const NAMES: &[(&str, &str, &str)] = &[
     ("update idempotency.record", "", "update"),
     // The janitor's question for the oldest record decides nothing.
     ("select extract(epoch", "", ""),
-    ("select 1 / (", "'exempt'", "opening exempt"),
-    ("select 1 / (", "'step'", "opening durable"),
+    ("select 1 / (", "'exempt '", "opening exempt"),
+    ("select 1 / (", "'step '", "opening durable"),
     ("select 1 / (", "; begin", "opening"),
     ("begin not deferrable", "", "opening before claim"),
     ("begin; rollback; begin isolation", "", "opening at read committed"),

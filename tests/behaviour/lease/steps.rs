@@ -271,8 +271,17 @@ async fn a_step_that_took_no_effect_may_be_performed_again(pool: PgPool) -> anyh
 
 /// However it ends the transaction: what it wrote before may be lost, so its result must not be stored.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_step_that_ends_its_own_transaction_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
+async fn a_step_that_ends_its_own_transaction_is_never_acknowledged(
+    _: PgPoolOptions,
+    server: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = wide_pool(&server, 4).await;
     create_effects(&pool).await;
+    // Somebody has the setting by which the crate knows its transaction for all sessions.
+    let database = server.get_database().expect("a database");
+    let set = format!("alter database {database:?} set idempotency.claim = 'step'");
+    pool.execute(sqlx::AssertSqlSafe(set)).await?;
+    let pool = wide_pool(&server, 4).await;
     let lease = acquired(&pool).await;
     let by_sqlx = ["a nested begin that is dropped", "a guard that is forgotten"];
     for ending in ["commit", "rollback", "commit; begin", "rollback; begin"].into_iter().chain(by_sqlx) {
