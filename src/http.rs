@@ -43,7 +43,8 @@
 //!    length that it has announced: 400. Up to here nothing is claimed, and no place and no connection is taken,
 //!    however slow the upload is.
 //! 5. The request becomes a *run*, which is a task of its own: **a client that hangs up changes nothing**, and gets the
-//!    answer when it asks again. With too many runs it waits for a place, and then the answer is a 503 `overloaded`.
+//!    answer when it asks again. With too many runs, of all or of its scope, it waits for a place, and then the answer is
+//!    a 503 `overloaded`.
 //!    The run claims the key. If the database is unreachable, the answer is a 503, and the handler does not run. If it
 //!    refuses a statement that a retry would send again, or the table is missing, the answer is a 500.
 //! 6. The key came with [another request](#what-makes-two-requests-the-same): 422 `key-reused`. A transaction of
@@ -124,8 +125,10 @@
 //!
 //! A request waits for its place among the runs in the order of arrival, for as long as the pool waits for a connection
 //! (`acquire_timeout`), or for the wait of the options if that is longer, and ends with its client meanwhile. **A storm
-//! of requests with one key costs other keys time and nothing else**: of the requests with one key that do not perform,
-//! only as many have a place at a time as the pool has connections, and at most half of all places.
+//! of requests with one key costs other keys time and nothing else, and a storm of one scope costs other scopes no
+//! more**: each queues for [places of its own](IdempotencyLayer::with_max_runs_of_one_scope) first. A layer counts its
+//! own runs only: if several layers share a pool, set the bounds so that their sum leaves a connection to others. A
+//! duplicate that waits for another process asks again every half second at most, and has no place in between.
 //!
 //! If the database is down, sqlx waits for a connection for the pool's `acquire_timeout`, by default 30 seconds, and
 //! only then the layer answers 503. Clients whose time-out is 5 seconds, which is common, would never see it. **Set 3
@@ -147,15 +150,14 @@ mod idempotent_tx;
 mod key_header;
 mod layer;
 mod leased;
-mod local_in_flight;
 mod not_begun;
+mod places;
 mod rebuild;
 mod rejection;
 mod replay;
 mod request;
 mod request_resumer;
 mod resume;
-mod runs;
 mod service;
 mod stored_request;
 mod transactional;
@@ -169,10 +171,10 @@ pub use layer::{IdempotencyLayer, InvalidSetting};
 pub use leased::NoLease;
 #[cfg(feature = "axum")]
 pub use not_begun::{LeasedBody, method_not_allowed, not_found};
+pub use places::Runs;
 pub use rebuild::Replay;
 pub use rejection::{Denied, Misconfigured, Rejection, problem};
 pub use replay::IDEMPOTENT_REPLAYED;
 pub use request_resumer::RequestResumer;
 pub use resume::{Decision, ResumedRequest};
-pub use runs::Runs;
 pub use service::IdempotencyService;

@@ -14,5 +14,7 @@ pub(crate) use bounded::{ANSWER, ended_or_closed};
 pub use commit::commit;
 pub(crate) use depth::{depth, roll_back_to};
 pub(crate) use own::{Opening, Session, in_pooled_transaction};
-pub(crate) use poll::{Polls, Rests, jittered};
+#[cfg(feature = "http")]
+pub(crate) use poll::Pauses;
+pub(crate) use poll::{Polls, PollsUntil, Rests, jittered};
 pub(crate) use savepoint::Savepoint;

@@ -12,11 +12,10 @@ use http::{HeaderName, Method, Response, StatusCode};
 use sqlx::PgPool;
 
 use super::fingerprint_choice::FingerprintChoice;
-use super::local_in_flight::LocalInFlight;
+use super::places::{Bounds, Places};
 use super::rebuild::Rebuild;
 use super::rejection::{Denied, Rejection, problem};
 use super::replay::REPLAYED;
-use super::runs::Runs;
 use super::stored_request::STORED;
 use crate::lease::Leasing;
 use crate::route::without_names;
@@ -68,11 +67,11 @@ pub struct IdempotencyLayer {
     pub(super) stored_headers: Vec<HeaderName>,
     pub(super) rejection: Arc<ResponseOf>,
     // The bounds.
-    pub(super) local: LocalInFlight,
     pub(super) request_limit: usize,
     pub(super) response_limit: usize,
-    pub(super) runs: Runs,
+    pub(super) places: Places,
     pub(super) max_runs: usize,
+    pub(super) max_runs_of_one_scope: Option<usize>,
     pub(super) run_timeout: Duration,
 }
 
@@ -139,7 +138,7 @@ impl IdempotencyLayer {
     }
 
     fn new(pool: PgPool, mode: LayerMode, scope: Arc<ScopeOf>) -> Self {
-        let connections = usize::try_from(pool.options().get_max_connections()).unwrap_or(usize::MAX);
+        let connections = connections(&pool);
         Self {
             pool,
             mode,
@@ -154,11 +153,11 @@ impl IdempotencyLayer {
             replay: None,
             stored_headers: STORED.to_vec(),
             rejection: Arc::new(problem),
-            local: LocalInFlight::default(),
             request_limit: BODY_LIMIT,
             response_limit: BODY_LIMIT,
-            runs: Runs::default(),
+            places: Places::default(),
             max_runs: connections.saturating_mul(RUNS_PER_CONNECTION),
+            max_runs_of_one_scope: None,
             run_timeout: RUN_TIMEOUT,
         }
     }
@@ -173,11 +172,15 @@ impl IdempotencyLayer {
         self.pool.options().get_acquire_timeout().min(LONGEST_PLACE_TIME)
     }
 
-    /// How many requests with one key may claim or replay at a time. More than one for each connection would only wait
-    /// for one. At least half of the places are left to other keys, if there are two.
-    pub(super) fn turns_of_one_key(&self) -> usize {
-        let connections = usize::try_from(self.pool.options().get_max_connections()).unwrap_or(usize::MAX);
-        connections.min(self.max_runs / 2).max(1)
+    pub(super) fn bounds(&self) -> Bounds {
+        let (all, connections) = (self.max_runs, connections(&self.pool));
+        let of_one_scope = self.max_runs_of_one_scope.unwrap_or_else(|| match self.mode {
+            // A run without a connection would only wait for one.
+            LayerMode::Transactional(_) => seven_eighths(all.min(connections)),
+            LayerMode::Leased(_) => seven_eighths(all),
+        });
+        // At least half of the places of the scope are left to other keys, if there are two.
+        Bounds { all, of_one_scope, of_one_key: connections.min(of_one_scope / 2).max(1) }
     }
 
     /// The longest wait for the database, before and after the handler. It is not longer than the handler may take, but
@@ -185,6 +188,15 @@ impl IdempotencyLayer {
     pub(super) fn answer_time(&self) -> Duration {
         self.run_timeout.clamp(Duration::from_secs(1), ANSWER)
     }
+}
+
+fn connections(pool: &PgPool) -> usize {
+    usize::try_from(pool.options().get_max_connections()).unwrap_or(usize::MAX)
+}
+
+/// At least one is left, if there are two, and at least one is given.
+fn seven_eighths(all: usize) -> usize {
+    (all - all.div_ceil(8)).max(1)
 }
 
 /// The method, and the route that axum has matched. Without the names of its parameters: who renames one would make

@@ -6,8 +6,8 @@ use super::by_reference::answer_again;
 use super::conclusion::{Called, Conclusion, LastError, conclude};
 use super::handler::{Handler, NoResponse, Reply};
 use super::layer::IdempotencyLayer;
-use super::local_in_flight::Turn;
 use super::not_begun::{Loan, NotBegun};
+use super::places::Place;
 use super::rejection::Rejection;
 use super::request::{Resumed, Ticket};
 use crate::claim::CalledAt;
@@ -18,16 +18,16 @@ use crate::{Error, observe};
 pub(super) async fn run<H: Handler>(
     options: Leasing,
     layer: &IdempotencyLayer,
-    ticket: &mut Ticket,
-    turn: Turn,
+    ticket: &Ticket,
+    mut place: Place<'_>,
     handler: H,
 ) -> Reply<H> {
-    let (asked, stored) = (CalledAt::since(ticket.arrived), ticket.stored.take());
-    let options = options.waiting(ticket.wait);
-    match options.acquire_stored(&layer.pool, &ticket.key, ticket.fingerprint, stored, asked).await? {
+    let (asked, stored) = (CalledAt::since(ticket.arrived), ticket.stored.as_deref());
+    let (pool, key, fingerprint) = (&layer.pool, &ticket.key, ticket.fingerprint);
+    match options.acquire_stored(pool, key, fingerprint, stored, asked, &mut place).await? {
         Acquired::Replayed(stored) => answer_again(layer, stored, handler).await,
         Acquired::Owner(owner) => {
-            let _registered = turn.register(ticket.fingerprint);
+            let _performing = place.performing();
             perform(layer, owner, handler, None).await.reply
         }
     }

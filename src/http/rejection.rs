@@ -93,12 +93,13 @@ pub enum Rejection {
     /// although no answer is stored: the retry may perform again, or be `indeterminate`.
     #[error("the service cannot process this request at the moment; ask again with the same key")]
     Unavailable(#[source] Arc<Error>),
-    /// `overloaded`, 503 with `Retry-After`: the number of runs is at its limit, and no place became free in time.
-    /// Nothing began.
+    /// `overloaded`, 503 with `Retry-After`: the number of runs, or of those of this scope, is at its limit, and no place
+    /// became free in time. Nothing began.
     #[error("too many requests are in progress; ask again with the same key")]
     #[non_exhaustive]
     Overloaded {
-        /// [The limit](super::IdempotencyLayer::with_max_runs).
+        /// The limit: of [all runs](super::IdempotencyLayer::with_max_runs), or of [those of one
+        /// scope](super::IdempotencyLayer::with_max_runs_of_one_scope).
         limit: usize,
     },
     /// `timed-out`, 503 with `Retry-After`: the handler took too long and was dropped. In a transactional layer its

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -20,7 +21,7 @@ use super::handler::{Handler, NoResponse, Reply, ServiceCall};
 use super::key_header::{IDEMPOTENCY_KEY, only_line};
 use super::layer::{IdempotencyLayer, LayerMode};
 use super::leased;
-use super::local_in_flight::{Patience, Turn};
+use super::places::Patience;
 use super::rejection::{Denied, Rejection};
 use super::request::{Admission, Ticket, admit};
 use super::transactional::Transactional;
@@ -98,47 +99,47 @@ where
     }
 }
 
-/// Runs the request in a task of its own: when the client hangs up, the run continues to its end. A request that waits
-/// for its place has no task yet, and ends with its client.
+/// Runs the request in a task of its own: when the client hangs up, a run that has its place continues to its end. A
+/// request that waits for its place, or pauses, ends with its client.
 async fn run_in_task<H: Handler>(layer: &Arc<IdempotencyLayer>, ticket: Option<Ticket>, handler: H) -> Reply<H> {
-    let limit = layer.max_runs;
-    let arrived = Instant::now();
-    let first = arrived + ticket.as_ref().map_or(Duration::ZERO, |ticket| ticket.wait);
-    let patience = Patience { first, place: first.max(arrived + layer.place_time()) };
-    let keyed = match ticket {
-        None => None,
-        Some(mut ticket) => {
-            let turn = layer.local.turn(&ticket.key, ticket.fingerprint, layer.turns_of_one_key(), patience).await;
-            let mode = layer.mode.of_records();
-            let turn = turn.inspect_err(|error| observe::outcome(mode, ticket.key.operation(), error.outcome()))?;
-            ticket.wait = first.saturating_duration_since(Instant::now());
-            Some((ticket, turn))
-        }
-    };
-    let counted = layer.runs.begin_until(limit, patience.place).await.ok_or(Rejection::Overloaded { limit })?;
+    // Dropped with this future.
+    let (_client, gone) = watch::channel(());
     let layer = layer.clone();
     // Boxed, because a task is moved several times before its first poll, and this one is large.
-    let run = Box::pin(async move {
-        let reply = run(&layer, keyed, handler).await;
-        drop(counted);
-        reply
-    });
+    let run = Box::pin(async move { run(&layer, ticket, gone, handler).await });
     // The task fails if the runtime is shutting down, or the layer itself has panicked.
     let ended = tokio::spawn(run.in_current_span()).await;
     ended.unwrap_or_else(|_| Err(crate::Error::Unanswered.into()))
 }
 
-async fn run<H: Handler>(layer: &IdempotencyLayer, keyed: Option<(Ticket, Turn)>, mut handler: H) -> Reply<H> {
-    let Some((mut ticket, turn)) = keyed else {
+async fn run<H: Handler>(
+    layer: &IdempotencyLayer,
+    ticket: Option<Ticket>,
+    client: watch::Receiver<()>,
+    mut handler: H,
+) -> Reply<H> {
+    let arrived = Instant::now();
+    let first = arrived + ticket.as_ref().map_or(Duration::ZERO, |ticket| ticket.wait);
+    let patience = Patience { first, place: first.max(arrived + layer.place_time()) };
+    let asked = ticket.as_ref().map(|ticket| (&ticket.key, ticket.fingerprint));
+    let place = layer.places.place(layer.bounds(), asked, patience, client).await;
+    let Some(ticket) = &ticket else {
+        let _place = place?;
         return match layer.mode {
             LayerMode::Transactional(options) => Transactional { layer, options }.run_without_key(handler).await,
             LayerMode::Leased(_) => Ok(handler.call(layer.run_timeout).await?.map(LayerBody::untouched)),
         };
     };
+    // It has no run, which would count it.
+    let place = place.inspect_err(|rejection| {
+        if let Rejection::InFlight { .. } | Rejection::KeyReused = rejection {
+            observe::outcome(layer.mode.of_records(), ticket.key.operation(), rejection.outcome());
+        }
+    })?;
     handler.extensions_mut().insert(ticket.key.clone());
     let reply = match layer.mode {
-        LayerMode::Transactional(options) => Transactional { layer, options }.run(&ticket, turn, handler).await,
-        LayerMode::Leased(options) => leased::run(options, layer, &mut ticket, turn, handler).await,
+        LayerMode::Transactional(options) => Transactional { layer, options }.run(ticket, place, handler).await,
+        LayerMode::Leased(options) => leased::run(options, layer, ticket, place, handler).await,
     };
     if let Err(NoResponse::Rejected(rejection)) = &reply {
         warn_of_unsettled(ticket.key.operation(), rejection);

@@ -11,7 +11,7 @@ use super::conclusion::{Called, Conclusion, conclude};
 use super::handler::{Handler, NoResponse, Reply};
 use super::idempotent_tx::{Lent, Loan, Loaned};
 use super::layer::IdempotencyLayer;
-use super::local_in_flight::Turn;
+use super::places::Place;
 use super::rejection::{Misconfigured, Rejection};
 use super::request::Ticket;
 use crate::claim::Claimed;
@@ -57,9 +57,9 @@ impl Transactional<'_> {
     }
 
     /// Claims the key, calls the handler, stores its response and commits; or replays the stored response.
-    pub(super) async fn run<H: Handler>(self, ticket: &Ticket, turn: Turn, handler: H) -> Reply<H> {
+    pub(super) async fn run<H: Handler>(self, ticket: &Ticket, mut place: Place<'_>, handler: H) -> Reply<H> {
         let counted = async {
-            let ran = self.perform_or_replay(ticket, turn, handler).await;
+            let ran = self.perform_or_replay(ticket, &mut place, handler).await;
             observe::outcome(Mode::Transaction, ticket.key.operation(), outcome(&ran));
             ran
         };
@@ -70,12 +70,12 @@ impl Transactional<'_> {
     async fn perform_or_replay<H: Handler>(
         self,
         ticket: &Ticket,
-        turn: Turn,
+        place: &mut Place<'_>,
         handler: H,
     ) -> Result<Ran<H::Body>, NoResponse<H::Error>> {
         let key = &ticket.key;
         let started = Instant::now();
-        let claimed = self.claim(ticket).await;
+        let claimed = self.claim(ticket, place).await;
         observe::claimed(Mode::Transaction, key.operation(), started.elapsed());
         let (session, won) = match claimed? {
             Claimed::Won(holding) => holding,
@@ -84,23 +84,22 @@ impl Transactional<'_> {
                 return Ok(Ran { outcome: observe::REPLAYED, response });
             }
         };
-        let _registered = turn.register(ticket.fingerprint);
+        let _performing = place.performing();
         self.perform(session, Some(won), handler).await
     }
 
     /// Claims the key, or finds the stored response. Waits for the first request as long as the ticket allows.
-    async fn claim(self, ticket: &Ticket) -> Result<Claimed<Holding<'_>>, Error> {
+    async fn claim<'k>(self, ticket: &'k Ticket, place: &mut Place<'_>) -> Result<Claimed<Holding<'k>>, Error> {
         let isolated = !self.layer.stored_errors.is_empty();
         // The call itself does not wait, because a request that waits holds no connection between two polls.
         let call = Call::new(&self.options, &ticket.key, ticket.fingerprint, Some(InFlight::Reject), isolated);
         let call = call.made_at(ticket.arrived);
-        let mut polls = Polls::until(Instant::now() + ticket.wait);
         let mut retries = 0;
         let mut first = true;
         loop {
             match within(self.claim_limit(), self.claim_once(&call, first)).await {
                 Err(Error::Retryable(_)) if retries < RETRIES => retries += 1,
-                Err(Error::InFlight { .. }) if polls.rest().await => {}
+                Err(Error::InFlight { .. }) if place.rest().await => {}
                 claimed => return claimed,
             }
             first = false;

@@ -153,12 +153,6 @@ impl Leasing {
         }
     }
 
-    /// What is left of a wait that was checked before, or zero.
-    #[cfg(feature = "http")]
-    pub(crate) const fn waiting(self, left: Duration) -> Self {
-        Self { in_flight: InFlight::Wait(left), ..self }
-    }
-
     /// Whether the claim stores the request, so that [`resume_one`](Self::resume_one) or a
     /// [`Resumer`](super::Resumer) can do the work if no caller comes back. The default is `false`. It costs one more
     /// round trip.

@@ -17,7 +17,7 @@ use crate::claim::{CalledAt, Claimed, contend};
 use crate::observe::{Failure, call_span, spanned};
 use crate::outcome::{Response, decode, encode};
 use crate::record::{Claim, Record, StoredSteps, Terms};
-use crate::session::{ANSWER, Opening, Polls, in_pooled_transaction, within};
+use crate::session::{ANSWER, Opening, Polls, PollsUntil, in_pooled_transaction, within};
 use crate::{Body, Error, Fingerprint, InFlight, Key, Mode, Outcome, observe};
 
 /// A claim is a transaction of a millisecond. A longer wait means a stuck server, or a caller that uses the key in
@@ -132,7 +132,8 @@ impl Leasing {
     {
         let request = if self.stored_request { body.json().transpose()? } else { None };
         let asked = CalledAt::now();
-        match self.acquire_stored(pool, key, body.fingerprint()?, request, asked).await? {
+        let mut polls = PollsUntil::new(Instant::now() + self.wait());
+        match self.acquire_stored(pool, key, body.fingerprint()?, request.as_deref(), asked, &mut polls).await? {
             Acquired::Owner(owner) => Ok(Acquired::Owner(owner)),
             Acquired::Replayed(stored) => Ok(Acquired::Replayed(decode(&stored)?)),
         }
@@ -144,15 +145,16 @@ impl Leasing {
         pool: &PgPool,
         key: &Key,
         fingerprint: Fingerprint,
-        request: Option<Vec<u8>>,
+        request: Option<&[u8]>,
         asked: CalledAt,
+        polls: &mut impl Polls,
     ) -> Result<Acquired<Response>, Error> {
         if self.stored_request && request.is_none() {
             let problem = "the call has no body to store; give the body itself, and not its fingerprint";
             return Err(Error::InvalidLeasing { problem });
         }
         let span = call_span!("lease.acquire", self.policy.mode(), key);
-        spanned(span, self.claim_when_free(pool, key, fingerprint, request, asked), |acquired| match acquired {
+        spanned(span, self.claim_when_free(pool, key, fingerprint, request, asked, polls), |acquired| match acquired {
             Ok(Acquired::Owner(_)) => observe::CLAIMED,
             Ok(Acquired::Replayed(_)) => observe::REPLAYED,
             Err(error) => error.outcome(),
@@ -198,15 +200,14 @@ impl Leasing {
         pool: &PgPool,
         key: &Key,
         fingerprint: Fingerprint,
-        request: Option<Vec<u8>>,
+        request: Option<&[u8]>,
         mut asked: CalledAt,
+        polls: &mut impl Polls,
     ) -> Result<Acquired<Response>, Error> {
         let _ = tokio::runtime::Handle::current();
-        let wait = self.wait();
         let terms = self.terms(fingerprint, InFlight::Wait(CLAIM_WAIT));
         let record = Record { key, deployment: self.deployment };
         let started = Instant::now();
-        let mut polls = Polls::until(started + wait);
         let (claimed_at, claimed) = loop {
             // Read before the claim is sent, because the owner's deadline must come before the database's.
             let claimed_at = Instant::now();
@@ -215,7 +216,7 @@ impl Leasing {
                     Claimed::Won(claim) => claim,
                     Claimed::Replayed(response) => return Ok(Claimed::Replayed(response)),
                 };
-                if let Some(request) = &request {
+                if let Some(request) = request {
                     record.store_request(conn, claim.token, request).await?;
                 }
                 let steps = self.earlier_steps(conn, record, claim).await?;

@@ -12,24 +12,47 @@ const PAUSES: Range<Duration> = Duration::from_millis(50)..Duration::from_millis
 /// The pause of a loop after its first error. Most errors are over in a moment; if not, the pause doubles with each error.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
-/// The pauses of one call that polls. Each is twice as long as the one before, and none ends after the deadline.
-pub(crate) struct Polls {
-    deadline: Instant,
-    pause: Duration,
+/// How a call polls.
+pub(crate) trait Polls {
+    /// Pauses, and returns whether to ask again.
+    fn rest(&mut self) -> impl Future<Output = bool> + Send;
 }
 
-impl Polls {
-    pub(crate) fn until(deadline: Instant) -> Self {
-        Self { deadline, pause: PAUSES.start }
-    }
+/// The pauses of one call that polls. Each is twice as long as the one before.
+pub(crate) struct Pauses(Duration);
 
-    /// Pauses, and returns whether to ask again.
-    pub(crate) async fn rest(&mut self) -> bool {
+/// Polls until a deadline.
+pub(crate) struct PollsUntil {
+    deadline: Instant,
+    pauses: Pauses,
+}
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Self(PAUSES.start)
+    }
+}
+
+impl Pauses {
+    pub(crate) fn next(&mut self) -> Duration {
+        let pause = jittered(self.0);
+        self.0 = (self.0 * 2).min(PAUSES.end);
+        pause
+    }
+}
+
+impl PollsUntil {
+    pub(crate) fn new(deadline: Instant) -> Self {
+        Self { deadline, pauses: Pauses::default() }
+    }
+}
+
+impl Polls for PollsUntil {
+    async fn rest(&mut self) -> bool {
         if Instant::now() >= self.deadline {
             return false;
         }
-        sleep_until((Instant::now() + jittered(self.pause)).min(self.deadline)).await;
-        self.pause = (self.pause * 2).min(PAUSES.end);
+        sleep_until((Instant::now() + self.pauses.next()).min(self.deadline)).await;
         true
     }
 }

@@ -1,8 +1,6 @@
 //! Runs are bounded in number and in time. A run outlives its client, so limits on connections do not bound it.
 
-use std::future::{Future as _, pending};
-use std::pin::pin;
-use std::task::{Context, Waker};
+use std::future::pending;
 use std::time::Duration;
 
 use axum::Router;
@@ -13,6 +11,7 @@ use pg_idempotency::lease::Policy;
 use pg_idempotency::testing::{Gate, PATIENCE};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use tokio::task::{JoinSet, yield_now};
 use tokio::time::timeout;
 use tower::ServiceExt as _;
 
@@ -57,7 +56,8 @@ async fn a_run_over_the_limit_is_refused_before_it_begins(_: PgPoolOptions, opti
     assert_eq!((effects(&pool).await, records(&pool).await), (2, 2));
 }
 
-/// Each client uploads under a key of its own, hangs up, and leaves a run that waits for the only connection.
+/// Each client has an account of its own, uploads, hangs up, and leaves a run that waits for the only connection. The
+/// requests over the limit end with their clients.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn clients_that_hang_up_leave_a_bounded_number_of_runs(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(60));
@@ -67,14 +67,20 @@ async fn clients_that_hang_up_leave_a_bounded_number_of_runs(_: PgPoolOptions, o
     let runs = layer.runs();
     let app = app(layer);
     let held = pool.acquire().await.expect("the only connection");
+    let mut clients = JoinSet::new();
     for number in 0..100 {
-        let mut call = pin!(app.clone().oneshot(request("POST", "/effects", Some(&format!("key-{number}")), "x")));
-        // The first poll reads the body, and the second spawns the run, or refuses it.
-        for _ in 0..2 {
-            let _ = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        }
+        let mut request = request("POST", "/effects", Some("key-1"), "x");
+        request.headers_mut().insert("x-user", number.into());
+        clients.spawn(app.clone().oneshot(request));
     }
-    assert_eq!(runs.count(), 32, "by default 32 for each connection of the pool");
+    let full = async {
+        while runs.count() < 32 {
+            yield_now().await;
+        }
+    };
+    timeout(PATIENCE, full).await.expect("by default 32 for each connection of the pool");
+    clients.shutdown().await;
+    assert_eq!(runs.count(), 32);
     drop(held);
     timeout(PATIENCE, runs.finished()).await.expect("in time");
     assert_eq!((effects(&pool).await, records(&pool).await), (32, 32));

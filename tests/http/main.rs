@@ -16,6 +16,7 @@ mod in_flight;
 mod leased;
 mod mistakes;
 mod not_begun;
+mod places;
 mod reconciled;
 mod refused;
 mod renamed;

@@ -11,10 +11,10 @@ use super::{IdempotencyLayer, InvalidSetting};
 use crate::Error;
 use crate::fingerprint::pointer::Pointer;
 use crate::http::fingerprint_choice::Compared;
+use crate::http::places::Runs;
 use crate::http::rebuild::Replay;
 use crate::http::rejection::{Denied, Rejection};
 use crate::http::replay::{NEVER_REPLAYED, to_record};
-use crate::http::runs::Runs;
 use crate::http::stored_request::NEVER_STORED;
 use crate::lease::Finding;
 use crate::limits::{RETENTION, within};
@@ -197,12 +197,21 @@ impl IdempotencyLayer {
     /// seconds that the crate recommends, each run gets a connection in time if the transactions take about 150 ms.
     /// Raise the limit for a leased layer whose handlers wait for other services, without a connection.
     ///
-    /// A replay counts as a run, and so does a duplicate that waits for a request of another process. A duplicate that
-    /// waits for a request of this process does not: it ends with its client. The requests of one key that do not
-    /// perform have at most as many places as the pool has connections, and at most half of all places, but at least
-    /// one.
+    /// A replay counts as a run. A duplicate that waits for another request does not: it has a place only while it asks
+    /// the database. A layer and its clones share their places. A clone with another limit has places of its own.
     pub fn with_max_runs(self, runs: usize) -> Self {
         Self { max_runs: runs, ..self }
+    }
+
+    /// The greatest number of [runs](crate::http#runs) of one scope at a time, so that no account takes the places of the
+    /// others. The requests without a key count as one scope. The default is seven eighths of the places. In a
+    /// transactional layer, each run has a connection, so it is seven eighths of the connections if these are fewer. Of
+    /// two places or more, at least one is left to other scopes. **Of a pool of one connection, none is left.**
+    ///
+    /// The requests with one key that do not perform have at most half of these places, and at most as many as the pool
+    /// has connections, but at least one.
+    pub fn with_max_runs_of_one_scope(self, runs: usize) -> Self {
+        Self { max_runs_of_one_scope: Some(runs), ..self }
     }
 
     /// How long a handler may take, from its call to its response. After that the layer drops it at its next await, as
@@ -231,6 +240,6 @@ impl IdempotencyLayer {
     /// The runs of this layer and its clones. A graceful shutdown waits for them.
     #[must_use]
     pub fn runs(&self) -> Runs {
-        self.runs.clone()
+        self.places.runs()
     }
 }

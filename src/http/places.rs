@@ -1,0 +1,315 @@
+//! The places of the runs, and the queues for them.
+//!
+//! A run has three places: one of its key's, one of its scope's and one of the layer's. It queues for them in this
+//! order, so a storm of one key, or of one scope, waits in a queue of its own. While a request of this process performs,
+//! its duplicates queue for nothing and need no connection. While another process performs, its duplicates here poll,
+//! and have no place between two polls. The database alone decides which request performs.
+//!
+//! A request queues in the task of its run. The runtime polls this task, also if a service further out does not poll the
+//! request, so each queue is fair and never waits for a request that is not polled.
+
+use std::collections::HashMap;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::rejection::Rejection;
+use crate::claim::RETRY_AFTER;
+use crate::session::{Pauses, Polls};
+use crate::shutdown::unless;
+use crate::{Error, Fingerprint, Key};
+
+/// Counts the runs of a layer. Take it from [`IdempotencyLayer::runs`](super::IdempotencyLayer::runs), and wait for
+/// [`finished`](Self::finished) at the end of a graceful shutdown.
+#[derive(Clone, Debug, Default)]
+pub struct Runs(Arc<watch::Sender<usize>>);
+
+impl Runs {
+    /// The number of runs in progress.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        *self.0.borrow()
+    }
+
+    /// Waits until no run is in progress. Stop accepting requests first. Put a time-out around this, shorter than the
+    /// one after which your platform kills the process: a run that is cut off is rolled back, or its lease lapses.
+    pub async fn finished(&self) {
+        // The sender is in `self`, so the channel stays open.
+        let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
+    }
+}
+
+/// How many runs there are at a time.
+#[derive(Clone, Copy)]
+pub(super) struct Bounds {
+    pub(super) all: usize,
+    pub(super) of_one_scope: usize,
+    /// Of the requests with one key that do not perform.
+    pub(super) of_one_key: usize,
+}
+
+/// How long a request waits.
+#[derive(Clone, Copy)]
+pub(super) struct Patience {
+    /// For another request with its key.
+    pub(super) first: Instant,
+    /// For its places. Not earlier than `first`.
+    pub(super) place: Instant,
+}
+
+/// The places of a layer and its clones.
+#[derive(Clone, Default)]
+pub(super) struct Places {
+    runs: Runs,
+    queues: Arc<Mutex<HashMap<Of, Queue>>>,
+}
+
+/// Whose places they are. Clones of a layer that have another bound have other places.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Of {
+    All(usize),
+    /// `None`: of the requests without a key.
+    Scope(Option<String>, usize),
+    Key(Key),
+}
+
+struct Queue {
+    /// How many requests wait here, or have a place of this queue.
+    requests: usize,
+    places: Arc<Semaphore>,
+    /// Of a key.
+    holder: Option<Holder>,
+}
+
+/// What this process knows of the request that holds a key.
+#[derive(Clone)]
+enum Holder {
+    /// A request of this process performs. The channel closes when that request has ended.
+    Here(Fingerprint, watch::Receiver<()>),
+    /// A poll has found the key in flight. The next poll, of whichever duplicate, is not before this time.
+    Elsewhere(Instant),
+}
+
+/// A request in a queue. It has a place if there is a permit.
+struct Queued {
+    places: Places,
+    of: Of,
+    semaphore: Arc<Semaphore>,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+/// The places of a run.
+pub(super) struct Place<'t> {
+    places: Places,
+    bounds: Bounds,
+    /// What the request asks for. `None`: it has no key.
+    asked: Option<(&'t Key, Fingerprint)>,
+    /// Among the requests with its key, until it performs.
+    of_key: Option<Queued>,
+    run: Option<Run>,
+    patience: Patience,
+    pauses: Pauses,
+    /// Closes when the client has gone.
+    client: watch::Receiver<()>,
+}
+
+/// One run, for as long as this value lives.
+struct Run {
+    runs: Runs,
+    _of_scope: Queued,
+    _of_all: Queued,
+}
+
+/// While this value lives, duplicates of its request are refused or delayed.
+pub(super) struct Performing {
+    of_key: Queued,
+    _ended: watch::Sender<()>,
+}
+
+impl Places {
+    /// The runs that have places.
+    pub(super) fn runs(&self) -> Runs {
+        self.runs.clone()
+    }
+
+    /// Waits for the places of a request. Its client is there until `client` closes.
+    pub(super) async fn place<'t>(
+        &self,
+        bounds: Bounds,
+        asked: Option<(&'t Key, Fingerprint)>,
+        patience: Patience,
+        client: watch::Receiver<()>,
+    ) -> Result<Place<'t>, Rejection> {
+        let of_key = asked.map(|(key, _)| self.queue(Of::Key(key.clone()), bounds.of_one_key));
+        let pauses = Pauses::default();
+        let mut place = Place { places: self.clone(), bounds, asked, of_key, run: None, patience, pauses, client };
+        place.take(patience.place).await?;
+        Ok(place)
+    }
+
+    fn queue(&self, of: Of, most: usize) -> Queued {
+        let mut queues = self.queues();
+        let queue = queues.entry(of.clone()).or_insert_with(|| Queue {
+            requests: 0,
+            places: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
+            holder: None,
+        });
+        queue.requests += 1;
+        let semaphore = queue.places.clone();
+        drop(queues);
+        Queued { places: self.clone(), of, semaphore, permit: None }
+    }
+
+    fn queues(&self) -> MutexGuard<'_, HashMap<Of, Queue>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Place<'_> {
+    /// Takes all places, unless the client goes first.
+    async fn take(&mut self, deadline: Instant) -> Result<(), Rejection> {
+        let mut client = self.client.clone();
+        // Nothing is ever sent.
+        let mut gone = pin!(async move { while client.changed().await.is_ok() {} });
+        let taken = unless(&mut gone, self.wait(deadline)).await;
+        // Nobody reads this error.
+        taken.unwrap_or_else(|| Err(Rejection::of(Error::Unanswered)))
+    }
+
+    async fn wait(&mut self, deadline: Instant) -> Result<(), Rejection> {
+        if let (Some((key, asked)), Some(of_key)) = (self.asked, &mut self.of_key) {
+            of_key.turn(key, asked, self.patience.first, deadline).await.map_err(Rejection::of)?;
+        }
+        let Bounds { all, of_one_scope, .. } = self.bounds;
+        let scope = self.asked.map(|(key, _)| key.scope().to_owned());
+        let mut of_scope = self.places.queue(Of::Scope(scope, of_one_scope), of_one_scope);
+        of_scope.admitted(deadline).await.ok_or(Rejection::Overloaded { limit: of_one_scope })?;
+        let mut of_all = self.places.queue(Of::All(all), all);
+        of_all.admitted(deadline).await.ok_or(Rejection::Overloaded { limit: all })?;
+        self.run = Some(Run::counted(self.places.runs(), of_scope, of_all));
+        Ok(())
+    }
+
+    /// Call this only after the claim is won, so that replays of one key do not wait for each other. From now on, the
+    /// requests with this key find this one, and its place among them is free.
+    ///
+    /// `None` if another request of this process performs: the owner of a lease that has lost it and has not noticed.
+    pub(super) fn performing(&mut self) -> Option<Performing> {
+        let ((_, asked), mut of_key) = (self.asked?, self.of_key.take()?);
+        let (ending, ended) = watch::channel(());
+        let performs = of_key.with_holder(|holder| {
+            let performs = !matches!(holder, Some(Holder::Here(..)));
+            if performs {
+                *holder = Some(Holder::Here(asked, ended));
+            }
+            performs
+        });
+        of_key.permit = None;
+        performs.then_some(Performing { of_key, _ended: ending })
+    }
+}
+
+impl Polls for Place<'_> {
+    /// Gives the places back, so that a pause holds none. Until its end, no other request with the key asks either.
+    async fn rest(&mut self) -> bool {
+        self.run = None;
+        let now = Instant::now();
+        let Some(of_key) = self.of_key.as_mut().filter(|_| now < self.patience.first) else { return false };
+        let next = now + self.pauses.next();
+        of_key.with_holder(|holder| {
+            if !matches!(holder, Some(Holder::Here(..))) {
+                *holder = Some(Holder::Elsewhere(next));
+            }
+        });
+        of_key.permit = None;
+        // A poll that finds no place in time counts as one that finds the key in flight.
+        self.take(self.patience.first).await.is_ok()
+    }
+}
+
+impl Queued {
+    /// Returns with a place among the requests with this key, at a moment at which nothing in this process says that the
+    /// key is held.
+    async fn turn(&mut self, key: &Key, asked: Fingerprint, first: Instant, deadline: Instant) -> Result<(), Error> {
+        loop {
+            let holder = self.holder_until(first);
+            if holder.is_some() {
+                // Found after the wait for the place.
+                self.permit = None;
+            }
+            match holder {
+                Some(Holder::Here(performed, _)) if performed != asked => {
+                    return Err(Error::KeyReused { key: key.clone() });
+                }
+                Some(Holder::Here(_, mut ended)) => {
+                    // Nothing is ever sent: this returns when the sender is dropped.
+                    if timeout_at(first, ended.changed()).await.is_err() {
+                        return Err(Error::InFlight { retry_after: RETRY_AFTER });
+                    }
+                }
+                Some(Holder::Elsewhere(next)) => sleep_until(next).await,
+                None if self.permit.is_some() => return Ok(()),
+                // After the deadline, others with the key are still waiting for the first request, or for the database.
+                None => self.admitted(deadline).await.ok_or(Error::InFlight { retry_after: RETRY_AFTER })?,
+            }
+        }
+    }
+
+    /// Who holds the key, as far as this process knows. At `first` the wait for the next poll is over, too.
+    fn holder_until(&self, first: Instant) -> Option<Holder> {
+        self.with_holder(|holder| match holder {
+            Some(Holder::Elsewhere(next)) => {
+                let next = (*next).min(first);
+                (Instant::now() < next).then_some(Holder::Elsewhere(next))
+            }
+            holder => holder.clone(),
+        })
+    }
+
+    fn with_holder<R>(&self, change: impl FnOnce(&mut Option<Holder>) -> R) -> R {
+        // The queue is there while this value lives.
+        change(self.places.queues().get_mut(&self.of).map_or(&mut None, |queue| &mut queue.holder))
+    }
+
+    /// Waits for a place, in the order of arrival. `None` after the deadline.
+    async fn admitted(&mut self, deadline: Instant) -> Option<()> {
+        self.permit = timeout_at(deadline, self.semaphore.clone().acquire_owned()).await.ok()?.ok();
+        self.permit.as_ref().map(drop)
+    }
+}
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        // Before the queue may go, and with it the count of its places.
+        self.permit = None;
+        let mut queues = self.places.queues();
+        if let Some(queue) = queues.get_mut(&self.of) {
+            queue.requests -= 1;
+            if queue.requests == 0 {
+                queues.remove(&self.of);
+            }
+        }
+    }
+}
+
+impl Run {
+    fn counted(runs: Runs, of_scope: Queued, of_all: Queued) -> Self {
+        runs.0.send_modify(|count| *count += 1);
+        Self { runs, _of_scope: of_scope, _of_all: of_all }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        self.runs.0.send_modify(|count| *count -= 1);
+    }
+}
+
+impl Drop for Performing {
+    fn drop(&mut self) {
+        // Before the sender is dropped, which wakes the duplicates.
+        self.of_key.with_holder(|holder| *holder = None);
+    }
+}
