@@ -1,8 +1,72 @@
--- What an attacker could do who may only CREATE in `public`: an operator for every pair of types that PostgreSQL's own operators
--- take after an implicit cast only. PostgreSQL prefers such an exact operator of any schema of the search_path, even one behind
--- pg_catalog. Each of these fails when it is called. script/postgres runs this file in template1 of its temporary servers, so
--- a statement that needs an exact operator, and has none in pg_catalog, fails in every test that sends it. An operator for types
--- that no statement can combine would never be called, so there is none.
+-- What a role could do that may only CREATE in the database, and was first: it owns everything but the schema `idempotency`.
+-- script/postgres runs this file in template1 of its temporary servers, so each test meets all of it. Whatever of it is called fails.
+--
+-- First the lookalikes: relations and functions with the names of the crate's, and types with the names of PostgreSQL's, into which
+-- values turn by themselves.
+create role stranger;
+
+alter schema public owner to stranger;
+
+-- The superuser is a member of this group only because the stranger says so.
+create role strangers_group;
+
+grant strangers_group to stranger with admin option;
+
+set role stranger;
+
+grant strangers_group to postgres;
+
+do $$
+declare
+    place text;
+    name text;
+begin
+    -- CREATE on template1 is not what this file is about.
+    set local role none;
+    create schema strangers authorization stranger;
+    set local role stranger;
+    create function public.called() returns boolean language plpgsql as
+        'begin raise exception ''code of a stranger was called''; end';
+    foreach place in array array['public', 'strangers'] loop
+        execute format('create view %I.record as select public.called() as mode', place);
+        foreach name in array array[
+            'is_plain()', 'await_key(text, text, text, int8, int8, timestamptz, text)', 'on_escape()', 'version()',
+            'try_claim(text, text, text, int8, bytea, interval, interval, text, int8, text)', 'fingerprint(bytea)',
+            'claim_at_begin(text, text, text, int8, bytea, interval, interval, text, int8, text)', 'unprotect(regclass)',
+            'store_response(text, text, text, int8, bytea, int2, text)', 'with_partitions(regclass)', 'protect(regclass, text)',
+            'ensure(text, text, text, bytea, interval, interval, text)', 'run(text, text, text, bytea, regproc, jsonb)',
+            'complete(text, text, text, int8, int4, jsonb, bytea)'
+        ] loop
+            execute format('create function %I.%s returns boolean language sql as ''select public.called()''', place, name);
+        end loop;
+        foreach name in array array[
+            'bool', 'bytea', 'int2', 'int4', 'int8', 'interval', 'jsonb', 'name', 'oid', 'regclass', 'text', 'timestamptz'
+        ] loop
+            execute format('create domain %I.%I as pg_catalog.%2$I check (public.called())', place, name);
+        end loop;
+        execute format('create type %I.bait as enum (''bait'')', place);
+        foreach name in array array['bool', 'bytea', 'int4', 'int8', 'interval', 'jsonb', 'oid', 'text', 'timestamptz'] loop
+            execute format(
+                'create function %1$I.bait_of(pg_catalog.%2$I) returns %1$I.bait language plpgsql as '
+                    '''begin perform public.called(); return null; end'';'
+                'create function %1$I.%3$I(%1$I.bait) returns pg_catalog.%2$I language plpgsql as '
+                    '''begin perform public.called(); return null; end'';'
+                'create cast (pg_catalog.%2$I as %1$I.bait) with function %1$I.bait_of(pg_catalog.%2$I) as implicit;'
+                'create cast (%1$I.bait as pg_catalog.%2$I) with function %1$I.%3$I(%1$I.bait) as implicit',
+                place, name, name || '_of'
+            );
+        end loop;
+        execute format('create collation %I."C" from pg_catalog."POSIX"', place);
+    end loop;
+    -- In public, the application's own migrator would take it for its table.
+    create view strangers._sqlx_migrations as select 1::int8 as version, public.called() as success, ''::bytea as checksum;
+end
+$$;
+
+-- Then an operator for every pair of types that PostgreSQL's own operators take after an implicit cast only. PostgreSQL prefers
+-- such an exact operator of any schema of the search_path, even one behind pg_catalog. So a statement that needs an exact operator,
+-- and has none in pg_catalog, fails in every test that sends it. An operator for types that no statement can combine would never be
+-- called, so there is none.
 do $$
 declare
     pair record;
@@ -18,7 +82,9 @@ begin
         fits (type, parameter) as (
             select oid, oid from type
             union all
-            select castsource, casttarget from pg_cast join type on type.oid = castsource where castcontext = 'i'
+            select castsource, casttarget from pg_cast
+            join type on type.oid = castsource join type as target on target.oid = casttarget
+            where castcontext = 'i'
             union all
             select oid, case when is_array then 'anyarray'::regtype::oid else 'anynonarray'::regtype::oid end from type
         ),
@@ -51,7 +117,9 @@ begin
 end
 $$;
 
--- initdb made it before the operators.
+reset role;
+
+-- initdb made it before all of this.
 drop database postgres;
 
 create database postgres;

@@ -133,7 +133,7 @@ async fn the_search_for_operations_in_doubt_reads_the_index_of_stored_requests(
     .await?;
     for plans in ["force_generic_plan", "force_custom_plan"] {
         pool.execute(AssertSqlSafe(format!("set plan_cache_mode = {plans}"))).await?;
-        let explain = format!("explain (costs off) execute {name}('operation', 'at_most_once', 32)");
+        let explain = format!("explain (costs off) execute {name}('operation', 'at_most_once', 32, 0)");
         let rows = sqlx::raw_sql(AssertSqlSafe(explain)).fetch_all(&pool).await?;
         let plan: Vec<String> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
         let reads: Vec<_> = plan.iter().filter(|line| line.contains("Scan")).collect();
