@@ -205,7 +205,7 @@ async fn a_lease_that_gets_no_connection_for_its_renewal_is_a_warning(
 ) -> anyhow::Result<()> {
     let (listener, _guard) = listen();
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
-    let policy = Policy::AtLeastOnce { lease: Duration::from_millis(200) };
+    let policy = Policy::AtLeastOnce { lease: Duration::from_secs(1) };
     let error = Leasing::new(policy)?
         .ensure(&pool, &key("charge"), "body", async |_| {
             let _held = pool.acquire().await?;

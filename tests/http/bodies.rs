@@ -232,7 +232,7 @@ async fn a_lease_that_is_lost_while_the_response_is_read_stores_nothing(pool: Pg
             Ok::<_, std::io::Error>("sent")
         }))
     };
-    let layer = leased(&pool, Policy::AtLeastOnce { lease: Duration::from_millis(300) });
+    let layer = leased(&pool, Policy::AtLeastOnce { lease: Duration::from_secs(1) });
     let app = Router::new().route("/slow", post(handler)).layer(layer);
     let first = spawned_post(&app, "/slow", "key-1", "x");
     gate.reached().await;

@@ -110,7 +110,7 @@ async fn a_leased_response_that_the_database_refuses_is_a_500(pool: PgPool) {
         .execute(&pool)
         .await
         .expect("altered");
-    let policy = Policy::AtLeastOnce { lease: Duration::from_millis(300) };
+    let policy = Policy::AtLeastOnce { lease: Duration::from_secs(5) };
     let layer = leased(&pool, policy);
     let app = Router::new().route("/sms", post(async || "sent")).layer(layer);
     assert_permanent(&post_to(&app, "/sms", "key-1", "x").await);

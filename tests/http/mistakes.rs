@@ -195,7 +195,7 @@ async fn an_aborted_transaction_still_stores_a_chosen_error(pool: PgPool) {
 /// A request that selects first waits for a connection once: if it gets none, it does not wait for a second one.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_missing_connection_is_waited_for_once(_: PgPoolOptions, options: PgConnectOptions) {
-    const LIMIT: Duration = Duration::from_secs(1);
+    const LIMIT: Duration = Duration::from_secs(3);
     let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(LIMIT);
     let pool = pool.connect_with(options).await.expect("a pool");
     let app = app(saving(&pool, RoundTrips::SelectFirst));

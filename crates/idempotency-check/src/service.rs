@@ -6,17 +6,19 @@ use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::join;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::Error;
 
 /// How long a service may take until it listens.
 pub(crate) const START: Duration = Duration::from_secs(60);
-/// How long the processes of a killed group may take to let go of the port.
+/// How long the processes of a killed group may take to let go of the port, and of the pipe into which they write.
 const FREE: Duration = Duration::from_secs(5);
 /// The end of what the service wrote, shown if it does not start.
 const LINES: usize = 20;
@@ -81,8 +83,7 @@ impl Service {
             .process_group(0)
             .spawn()
             .map_err(|error| Error::Service(format!("{program} cannot be started: {error}")))?;
-        self.collect(child.stdout.take());
-        self.collect(child.stderr.take());
+        let reading = join(self.collect(child.stdout.take()), self.collect(child.stderr.take()));
         let group = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
         let group = group.ok_or_else(|| Error::Service(format!("{program} ended at once")))?;
         let running = self.running.insert(Running { child, group });
@@ -90,8 +91,8 @@ impl Service {
         let mut pause = Duration::from_millis(5);
         while !listens(host, *port).await {
             if let Ok(Some(status)) = running.child.try_wait() {
-                // The last lines may still be in the pipe.
-                sleep(Duration::from_millis(100)).await;
+                // The last lines may still be in the pipe, which a process that it has left behind keeps open.
+                let _ = timeout(FREE, reading).await;
                 return Err(Error::Service(format!("the service ended with {status}{}", self.wrote())));
             }
             if started.elapsed() > START {
@@ -135,10 +136,10 @@ impl Service {
         Ok(())
     }
 
-    fn collect(&self, from: Option<impl AsyncRead + Unpin + Send + 'static>) {
-        let Some(from) = from else { return };
+    fn collect(&self, from: Option<impl AsyncRead + Unpin + Send + 'static>) -> JoinHandle<()> {
         let log = self.log.clone();
         tokio::spawn(async move {
+            let Some(from) = from else { return };
             let mut lines = BufReader::new(from).lines();
             while let Ok(Some(line)) = lines.next_line().await {
                 let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
@@ -147,7 +148,7 @@ impl Service {
                     log.pop_front();
                 }
             }
-        });
+        })
     }
 
     /// The end of its log, for an error.

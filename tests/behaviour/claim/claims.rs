@@ -59,7 +59,7 @@ async fn after_a_wait_that_expired_the_transaction_is_usable_and_its_lock_timeou
         );
         // The shortest limit that the rows have, but for a millisecond.
         let shortest = limit.min(Duration::from_millis(10));
-        assert!((shortest..limit.min(short) + Duration::from_secs(2)).contains(&started.elapsed()), "{callers}");
+        assert!((shortest..limit.min(short) + Duration::from_secs(30)).contains(&started.elapsed()), "{callers}");
         assert_eq!(setting(&mut tx, "lock_timeout").await, callers, "{limit:?}");
         assert_eq!(locks(&mut tx).await, 0, "{callers}");
         assert!(!replays(&mut tx, waiting(limit), "of another key").await?, "the transaction is usable");

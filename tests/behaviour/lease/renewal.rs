@@ -10,12 +10,12 @@ use sqlx::{Executor as _, PgPool};
 use crate::support::{janitor, key, until};
 
 /// Short, since these tests wait for real renewals.
-const LEASE: Duration = Duration::from_millis(600);
+const LEASE: Duration = Duration::from_millis(1_500);
 const POLICY: Policy = Policy::AtMostOnce { lease: LEASE };
 
 /// Until the claim has been renewed well past its first end: the database's clock decides.
 async fn outlive(pool: &PgPool) {
-    until(pool, "select clock_timestamp() > claimed_at + interval '2 s' from idempotency.record").await;
+    until(pool, "select clock_timestamp() > claimed_at + interval '5 s' from idempotency.record").await;
 }
 
 /// A heartbeat changes no indexed column, so it stays a heap-only update where its page has room.
@@ -65,7 +65,7 @@ async fn a_claim_that_lapses_is_remembered_for_another_lease(pool: PgPool) -> an
     outlive(&pool).await;
     drop(lease);
     let protected: bool =
-        sqlx::query_scalar("select expires_at >= lease_until + interval '500 ms' from idempotency.record")
+        sqlx::query_scalar("select expires_at >= lease_until + interval '1400 ms' from idempotency.record")
             .fetch_one(&pool)
             .await?;
     assert!(protected);

@@ -416,7 +416,7 @@ async fn an_answer_to_commit_that_is_lost_is_found_again(
     let direct = wide_pool(&server, 2).await;
     create_effects(&direct).await;
     let proxy = Proxy::before(&server).await?;
-    let pool = PgPoolOptions::new().max_connections(3).acquire_timeout(Duration::from_millis(200));
+    let pool = PgPoolOptions::new().max_connections(3).acquire_timeout(Duration::from_secs(1));
     let pool = pool.connect_with(proxy.options.clone()).await?;
     let lease = acquired(&pool).await;
     // The deferred trigger lets COMMIT wait until the network has vanished.

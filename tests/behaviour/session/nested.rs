@@ -4,7 +4,7 @@
 use std::mem::forget;
 use std::time::Duration;
 
-use pg_idempotency::testing::cancel_after;
+use pg_idempotency::testing::{PATIENCE, cancel_after};
 use pg_idempotency::{Error, Idempotency, Verdict, commit, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
@@ -69,7 +69,8 @@ async fn a_call_on_a_pool_acknowledges_nothing_and_returns_a_clean_connection(
                         way.run(&pool, &key("a"), "body", perform).await
                     }
                 };
-                let called = tokio::time::timeout(Duration::from_millis(300), call).await;
+                let limit = if matches!(end, End::Dropped) { Duration::from_millis(300) } else { PATIENCE };
+                let called = tokio::time::timeout(limit, call).await;
                 match (end, called) {
                     (End::Success, Ok(Err(Error::NestedTransaction)))
                     | (End::Error, Ok(Err(Error::LeaseLost)))

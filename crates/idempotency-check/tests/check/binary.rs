@@ -2,6 +2,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use idempotency_check::Interruption;
 use sqlx::PgPool;
@@ -63,7 +64,7 @@ async fn a_signal_stops_the_service_too(pool: PgPool) -> anyhow::Result<()> {
     let mut check = command_on(&options, port, &[], "right").spawn()?;
     while !is_open(port) {
         anyhow::ensure!(check.try_wait()?.is_none(), "the check has ended");
-        tokio::task::yield_now().await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let id = rustix::process::Pid::from_raw(check.id().cast_signed()).expect("a process");
     rustix::process::kill_process(id, rustix::process::Signal::TERM)?;

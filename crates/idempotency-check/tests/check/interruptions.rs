@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use idempotency_check::{Answer, Check, Interruption, Report, Verdict};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool, Postgres, Transaction};
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, watch};
 
 use crate::shop::create;
 use crate::support::{EFFECTS, url, with};
@@ -187,17 +187,30 @@ async fn an_effect_after_the_answer_is_charged_to_its_own_try(pool: PgPool) -> a
     Ok(())
 }
 
-/// Another process of the service runs it, when the try is over.
-async fn job(pool: PgPool, sql: &'static str, key: String) -> sqlx::Result<()> {
-    tokio::time::sleep(Duration::from_secs(2)).await;
+/// Another process of the service runs it, when the last try is over.
+async fn job(mut is_over: watch::Receiver<bool>, pool: PgPool, sql: &'static str, key: String) -> anyhow::Result<()> {
+    is_over.wait_for(|is_over| *is_over).await?;
     sqlx::query(sql).bind(key).execute(&pool).await?;
     Ok(())
+}
+
+/// Becomes true when the check waits for late effects.
+fn when_over(check: Check) -> (Check, watch::Receiver<bool>) {
+    let (tell, is_over) = watch::channel(false);
+    let progress = move |line: &str| {
+        tell.send_if_modified(|is_over| {
+            *is_over |= line == "waiting for late effects";
+            *is_over
+        });
+    };
+    (check.progress(progress), is_over)
 }
 
 #[sqlx::test]
 async fn a_second_effect_after_the_last_try_is_found(pool: PgPool) -> anyhow::Result<()> {
     let jobs = pool.clone();
-    let check = on(&pool).await?.call(async move |database: String, key: String| {
+    let (check, is_over) = when_over(on(&pool).await?);
+    let check = check.call(async move |database: String, key: String| {
         let mut connection = PgConnection::connect(&database).await?;
         let mut tx = connection.begin().await?;
         let claim = sqlx::query("insert into keys (key, request) values ($1, '') on conflict do nothing").bind(&key);
@@ -205,7 +218,7 @@ async fn a_second_effect_after_the_last_try_is_found(pool: PgPool) -> anyhow::Re
             sqlx::query("insert into payments (amount) values (100)").execute(&mut *tx).await?;
         } else {
             let pay = "insert into payments (amount) select 100 from keys where key = $1";
-            tokio::spawn(job(jobs.clone(), pay, key));
+            tokio::spawn(job(is_over.clone(), jobs.clone(), pay, key));
         }
         tx.commit().await?;
         anyhow::Ok(Answer::new(201, "paid"))
@@ -219,11 +232,13 @@ async fn a_second_effect_after_the_last_try_is_found(pool: PgPool) -> anyhow::Re
 #[sqlx::test]
 async fn a_late_effect_of_every_request_is_no_second_one(pool: PgPool) -> anyhow::Result<()> {
     let (jobs, of_the_key) = (pool.clone(), "select count(*), count(answer) from keys where key = '{key}'");
-    let check = on(&pool).await?.effects(of_the_key).call(async move |database: String, key: String| {
+    let (check, is_over) = when_over(on(&pool).await?);
+    let check = check.effects(of_the_key).call(async move |database: String, key: String| {
         let mut connection = PgConnection::connect(&database).await?;
         let claim = sqlx::query("insert into keys (key, request) values ($1, '') on conflict do nothing").bind(&key);
         if claim.execute(&mut connection).await?.rows_affected() == 1 {
-            tokio::spawn(job(jobs.clone(), "update keys set answer = 'settled' where key = $1", key));
+            let settle = "update keys set answer = 'settled' where key = $1";
+            tokio::spawn(job(is_over.clone(), jobs.clone(), settle, key));
         }
         anyhow::Ok(Answer::new(201, "paid"))
     });

@@ -47,11 +47,10 @@ async fn a_key_that_is_kept_after_the_commit_allows_a_second_payment(pool: PgPoo
 #[sqlx::test]
 async fn a_claim_that_nobody_releases_is_stuck(pool: PgPool) -> anyhow::Result<()> {
     let options = pool.connect_options();
-    let patience = Duration::from_millis(300);
-    let report = check(&options, Memory::Stuck).await?.patience(patience).run().await?;
-    let stuck = with(&report, Verdict::Stuck);
-    assert!(stuck.iter().any(|it| it.interruption == Some(Interruption::LostBefore)), "{report}");
-    assert!(with(&report, Verdict::TwoEffects).is_empty(), "{report}");
+    // The payment. Each request of the client is answered in this time, also on a busy machine.
+    let check = check(&options, Memory::Stuck).await?.only(5, Interruption::LostBefore);
+    let report = check.patience(Duration::from_secs(10)).run().await?;
+    assert_eq!((report.findings.len(), with(&report, Verdict::Stuck).len()), (1, 1), "{report}");
     Ok(())
 }
 

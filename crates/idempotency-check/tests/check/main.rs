@@ -1,5 +1,7 @@
 //! The check, on services that are right and wrong: through the library, and through the binary.
 
+#[path = "../services/port.rs"]
+mod port;
 #[path = "../../examples/shop.rs"]
 #[allow(dead_code, reason = "the example has a main function")]
 mod shop;

@@ -6,18 +6,13 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, PgPool};
 use tokio::sync::OnceCell;
 
+pub(crate) use crate::port::free_port;
 use crate::shop::{Memory, create, memory, shop};
 
 pub(crate) const EFFECTS: &str = "select count(*), coalesce(sum(amount), 0) from payments";
 
 pub(crate) fn url(options: &PgConnectOptions) -> String {
     options.to_url_lossy().into()
-}
-
-/// A port that is free now.
-pub(crate) fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").port()
 }
 
 pub(crate) fn is_open(port: u16) -> bool {

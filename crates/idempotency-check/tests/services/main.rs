@@ -10,6 +10,7 @@ mod ours;
 mod packages;
 mod page;
 mod planted;
+mod port;
 mod program;
 mod redis;
 mod vectors;

@@ -1,10 +1,8 @@
 //! Runs of the program `idempotency-check`, and what its report says.
 
 use std::ffi::{OsStr, OsString};
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -16,6 +14,7 @@ use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
 
 use crate::database::{Database, TABLES};
+use crate::port::free_port;
 
 /// Far longer than a whole run takes, which is below two minutes for 30 messages.
 const LIMIT: Duration = Duration::from_secs(900);
@@ -41,27 +40,13 @@ pub(crate) struct Service {
     options: Vec<&'static str>,
 }
 
-/// Below the ports that the system gives to outgoing connections: one of these could take a free port before the
-/// service does.
-fn free_port() -> anyhow::Result<u16> {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    for _ in 0..100 {
-        let next = std::process::id() * 100 + NEXT.fetch_add(1, Ordering::Relaxed);
-        let port = u16::try_from(20_000 + next % 12_000)?;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return Ok(port);
-        }
-    }
-    anyhow::bail!("a hundred ports are taken")
-}
-
 impl Service {
     /// `{port}` in the command is a free port.
     pub(crate) fn new(
         name: &'static str,
         command: impl IntoIterator<Item = impl AsRef<OsStr>>,
     ) -> anyhow::Result<Self> {
-        let port = free_port()?;
+        let port = free_port();
         let fill =
             |part: &OsStr| part.to_str().map_or(part.into(), |part| part.replace("{port}", &port.to_string()).into());
         Ok(Self {
