@@ -38,10 +38,11 @@
 //! 2. The scope function returns an error: that is the response.
 //! 3. The key is missing: 400 `missing-key`. It is malformed, or there are several: 400 `malformed-key`. `"abc"` and
 //!    `abc` are the same key.
-//! 4. The body is over its limit: 413. The layer first reads on, for up to eight limits and 10 seconds, because a
-//!    client that is still writing would see a reset in place of the answer. The body breaks off, or ends before the
-//!    length that it has announced: 400. Up to here nothing is claimed, and no place and no connection is taken,
-//!    however slow the upload is.
+//! 4. The body is over its limit, or over one further out: 413. The layer first reads on, for up to eight limits and 10
+//!    seconds, because a client that is still writing would see a reset in place of the answer. The body breaks off, ends
+//!    before the length that it has announced, or comes [too slowly](#runs): 400 `broken-body`. It cannot be decoded: 400
+//!    `invalid-body`. There are [too many bytes](#runs) of other requests: 503 `overloaded`. Up to here nothing is
+//!    claimed, and no place and no connection is taken, however slow the upload is.
 //! 5. The request becomes a *run*, which is a task of its own: **a client that hangs up changes nothing**, and gets the
 //!    answer when it asks again. With too many runs, of all or of its scope, it waits for a place, and then the answer is
 //!    a 503 `overloaded`.
@@ -84,12 +85,13 @@
 //!
 //! From the outside in: authentication, limits of size and rate, signature checks, **this layer**, the handler. A layer
 //! outside also runs for a replay, so a user whose access was revoked reads nothing; a layer inside does not.
-//! Compression belongs outside, or the stored body is compressed. A time-out belongs outside, where its 408 or 504
+//! Compression belongs outside, or the stored body is compressed. A limit of concurrent requests inside counts a request
+//! when its body is there. A time-out belongs outside, where its 408 or 504
 //! leaves the run alone. **Code that retries the handler belongs outside**: inside, the second attempt would write into
 //! a transaction that still has the first one's writes, so it gets no transaction, and nothing is committed.
 //!
 //! **gRPC methods do not belong behind the layer**: a call that fails has the status 200 and says so after the body, so
-//! the layer refuses its response, and commits nothing. Call [`ensure_idempotent`](crate::ensure_idempotent()) in the
+//! the layer refuses its response, and commits nothing. So it does for a stream of Connect. Call [`ensure_idempotent`](crate::ensure_idempotent()) in the
 //! method.
 //!
 //! In axum add the layer with `Router::route_layer`: there the matched route names the operation, and unknown paths
@@ -111,7 +113,7 @@
 //!
 //! By default: method, path with query, and body, byte by byte. **If the effect or the answer depends on a header** (an
 //! account, a currency), [add it](IdempotencyLayer::with_fingerprinted_header), or one account gets the response of
-//! another. For clients that build the body anew for each attempt there are [other
+//! another. The trailers of a request do not reach the handler. For clients that build the body anew for each attempt there are [other
 //! choices](IdempotencyLayer::with_canonical_json). After a change of these settings, a retry of an earlier request
 //! gets a 500 (`misconfigured`) until its key expires.
 //!
@@ -130,6 +132,12 @@
 //! own runs only: if several layers share a pool, set the bounds so that their sum leaves a connection to others. A
 //! duplicate that waits for another process asks again every half second at most, and has no place in between.
 //!
+//! **The requests that upload or wait have no place yet, so their bytes have a bound**: one largest
+//! [body](IdempotencyLayer::with_request_limit) for each place. One scope may hold half of it, and so may the requests
+//! without a key together. Bytes count from their arrival until the handler reads them. A request that finds no room is
+//! refused at once. An upload may take 30 seconds, and a second more for each 16 kB that has arrived. So an account that
+//! stalls many uploads refuses its own requests, and several such accounts those of others: limit their rate further out.
+//!
 //! If the database is down, sqlx waits for a connection for the pool's `acquire_timeout`, by default 30 seconds, and
 //! only then the layer answers 503. Clients whose time-out is 5 seconds, which is common, would never see it. **Set 3
 //! seconds**: `PgPoolOptions::new().acquire_timeout(Duration::from_secs(3))`.
@@ -146,6 +154,7 @@ mod by_reference;
 mod conclusion;
 mod fingerprint_choice;
 mod handler;
+mod held_bytes;
 mod idempotent_tx;
 mod key_header;
 mod layer;

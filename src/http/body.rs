@@ -1,18 +1,25 @@
 //! The bodies of requests and responses: read whole up to a limit, or passed on.
 
-use std::fmt;
+use std::error::Error;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
+use std::{fmt, io, iter};
 
 use bytes::{Bytes, BytesMut};
-use http::HeaderMap;
+use http::{HeaderMap, StatusCode};
 use http_body::{Frame, SizeHint};
-use http_body_util::BodyExt as _;
+use http_body_util::{BodyExt as _, LengthLimitError};
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use super::held_bytes::Hold;
 use crate::BoxError;
+
+/// An upload has this time, and the time of its bytes at a pace of so many for each millisecond, which is that of a bad
+/// mobile connection. Otherwise uploads that are nearly complete, and never end, would keep their bytes for nothing.
+const UPLOAD_TIME: Duration = Duration::from_secs(30);
+const UPLOAD_PACE: u64 = 16;
 
 /// The body of a handler's response.
 pub(super) trait ResponseBody: http_body::Body<Data = Bytes, Error: Into<BoxError>> {}
@@ -25,16 +32,23 @@ pub struct LayerBody<B> {
     data: Bytes,
     /// Passed on, and not stored with a response.
     trailers: Option<HeaderMap>,
+    /// Of the data of a request.
+    hold: Option<Hold>,
     rest: Option<Pin<Box<B>>>,
 }
 
 impl<B> LayerBody<B> {
     pub(super) fn untouched(body: B) -> Self {
-        Self { data: Bytes::new(), trailers: None, rest: Some(Box::pin(body)) }
+        Self { data: Bytes::new(), trailers: None, hold: None, rest: Some(Box::pin(body)) }
     }
 
     pub(super) fn whole(data: Bytes) -> Self {
-        Self { data, trailers: None, rest: None }
+        Self { data, trailers: None, hold: None, rest: None }
+    }
+
+    /// What has been read.
+    pub(super) fn data(&self) -> &Bytes {
+        &self.data
     }
 
     /// The data, if all has been read.
@@ -43,44 +57,113 @@ impl<B> LayerBody<B> {
     }
 }
 
-/// Why a body could not be read to its end.
+/// Why a body has no end.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
     #[error("{0}")]
     Failed(BoxError),
     #[error("it ended before the length that it had announced")]
     CutOff,
+    #[error("it came too slowly")]
+    TooSlow,
+}
+
+impl Broken {
+    /// A limit further out.
+    pub(super) fn is_over_a_limit(&self) -> bool {
+        self.causes().any(|cause| cause.is::<LengthLimitError>())
+    }
+
+    /// A decoder's error: the same bytes would meet it again. Decoders name it by these kinds, and by `UnexpectedEof` if
+    /// the rest of the bytes is missing.
+    pub(super) fn is_final(&self) -> bool {
+        let errors = self.causes().filter_map(|cause| cause.downcast_ref::<io::Error>());
+        let mut kinds = errors.map(io::Error::kind).peekable();
+        kinds.peek().is_some()
+            && kinds.all(|kind| {
+                matches!(kind, io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput | io::ErrorKind::Other)
+            })
+    }
+
+    fn causes(&self) -> impl Iterator<Item = &(dyn Error + 'static)> {
+        let first = match self {
+            Self::Failed(error) => Some(&**error as &(dyn Error + 'static)),
+            Self::CutOff | Self::TooSlow => None,
+        };
+        iter::successors(first, |cause| cause_of(*cause))
+    }
+}
+
+fn cause_of<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e (dyn Error + 'static)> {
+    match error.downcast_ref::<io::Error>() {
+        // Its `source` leaves out the error inside.
+        Some(error) => error.get_ref().map(|inner| inner as &(dyn Error + 'static)),
+        None => error.source(),
+    }
+}
+
+/// Whether a response has no body, although it may announce the length of one (RFC 9110, section 8.6).
+pub(super) fn has_no_body(to_head: bool, status: StatusCode) -> bool {
+    to_head || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+}
+
+/// Why the body of a request was not read to its end.
+pub(super) enum Unread<B> {
+    Broken(Broken),
+    TooLarge(LayerBody<B>),
+    /// The layer holds as many bytes as it may.
+    NoRoom(LayerBody<B>),
 }
 
 impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
-    /// Reads the body of a request to its end, or until it has more bytes than the limit. A body that announces a length
-    /// over the limit is not touched.
-    pub(super) async fn of_request(body: B, limit: usize) -> Result<Self, Broken> {
+    /// Reads the body of a request to its end. A body that announces a length over the limit is not touched. Trailers are
+    /// dropped: no fingerprint and no stored request has them.
+    pub(super) async fn of_request(body: B, limit: usize, mut hold: Hold) -> Result<Self, Unread<B>> {
         let announced = body.size_hint().lower();
+        let arrived = Instant::now();
         let mut body = Self::untouched(body);
-        while announced <= limit as u64 && body.rest.is_some() && body.data.len() <= limit {
-            body.read_frame(announced).await?;
+        while body.rest.is_some() {
+            if body.data.len().max(usize::try_from(announced).unwrap_or(usize::MAX)) > limit {
+                return Err(Unread::TooLarge(body));
+            }
+            if !hold.grow_to(body.data.len()) {
+                return Err(Unread::NoRoom(body));
+            }
+            let due = arrived + UPLOAD_TIME + Duration::from_millis(body.data.len() as u64 / UPLOAD_PACE);
+            if !body.read_frame_until(announced, due).await.map_err(Unread::Broken)? {
+                return Err(Unread::Broken(Broken::TooSlow));
+            }
         }
+        body.trailers = None;
+        body.hold = Some(hold);
         // Over HTTP/2 the body of a request that its client has reset may end as if it were whole, and a layer further out
         // may have collected it. The server drops such a request the next time that it has to wait.
         yield_now().await;
         Ok(body)
     }
 
-    /// Reads the body of a response that announces this length. Stops at the end, when it has more bytes than the limit,
-    /// or at the deadline: after it, a body counts as a stream that may never end. A body that announces a length over
-    /// the limit is not touched.
-    pub(super) async fn of_response(body: B, announced: u64, limit: usize, deadline: Instant) -> Result<Self, Broken> {
+    /// Reads the body of a response, which has none if `empty`, whatever it announces. Stops at the end, when it has more
+    /// bytes than the limit, or at the deadline: after it, a body counts as a stream that may never end. A body that
+    /// announces a length over the limit is not touched.
+    pub(super) async fn of_response(body: B, empty: bool, limit: usize, deadline: Instant) -> Result<Self, Broken> {
+        let announced = if empty { 0 } else { body.size_hint().lower() };
         let mut body = Self::untouched(body);
-        while announced <= limit as u64 && body.rest.is_some() && body.data.len() <= limit {
-            // The time-out alone would not end a body that always has a frame ready.
-            if Instant::now() >= deadline {
-                break;
-            }
-            let Ok(read) = timeout_at(deadline, body.read_frame(announced)).await else { break };
-            read?;
-        }
+        while announced <= limit as u64
+            && body.rest.is_some()
+            && body.data.len() <= limit
+            && body.read_frame_until(announced, deadline).await?
+        {}
         Ok(body)
+    }
+
+    /// `false` if there was no frame in time.
+    async fn read_frame_until(&mut self, announced: u64, deadline: Instant) -> Result<bool, Broken> {
+        // The time-out alone would not end a body that always has a frame ready.
+        if Instant::now() >= deadline {
+            return Ok(false);
+        }
+        let read = timeout_at(deadline, self.read_frame(announced)).await;
+        read.map_or(Ok(false), |read| read.map(|()| true))
     }
 
     /// Reads the next frame, or notes the end.
@@ -136,6 +219,7 @@ impl<B: http_body::Body<Data = Bytes>> http_body::Body for LayerBody<B> {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         if !self.data.is_empty() {
+            self.hold = None;
             return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.data)))));
         }
         if let Some(trailers) = self.trailers.take() {

@@ -2,6 +2,7 @@
 
 use http::{Extensions, HeaderValue, StatusCode};
 use serde::Serialize;
+use tokio::time::Instant;
 
 use super::body::LayerBody;
 use super::handler::{Handler, NoResponse, Reply};
@@ -15,6 +16,10 @@ use crate::session::{Opening, in_pooled_transaction, or_closed};
 
 /// Stored in place of the headers. A list of headers is a JSON array, so it never equals this string.
 const IS_REFERENCE: &str = "\"reference\"";
+
+/// How large a rebuilt answer may be, in bytes. References are for large answers, but an answer without an end must not
+/// fill the memory.
+const REBUILT_LIMIT: usize = 64 * 1024 * 1024;
 
 /// A part of a response whose record keeps this reference and the status, but neither headers nor body. The client gets
 /// the response as the handler made it. A retry gets one that the layer's [`Replay`](super::Replay) makes of the reference. A
@@ -87,9 +92,10 @@ pub(super) async fn answer_again<H: Handler>(layer: &IdempotencyLayer, stored: S
     let Some((status, reference)) = Reference::of(&stored) else { return Ok(replay(stored)?) };
     let rebuild = layer.replay.as_deref().ok_or(Misconfigured::NoReplay)?;
     let (request, limit) = (handler.into_parts(), layer.run_timeout);
+    let end = Instant::now() + limit;
     // Read only and rolled back, because a retry has no effect.
     let rebuilding = in_pooled_transaction(&layer.pool, Opening::ReadOnly, async |conn| {
-        let rebuilt = caught(rebuild.rebuild(reference, &request, conn)).await;
+        let rebuilt = caught(rebuild.rebuild(reference, &request, conn, REBUILT_LIMIT, end)).await;
         Ok::<_, NoResponse<H::Error>>(rebuilt.map_err(NoResponse::Panicked)??)
     });
     let rebuilt = or_closed(limit, rebuilding).await;

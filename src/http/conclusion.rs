@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::{Response, StatusCode, header};
 use tokio::time::Instant;
 
-use super::body::{LayerBody, ResponseBody};
+use super::body::{LayerBody, ResponseBody, has_no_body};
 use super::by_reference::Reference;
 use super::handler::{Handler, NoResponse};
 use super::layer::{IdempotencyLayer, LayerMode};
@@ -78,8 +78,7 @@ async fn judge<R: ResponseBody>(
         return Ok(Conclusion::Free { response: response.map(LayerBody::untouched) });
     }
     let content_type = response.headers().get(header::CONTENT_TYPE);
-    // A gRPC call has the status 200 even if it fails.
-    if content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc")) {
+    if content_type.is_some_and(|value| fails_with_success(value.as_bytes())) {
         return Err(Misconfigured::Grpc);
     }
     let (mut parts, body) = response.into_parts();
@@ -105,6 +104,13 @@ async fn judge<R: ResponseBody>(
     Ok(Conclusion::Store { stored, response: Response::from_parts(parts, body), undo })
 }
 
+/// Whether a call with this content type has the status 200 even if it fails: gRPC, and the streams of Connect.
+fn fails_with_success(content_type: &[u8]) -> bool {
+    [&b"application/grpc"[..], b"application/connect+"]
+        .iter()
+        .any(|kind| content_type.get(..kind.len()).is_some_and(|start| start.eq_ignore_ascii_case(kind)))
+}
+
 async fn read<R: ResponseBody>(
     layer: &IdempotencyLayer,
     called: Called,
@@ -116,9 +122,6 @@ async fn read<R: ResponseBody>(
     if body.size_hint().upper().is_some_and(|upper| upper <= limit as u64) {
         deadline = deadline.max(called.at + layer.run_timeout);
     }
-    // These announce the length of a body that does not come (RFC 9110, section 8.6).
-    let has_no_body = called.head || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
-    let announced = if has_no_body { 0 } else { body.size_hint().lower() };
-    let read = LayerBody::of_response(body, announced, limit, deadline).await;
+    let read = LayerBody::of_response(body, has_no_body(called.head, status), limit, deadline).await;
     read.map_err(|broken| Misconfigured::BrokenResponse(broken.to_string()))
 }

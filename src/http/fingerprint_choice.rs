@@ -1,10 +1,11 @@
 //! Which parts of a request its fingerprint covers: the default, or the service's choice.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::uri::Authority;
+use http::uri::{Authority, PathAndQuery};
 use http::{HeaderName, HeaderValue, Uri, header};
 use serde_json::json;
 
@@ -39,10 +40,10 @@ impl FingerprintChoice {
 
     pub(super) fn fingerprint(&self, parts: &Parts, data: &Bytes) -> Result<Fingerprint, InvalidBody> {
         let compared = match &self.compared {
-            Compared::Bytes => Fingerprint::of_request(parts.method.as_str(), target(parts), data),
+            Compared::Bytes => Fingerprint::of_request(parts.method.as_str(), &target(parts), data),
             Compared::Json { ignored } => {
                 let body = Fingerprint::of_json_without(data, ignored)?;
-                Fingerprint::of_json_request(parts.method.as_str(), target(parts), &body)
+                Fingerprint::of_json_request(parts.method.as_str(), &target(parts), &body)
             }
         };
         Ok(match self.described() {
@@ -85,14 +86,18 @@ impl FingerprintChoice {
 }
 
 /// The whole path with its query.
-pub(super) fn target(parts: &Parts) -> &str {
-    uri(parts).path_and_query().map_or("", |target| target.as_str())
+pub(super) fn target(parts: &Parts) -> Cow<'_, str> {
+    let target = uri(parts).path_and_query().map_or("", PathAndQuery::as_str);
+    // `http://host?query`, of which `http` leaves the path empty.
+    if target.starts_with('?') { Cow::Owned(format!("/{target}")) } else { Cow::Borrowed(target) }
 }
 
-/// The host, where no header `Host` names it: HTTP/2 sends it as a part of the URI.
+/// The host of the URI, unless a header `Host` says the same: HTTP/2 names the host only there, and a client of HTTP/1.1
+/// may name it there, too.
 pub(super) fn host_of_uri(parts: &Parts) -> Option<&str> {
-    let is_named = parts.headers.contains_key(header::HOST);
-    uri(parts).authority().filter(|_| !is_named).map(Authority::as_str)
+    let host = uri(parts).authority().map(Authority::as_str)?;
+    let is_named = parts.headers.get_all(header::HOST).iter().any(|line| line.as_bytes() == host.as_bytes());
+    (!is_named).then_some(host)
 }
 
 /// The URI as the client has sent it. A nested axum router cuts the front off `uri`, and that part may name the

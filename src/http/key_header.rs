@@ -16,7 +16,8 @@ pub enum MalformedKey {
     #[error("there are several Idempotency-Key values; send one")]
     Several,
     /// The key is empty or longer than 255 bytes; a key that does not come from the header may also contain a control
-    /// character.
+    /// character. Or this is so of the [operation](super::IdempotencyLayer::with_operation), which may contain a part of
+    /// the path.
     #[error("the Idempotency-Key cannot be used: {0}")]
     Invalid(#[from] InvalidKey),
     /// The value is neither a string of structured fields nor a bare word.

@@ -12,6 +12,7 @@ use http::{HeaderName, Method, Response, StatusCode};
 use sqlx::PgPool;
 
 use super::fingerprint_choice::FingerprintChoice;
+use super::held_bytes::HeldBytes;
 use super::places::{Bounds, Places};
 use super::rebuild::Rebuild;
 use super::rejection::{Denied, Rejection, problem};
@@ -67,6 +68,7 @@ pub struct IdempotencyLayer {
     pub(super) stored_headers: Vec<HeaderName>,
     pub(super) rejection: Arc<ResponseOf>,
     // The bounds.
+    pub(super) held: HeldBytes,
     pub(super) request_limit: usize,
     pub(super) response_limit: usize,
     pub(super) places: Places,
@@ -153,6 +155,7 @@ impl IdempotencyLayer {
             replay: None,
             stored_headers: STORED.to_vec(),
             rejection: Arc::new(problem),
+            held: HeldBytes::default(),
             request_limit: BODY_LIMIT,
             response_limit: BODY_LIMIT,
             places: Places::default(),
@@ -181,6 +184,12 @@ impl IdempotencyLayer {
         });
         // At least half of the places of the scope are left to other keys, if there are two.
         Bounds { all, of_one_scope, of_one_key: connections.min(of_one_scope / 2).max(1) }
+    }
+
+    /// How many bytes the bodies that arrive or wait may have together: those of a largest body for each place, because
+    /// more requests than that would wait in vain. The half that one scope may have is at least one such body.
+    pub(super) fn most_held(&self) -> usize {
+        self.request_limit.saturating_mul(self.max_runs.max(2))
     }
 
     /// The longest wait for the database, before and after the handler. It is not longer than the handler may take, but

@@ -4,12 +4,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::Response;
 use http::request::Parts;
-use http_body_util::BodyExt as _;
+use http::{Method, Response};
 use serde::de::DeserializeOwned;
 use sqlx::PgConnection;
+use tokio::time::Instant;
 
+use super::body::{LayerBody, has_no_body};
 use super::rejection::{Misconfigured, Rejection};
 use crate::{BoxError, Error};
 
@@ -17,7 +18,7 @@ use crate::{BoxError, Error};
 pub trait Replay: Send + Sync + 'static {
     /// What the handlers give to [`AnswerBy`](super::AnswerBy). Keep it able to read older values.
     type Reference: DeserializeOwned + Send;
-    /// The body of the answer, which is read to its end before the transaction ends.
+    /// The body of the answer, which is read to its end before the transaction ends. It may have 64 MiB.
     type Body: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send;
 
     /// Rebuilds the answer. `request` is the retry, and its extensions contain the [`Key`](crate::Key). The connection
@@ -47,7 +48,15 @@ type Rebuilding<'r> = Pin<Box<dyn Future<Output = Result<Response<Bytes>, Reject
 pub(super) trait Rebuild: Send + Sync {
     fn check(&self, reference: &[u8]) -> Result<(), Misconfigured>;
 
-    fn rebuild<'r>(&'r self, reference: &'r [u8], request: &'r Parts, conn: &'r mut PgConnection) -> Rebuilding<'r>;
+    /// The answer has at most this number of bytes, and is read until `end`.
+    fn rebuild<'r>(
+        &'r self,
+        reference: &'r [u8],
+        request: &'r Parts,
+        conn: &'r mut PgConnection,
+        most: usize,
+        end: Instant,
+    ) -> Rebuilding<'r>;
 }
 
 /// The text of serde_json's error would quote the reference, which may be confidential.
@@ -63,7 +72,14 @@ impl<R: Replay> Rebuild for R {
         decoded::<R::Reference>(reference).map(drop)
     }
 
-    fn rebuild<'r>(&'r self, reference: &'r [u8], request: &'r Parts, conn: &'r mut PgConnection) -> Rebuilding<'r> {
+    fn rebuild<'r>(
+        &'r self,
+        reference: &'r [u8],
+        request: &'r Parts,
+        conn: &'r mut PgConnection,
+        most: usize,
+        end: Instant,
+    ) -> Rebuilding<'r> {
         Box::pin(async move {
             let reference = decoded(reference)?;
             let rebuilt = self.replay(reference, request, conn).await.map_err(|error| {
@@ -74,9 +90,12 @@ impl<R: Replay> Rebuild for R {
                 }
             })?;
             let (parts, body) = rebuilt.ok_or(Rejection::Gone)?.into_parts();
-            let body = body.collect().await;
-            let body = body.map_err(|error| Misconfigured::BrokenResponse(error.into().to_string()))?;
-            Ok(Response::from_parts(parts, body.to_bytes()))
+            let empty = has_no_body(request.method == Method::HEAD, parts.status);
+            let read = LayerBody::of_response(body, empty, most, end).await.map_err(|broken| broken.to_string());
+            let whole = read.and_then(|body| {
+                body.as_whole().cloned().ok_or_else(|| format!("it has more than {most} bytes, or took too long"))
+            });
+            Ok(Response::from_parts(parts, whole.map_err(Misconfigured::BrokenResponse)?))
         })
     }
 }

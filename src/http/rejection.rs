@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use serde_json::json;
 
+use super::body::Broken;
 use super::key_header::MalformedKey;
 use crate::claim::RETRY_AFTER;
 use crate::{Error, InvalidBody, observe};
@@ -27,15 +28,19 @@ pub enum Rejection {
     #[error(transparent)]
     MalformedKey(#[from] MalformedKey),
     /// `body-too-large`, 413: the request body is over its limit.
-    #[error("the body is larger than {limit} bytes; send less")]
+    #[error("the body is larger than {}; send less",
+        limit.map_or_else(|| "the service takes".to_owned(), |limit| format!("{limit} bytes")))]
     #[non_exhaustive]
     BodyTooLarge {
-        /// The largest body that the layer accepts, in bytes.
-        limit: usize,
+        /// The largest body that the layer accepts, in bytes. `None` if a limit further out is the smaller one.
+        limit: Option<usize>,
     },
-    /// `broken-body`, 400: the request body ended early.
+    /// `broken-body`, 400: the request body ended early, or came too slowly.
     #[error("the body could not be read to its end; nothing was done, send it again")]
     BrokenBody,
+    /// `invalid-body`, 400: the request body could not be decoded, for example decompressed by a layer further out.
+    #[error("the body could not be decoded; nothing was done, correct it")]
+    UndecodableBody,
     /// `invalid-body`, 400: the fingerprint covers the body as JSON, and it is not JSON.
     #[error("{0}")]
     InvalidBody(InvalidBody),
@@ -94,12 +99,13 @@ pub enum Rejection {
     #[error("the service cannot process this request at the moment; ask again with the same key")]
     Unavailable(#[source] Arc<Error>),
     /// `overloaded`, 503 with `Retry-After`: the number of runs, or of those of this scope, is at its limit, and no place
-    /// became free in time. Nothing began.
+    /// became free in time. Or the requests that upload or wait, or those of this scope, [hold as many bytes](super#runs)
+    /// as they may. Nothing began.
     #[error("too many requests are in progress; ask again with the same key")]
     #[non_exhaustive]
     Overloaded {
         /// The limit: of [all runs](super::IdempotencyLayer::with_max_runs), or of [those of one
-        /// scope](super::IdempotencyLayer::with_max_runs_of_one_scope).
+        /// scope](super::IdempotencyLayer::with_max_runs_of_one_scope). Of bytes, it is that of all runs.
         limit: usize,
     },
     /// `timed-out`, 503 with `Retry-After`: the handler took too long and was dropped. In a transactional layer its
@@ -207,7 +213,7 @@ impl Rejection {
             Self::MalformedKey(_) => ("malformed-key", StatusCode::BAD_REQUEST),
             Self::BodyTooLarge { .. } => ("body-too-large", StatusCode::PAYLOAD_TOO_LARGE),
             Self::BrokenBody => ("broken-body", StatusCode::BAD_REQUEST),
-            Self::InvalidBody(_) => ("invalid-body", StatusCode::BAD_REQUEST),
+            Self::UndecodableBody | Self::InvalidBody(_) => ("invalid-body", StatusCode::BAD_REQUEST),
             Self::KeyReused => ("key-reused", StatusCode::UNPROCESSABLE_ENTITY),
             Self::InFlight { .. } => ("in-flight", StatusCode::CONFLICT),
             Self::Indeterminate { .. } => ("indeterminate", StatusCode::CONFLICT),
@@ -251,6 +257,15 @@ impl Rejection {
             // A client that obeys `Retry-After` would ask forever, and the handler would run each time.
             Error::Database(_) => Misconfigured::DatabaseRefused(error).into(),
             _ => Misconfigured::Refused(error).into(),
+        }
+    }
+
+    /// The rejection for a request whose body has no end.
+    pub(super) fn of_body(broken: &Broken) -> Self {
+        match broken {
+            broken if broken.is_over_a_limit() => Self::BodyTooLarge { limit: None },
+            broken if broken.is_final() => Self::UndecodableBody,
+            _ => Self::BrokenBody,
         }
     }
 

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Extensions, HeaderName, Request, StatusCode, header};
+use http::{Extensions, HeaderName, Request, header};
 
-use super::body::LayerBody;
+use super::body::{LayerBody, Unread};
 use super::handler::NoResponse;
 use super::key_header::{MalformedKey, key_value, only_line};
 use super::layer::{IdempotencyLayer, LayerMode};
@@ -62,7 +62,7 @@ where
     let from_header = layer.key_from.is_none().then(|| key_value(request.headers()));
     if matches!(from_header, Some(Ok(None))) && !layer.key_required {
         let (parts, body) = request.into_parts();
-        let (_, body) = read(layer, &parts, body).await?;
+        let (_, body) = read(layer, None, &parts, body).await?;
         return Ok(Admission::Covered { ticket: None, request: Request::from_parts(parts, body) });
     }
     let (mut parts, body) = request.into_parts();
@@ -74,7 +74,7 @@ where
     }
     let operation = operation.ok_or(Misconfigured::NoOperation)?;
 
-    let (data, body) = read(layer, &parts, body).await?;
+    let (data, body) = read(layer, Some(&scope), &parts, body).await?;
     let value = match &layer.key_from {
         None => from_header.flatten(),
         Some(value) => value(&parts, &data).map_err(NoResponse::Denied)?,
@@ -101,8 +101,7 @@ where
                 LayerMode::Leased(options) if options.stores_requests() => {
                     let of_fingerprint = &layer.fingerprint.headers;
                     let kept = |name: &_| layer.stored_headers.contains(name) || of_fingerprint.contains(name);
-                    let too_large = || NoResponse::Denied(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE.into());
-                    Some(to_store(&parts, &data, kept).ok_or_else(too_large)?)
+                    Some(to_store(&parts, &data, kept).map_err(|status| NoResponse::Denied(status.into()))?)
                 }
                 _ => None,
             };
@@ -115,27 +114,38 @@ where
 }
 
 /// Reads a body to its end, so that no place and no connection waits for a slow upload.
-async fn read<B>(layer: &IdempotencyLayer, parts: &Parts, body: B) -> Result<(Bytes, LayerBody<B>), Rejection>
+async fn read<B>(
+    layer: &IdempotencyLayer,
+    scope: Option<&str>,
+    parts: &Parts,
+    body: B,
+) -> Result<(Bytes, LayerBody<B>), Rejection>
 where
     B: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
 {
     let limit = layer.request_limit;
-    let body = LayerBody::of_request(body, limit).await.map_err(|_| Rejection::BrokenBody)?;
-    if let Some(data) = body.as_whole() {
-        return Ok((data.clone(), body));
-    }
+    // A refusal would cost a resumed request one of its attempts.
+    let resumed = parts.extensions.get::<Resumed>().is_some();
+    let hold = layer.held.hold(scope, if resumed { usize::MAX } else { layer.most_held() });
+    let (unread, rejection) = match LayerBody::of_request(body, limit, hold).await {
+        Ok(body) => return Ok((body.data().clone(), body)),
+        Err(Unread::Broken(broken)) => return Err(Rejection::of_body(&broken)),
+        Err(Unread::TooLarge(body)) => (body, Rejection::BodyTooLarge { limit: Some(limit) }),
+        Err(Unread::NoRoom(body)) => (body, Rejection::Overloaded { limit: layer.max_runs }),
+    };
     // If the connection were closed while the client still writes, the client would see a reset in place of the answer.
     // But a client that waits for `100 Continue` sends the body only if somebody reads it.
-    if !(parts.headers.contains_key(header::EXPECT) && body.is_unread()) {
-        body.discard(limit.saturating_mul(DISCARDED), DISCARD_TIME).await;
+    if !(parts.headers.contains_key(header::EXPECT) && unread.is_unread()) {
+        unread.discard(limit.saturating_mul(DISCARDED), DISCARD_TIME).await;
     }
-    Err(Rejection::BodyTooLarge { limit })
+    Err(rejection)
 }
 
 fn key(scope: String, operation: &str, value: String) -> Result<Key, Rejection> {
     Key::new(scope, operation, value).map_err(|invalid| match invalid.part() {
-        KeyPart::Value => MalformedKey::from(invalid).into(),
-        KeyPart::Scope | KeyPart::Operation => Misconfigured::Refused(invalid.into()).into(),
+        // A part of the path, which the client has chosen, may be a part of the operation.
+        KeyPart::Value | KeyPart::Operation => MalformedKey::from(invalid).into(),
+        KeyPart::Scope => Misconfigured::Refused(invalid.into()).into(),
     })
 }
 

@@ -1,7 +1,7 @@
 //! The service: admit a request, run it in a task of its own, answer.
 
 use std::error::Error;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::panic::resume_unwind;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -55,14 +55,14 @@ where
     type Error = S::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.inner.poll_ready(context)
+    /// Always ready: what the inner service may reserve for a request, such as a place of a limit, is taken once the body
+    /// is there.
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // Only the instance that was polled may be called.
-        let unpolled = self.inner.clone();
-        let mut service = std::mem::replace(&mut self.inner, unpolled);
+        let mut service = self.inner.clone();
         let layer = self.layer.clone();
         let mut key =
             layer.key_from.is_none().then(|| only_line(request.headers(), &IDEMPOTENCY_KEY).cloned()).flatten();
@@ -73,6 +73,10 @@ where
             let covered = layer.methods.contains(&parts.method);
             let operation = covered.then(|| layer.operation_of(&parts)).flatten();
             let admitted = admit(&layer, operation.as_deref(), Request::from_parts(parts, body)).await;
+            if admitted.is_ok() {
+                // Before the run, so that a request that waits here has no connection.
+                poll_fn(|context| service.poll_ready(context)).await?;
+            }
             let reply = match admitted {
                 Ok(Admission::NotCovered(request)) => {
                     return service.call(request).await.map(|response| response.map(LayerBody::untouched));

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderName, HeaderValue, Request, header};
+use http::{HeaderName, HeaderValue, Request, StatusCode, Uri, header};
 
 use super::fingerprint_choice::{host_of_uri, target};
 use super::key_header::IDEMPOTENCY_KEY;
@@ -15,15 +15,23 @@ pub(super) const STORED: [HeaderName; 3] = [header::CONTENT_TYPE, header::CONTEN
 /// They prove who the client is. The table, the WAL and backups keep no such proof.
 pub(super) const NEVER_STORED: [HeaderName; 3] = [header::AUTHORIZATION, header::COOKIE, header::PROXY_AUTHORIZATION];
 
-/// The request as it is stored, with these headers. `None` if its head is too large. The limit of the body has been checked.
-pub(super) fn to_store(parts: &Parts, body: &[u8], is_stored: impl Fn(&HeaderName) -> bool) -> Option<Vec<u8>> {
+/// The request as it is stored, with these headers. An error is the response: the head is too large, or a request with
+/// this target, such as one to open a tunnel, could not be restored. The limit of the body has been checked.
+pub(super) fn to_store(
+    parts: &Parts,
+    body: &[u8],
+    is_stored: impl Fn(&HeaderName) -> bool,
+) -> Result<Vec<u8>, StatusCode> {
+    let target = target(parts).into_owned();
+    target.parse::<Uri>().map_err(|_| StatusCode::BAD_REQUEST)?;
     let sent = parts.headers.iter().map(|(name, value)| (name, value.as_bytes()));
     // A resumed request has only the path of the URI.
     let sent = sent.chain(host_of_uri(parts).map(|host| (&header::HOST, host.as_bytes())));
     let kept = sent.filter(|(name, _)| is_stored(name) && !NEVER_STORED.contains(name));
     // As in a stored response, one character for each byte.
     let kept = kept.map(|(name, value)| (name.to_string(), value.iter().copied().map(char::from).collect()));
-    ShownRequest::new(parts.method.to_string(), target(parts).to_owned(), kept.collect()).with_body(body)
+    let request = ShownRequest::new(parts.method.to_string(), target, kept.collect());
+    request.with_body(body).ok_or(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE)
 }
 
 /// `None` if the stored bytes are not what [`to_store`] writes.

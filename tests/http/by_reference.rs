@@ -370,3 +370,75 @@ async fn the_reference_follows_the_rules_of_a_response(pool: PgPool) {
     assert_eq!(send(&app, request("POST", "/secret", None, "x")).await.body, "secret", "without a key");
     assert_eq!(effects(&pool).await, 0);
 }
+
+/// Rebuilds an answer of as many bytes as the reference says, and announces as many more as the query says.
+struct Long;
+
+struct Announced {
+    body: Body,
+    more: u64,
+}
+
+impl http_body::Body for Announced {
+    type Data = axum::body::Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        context: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<http_body::Frame<Self::Data>, Self::Error>>> {
+        std::pin::Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        let inside = self.body.size_hint().lower();
+        let mut hint = http_body::SizeHint::new();
+        hint.set_lower(inside + self.more);
+        hint
+    }
+}
+
+impl Replay for Long {
+    type Reference = (usize, u64);
+    type Body = Announced;
+
+    async fn replay(
+        &self,
+        (bytes, more): Self::Reference,
+        _: &Parts,
+        _: &mut PgConnection,
+    ) -> Result<Option<Response<Announced>>, Error> {
+        Ok(Some(Response::new(Announced { body: Body::from(vec![b'x'; bytes]), more })))
+    }
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_rebuilt_answer_has_a_bound_and_an_end(pool: PgPool) {
+    const MOST: usize = 64 * 1024 * 1024;
+    let layer = transactional(&pool).with_replay(Long);
+    let place = async |_: IdempotentTx, Json(reference): Json<(usize, u64)>| (AnswerBy(reference), "placed");
+    let app = Router::new().route("/long", post(place)).layer(layer);
+    for (number, (bytes, more, status)) in [
+        (MOST, 0, StatusCode::OK),
+        (MOST + 1, 0, StatusCode::INTERNAL_SERVER_ERROR),
+        (9, 1, StatusCode::INTERNAL_SERVER_ERROR),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let key = format!("key-{number}");
+        let ask = || {
+            let mut request = request("POST", "/long", Some(&key), &format!("[{bytes},{more}]"));
+            request.headers_mut().insert("content-type", "application/json".parse().expect("a value"));
+            request
+        };
+        assert_eq!(send(&app, ask()).await.body, "placed");
+        let again = send(&app, ask()).await;
+        assert_eq!(again.status, status, "{bytes} bytes, and {more} more announced");
+        if status == StatusCode::OK {
+            assert_eq!(again.body.len(), bytes);
+        } else {
+            assert_eq!(again.problem(), "misconfigured");
+        }
+    }
+}

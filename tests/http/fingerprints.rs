@@ -61,6 +61,18 @@ async fn a_fingerprinted_host_is_the_authority_of_http_2(pool: PgPool) {
     }
     assert_eq!(post_to(&app, "/effects", "key-1", "x").await.problem(), "key-reused", "no host at all");
     assert_eq!(effects(&pool).await, 1);
+
+    // The absolute form of HTTP/1.1 names a host as well, and a handler may read either.
+    let both = |authority: &str, key| {
+        let mut request = request("POST", &format!("http://{authority}/effects"), Some(key), "x");
+        request.headers_mut().insert(header::HOST, HeaderValue::from_static("a.example:8080"));
+        request
+    };
+    assert!(send(&app, both("a.example:8080", "key-1")).await.is_replayed());
+    assert_eq!(send(&app, both("b.example", "key-1")).await.problem(), "key-reused");
+    assert_eq!(send(&app, both("b.example", "key-2")).await.status, StatusCode::CREATED);
+    assert_eq!(send(&app, both("c.example", "key-2")).await.problem(), "key-reused");
+    assert_eq!(effects(&pool).await, 2);
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]

@@ -153,20 +153,22 @@ async fn a_panic_in_a_function_of_the_service_claims_nothing_and_stays_a_panic(p
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }
 
-/// A failed gRPC call has the status 200, and says so in its trailers.
+/// A failed call of gRPC has the status 200, and says so in its trailers. So does a stream of Connect, at its end.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_grpc_response_commits_nothing(pool: PgPool) {
     create_effects(&pool).await;
-    let handler = async |mut tx: IdempotentTx| {
+    let handler = async |mut tx: IdempotentTx, kind: String| {
         insert(&mut tx, "called").await;
-        [("content-type", "application/grpc+proto")]
+        [("content-type", kind)]
     };
     let app = Router::new().route("/grpc", post(handler)).layer(transactional(&pool).with_optional_key(true));
-    for key in [Some("key-1"), None] {
-        let answer = send(&app, request("POST", "/grpc", key, "x")).await;
-        assert_eq!((answer.status, &*answer.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
-        let Some(Rejection::Misconfigured(mistake)) = answer.rejection else { panic!("another rejection") };
-        assert!(matches!(*mistake, Misconfigured::Grpc), "{mistake}");
+    for kind in ["application/grpc+proto", "Application/gRPC", "application/grpc-web", "application/connect+json"] {
+        for key in [Some("key-1"), None] {
+            let answer = send(&app, request("POST", "/grpc", key, kind)).await;
+            assert_eq!((answer.status, &*answer.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
+            let Some(Rejection::Misconfigured(mistake)) = answer.rejection else { panic!("another rejection") };
+            assert!(matches!(*mistake, Misconfigured::Grpc), "{mistake}");
+        }
     }
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }

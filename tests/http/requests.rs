@@ -79,7 +79,7 @@ async fn a_body_that_breaks_off_claims_nothing(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
     let broken = request("POST", "/effects", Some("key-1"), "").map(|_| {
-        let parts = [Ok("half of it"), Err(std::io::Error::other("gone"))];
+        let parts = [Ok("half of it"), Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset))];
         Body::from_stream(futures_util::stream::iter(parts))
     });
     let refused = send(&app, broken).await;

@@ -49,7 +49,8 @@ impl IdempotencyLayer {
     /// Names the operation by a function of the request. The default is the method and the route that axum has matched,
     /// without the names of its parameters: `POST /payments/{}`, and `{*}` for the rest of a path. `None` is a mistake of
     /// the service, and the answer is a 500. Return such a template: with real ids, every payment would be an operation
-    /// and a time series of its own.
+    /// and a time series of its own. If you use the path all the same, decode its percent-encoding, because `/a` and `/%61`
+    /// would be two operations. A text that is no part of a [`Key`](crate::Key) is a 400 `malformed-key`.
     ///
     /// **The operation is a part of the key: if it changes, a retry of an earlier request is performed again.** A
     /// parameter that gets another name changes nothing. Another prefix or method does, and so does a route that is
@@ -104,7 +105,7 @@ impl IdempotencyLayer {
 
     /// Adds this header, with all its lines, to the fingerprint: one by which the handler selects an account, a
     /// currency or a language, and not one that a client changes with each attempt, such as a trace or a date. For
-    /// `Host`, a request without this header gives the authority of its URI, as HTTP/2 sends it.
+    /// `Host`, the authority of the URI counts, too, as HTTP/2 sends it, unless the header says the same.
     pub fn with_fingerprinted_header(mut self, name: HeaderName) -> Self {
         self.fingerprint.add_header(name);
         self
@@ -181,7 +182,8 @@ impl IdempotencyLayer {
 
 /// The bounds of sizes and runs.
 impl IdempotencyLayer {
-    /// The largest request body, in bytes. The default is 1 MiB.
+    /// The largest request body, in bytes. The default is 1 MiB. It also determines how many [bytes](crate::http#runs) the
+    /// requests that upload or wait may hold together.
     pub fn with_request_limit(self, bytes: usize) -> Self {
         Self { request_limit: bytes, ..self }
     }
