@@ -88,7 +88,12 @@
 //! Compression belongs outside, or the stored body is compressed. A limit of concurrent requests inside counts a request
 //! when its body is there. A time-out belongs outside, where its 408 or 504
 //! leaves the run alone. **Code that retries the handler belongs outside**: inside, the second attempt would write into
-//! a transaction that still has the first one's writes, so it gets no transaction, and nothing is committed.
+//! a transaction that still has the first one's writes, so it gets no transaction, and nothing is committed. Under
+//! `AtMostOnce` it gets no lease. A second layer on the same route is refused, also with another key.
+//!
+//! **A response of unknown length is held back until its end, for up to a second**, because only a whole response can be
+//! stored. The transaction is open meanwhile. A `text/event-stream` is held back for a tenth of a second. With
+//! [`NoStore`], nothing is held back, and nothing can be replayed.
 //!
 //! **gRPC methods do not belong behind the layer**: a call that fails has the status 200 and says so after the body, so
 //! the layer refuses its response, and commits nothing. So it does for a stream of Connect. Call [`ensure_idempotent`](crate::ensure_idempotent()) in the

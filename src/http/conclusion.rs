@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use http::{Response, StatusCode, header};
+use http::response::Parts;
+use http::{HeaderMap, Response, StatusCode, header};
 use tokio::time::Instant;
 
 use super::body::{LayerBody, ResponseBody, has_no_body};
@@ -17,6 +18,9 @@ use crate::outcome::Response as Stored;
 /// A response of unknown length that does not end within this time counts as a stream. The transaction is open
 /// meanwhile. A response that is known to be small enough is not a stream, and may take the rest of the run's time.
 const STREAM_TIME: Duration = Duration::from_secs(1);
+/// The same for `text/event-stream`. Most of these have no end that is worth waiting for, and their client waits for the
+/// first event. A short one has ended by then, and can be replayed.
+const EVENT_STREAM_TIME: Duration = Duration::from_millis(100);
 
 /// Put this into the extensions of a response that the layer sends and must not store. With axum:
 /// `(Extension(NoStore), secret).into_response()`.
@@ -98,7 +102,7 @@ async fn judge<R: ResponseBody>(
         });
     }
     let body =
-        if called.keyed && storable { read(layer, called, status, body).await? } else { LayerBody::untouched(body) };
+        if called.keyed && storable { read(layer, called, &parts, body).await? } else { LayerBody::untouched(body) };
     let stored_body = body.as_whole().filter(|data| data.len() <= layer.response_limit).map(|data| data.to_vec());
     let stored = to_record(&parts, stored_body, &layer.replayed_headers);
     Ok(Conclusion::Store { stored, response: Response::from_parts(parts, body), undo })
@@ -114,14 +118,20 @@ fn fails_with_success(content_type: &[u8]) -> bool {
 async fn read<R: ResponseBody>(
     layer: &IdempotencyLayer,
     called: Called,
-    status: StatusCode,
+    parts: &Parts,
     body: R,
 ) -> Result<LayerBody<R>, Misconfigured> {
-    let limit = layer.response_limit;
-    let mut deadline = Instant::now() + STREAM_TIME;
+    let (limit, status) = (layer.response_limit, parts.status);
+    let mut deadline = Instant::now() + if is_event_stream(&parts.headers) { EVENT_STREAM_TIME } else { STREAM_TIME };
     if body.size_hint().upper().is_some_and(|upper| upper <= limit as u64) {
         deadline = deadline.max(called.at + layer.run_timeout);
     }
     let read = LayerBody::of_response(body, has_no_body(called.head, status), limit, deadline).await;
     read.map_err(|broken| Misconfigured::BrokenResponse(broken.to_string()))
+}
+
+fn is_event_stream(headers: &HeaderMap) -> bool {
+    let value = headers.get(header::CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
+    let media_type = value.split(|byte| *byte == b';').next().unwrap_or_default();
+    media_type.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
 }

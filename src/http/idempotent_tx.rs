@@ -58,6 +58,11 @@ impl Loan {
     }
 }
 
+/// Whether a layer in front lends a transaction for this request.
+pub(super) fn is_lent(extensions: &Extensions) -> bool {
+    extensions.get::<Slot>().is_some_and(|Slot(lent)| lent.strong_count() > 0)
+}
+
 /// Why a handler cannot have the transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -12,7 +12,7 @@ use super::rejection::Rejection;
 use super::request::{Resumed, Ticket};
 use crate::claim::CalledAt;
 use crate::lease::{Acquired, Lease, LeaseOwner, Leasing};
-use crate::{Error, observe};
+use crate::{Error, Mode, observe};
 
 /// Claims the key, calls the handler and stores its response; or replays the stored response.
 pub(super) async fn run<H: Handler>(
@@ -50,8 +50,7 @@ pub(super) async fn perform<H: Handler>(
 ) -> Performed<H> {
     let failed = |reply| Performed { reply, stored: false };
     let lease = Lease::clone(&owner);
-    handler.extensions_mut().insert(lease.clone());
-    handler.extensions_mut().insert(Loan::default());
+    handler.extensions_mut().insert(Loan::new(lease.clone()));
     let called = Called::now(&handler, true);
     // The response body is a part of the work, because it may have effects outside, too.
     let work = async {
@@ -117,10 +116,20 @@ fn reason<E>(error: &NoResponse<E>) -> &'static str {
     }
 }
 
-/// No leased layer is in front of this handler, or the layer does not cover this method, or the request has no key.
+/// Why a handler cannot have the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no lease here: no leased IdempotencyLayer covers this request, or the request has no key")]
-pub struct NoLease;
+#[non_exhaustive]
+pub enum NoLease {
+    /// No leased layer is in front of this handler, or the layer does not cover this method, or the request has no key.
+    #[error("there is no lease here: no leased IdempotencyLayer covers this request, or the request has no key")]
+    NotLent,
+    /// Under `AtMostOnce`, a lease is lent once. Something inside the layer calls the handler a second time, and the first
+    /// call may have had its effect. Or a middleware has taken the lease.
+    #[error(
+        "the lease was taken before, and under AtMostOnce it is lent once; put the code that retries outside the layer,          and let a middleware read the Key of the request's extensions instead"
+    )]
+    LentBefore,
+}
 
 impl Lease {
     /// The lease of a request, in a handler behind a [leased layer](super::IdempotencyLayer::leased). The layer renews
@@ -132,9 +141,11 @@ impl Lease {
     /// [`NoLease`].
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub fn of_request(extensions: &Extensions) -> Result<Self, NoLease> {
-        let lease = extensions.get::<Self>().cloned().ok_or(NoLease)?;
-        extensions.get::<Loan>().map(Loan::take);
-        Ok(lease)
+        let loan = Loan::of(extensions).ok_or(NoLease::NotLent)?;
+        if loan.take() && loan.lease.mode() == Mode::AtMostOnce {
+            return Err(NoLease::LentBefore);
+        }
+        Ok(loan.lease.clone())
     }
 }
 

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use axum::extract::{FromRequest, Request};
 #[cfg(feature = "axum")]
 use axum::response::{IntoResponse, Response};
+use http::Extensions;
 #[cfg(feature = "axum")]
-use http::{Extensions, StatusCode};
+use http::StatusCode;
 
-#[cfg(feature = "axum")]
 use crate::lease::Lease;
 
 /// In the extensions of a response: no handler has begun under the claim with this token. Only the functions of this
@@ -20,19 +20,31 @@ pub(super) struct NotBegun {
     pub(super) token: i64,
 }
 
-/// Whether code of the service has taken the lease of this request. After that nothing is a proof: something inside the
-/// layer may call the handler again, and the first call may have had its effect.
-#[derive(Clone, Default)]
-pub(super) struct Loan(Arc<AtomicBool>);
+/// The lease of a request, in its extensions, and whether code of the service has taken it. After that nothing is a
+/// proof: something inside the layer may call the handler again, and the first call may have had its effect.
+#[derive(Clone)]
+pub(super) struct Loan {
+    pub(super) lease: Lease,
+    taken: Arc<AtomicBool>,
+}
 
 impl Loan {
-    pub(super) fn take(&self) {
-        self.0.store(true, Ordering::Relaxed);
+    pub(super) fn new(lease: Lease) -> Self {
+        Self { lease, taken: Arc::default() }
+    }
+
+    pub(super) fn of(extensions: &Extensions) -> Option<&Self> {
+        extensions.get()
+    }
+
+    /// Whether it was taken before.
+    pub(super) fn take(&self) -> bool {
+        self.taken.swap(true, Ordering::Relaxed)
     }
 
     #[cfg(feature = "axum")]
     fn is_taken(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.taken.load(Ordering::Relaxed)
     }
 }
 
@@ -106,10 +118,10 @@ pub async fn method_not_allowed(request: Request) -> Response {
 /// The response to a request that no handler has seen.
 #[cfg(feature = "axum")]
 fn unbegun(extensions: &Extensions, mut response: Response) -> Response {
-    if let (Some(lease), Some(loan)) = (extensions.get::<Lease>(), extensions.get::<Loan>())
+    if let Some(loan) = Loan::of(extensions)
         && !loan.is_taken()
     {
-        response.extensions_mut().insert(NotBegun { token: lease.token() });
+        response.extensions_mut().insert(NotBegun { token: loan.lease.token() });
     }
     response
 }

@@ -73,6 +73,8 @@ enum Of {
     /// `None`: of the requests without a key.
     Scope(Option<String>, usize),
     Key(Key),
+    /// The requests of one operation that resumers of this process send: `(scope, operation)`.
+    Resumed(String, String),
 }
 
 struct Queue {
@@ -116,10 +118,9 @@ pub(super) struct Place<'t> {
 }
 
 /// One run, for as long as this value lives.
-struct Run {
+pub(super) struct Run {
     runs: Runs,
-    _of_scope: Queued,
-    _of_all: Queued,
+    _places: Vec<Queued>,
 }
 
 /// While this value lives, duplicates of its request are refused or delayed.
@@ -147,6 +148,25 @@ impl Places {
         let mut place = Place { places: self.clone(), bounds, asked, of_key, run: None, patience, pauses, client };
         place.take(patience.place).await?;
         Ok(place)
+    }
+
+    /// Takes the places of a request that a resumer is about to send. `None` if one of them is not free, or if a resumer
+    /// of this process already sends a request of this operation and scope.
+    pub(super) fn resumed(&self, key: &Key, bounds: Bounds) -> Option<Run> {
+        let Bounds { all, of_one_scope, .. } = bounds;
+        let scope = key.scope().to_owned();
+        let places = [
+            (Of::Resumed(scope.clone(), key.operation().to_owned()), 1),
+            (Of::Scope(Some(scope), of_one_scope), of_one_scope),
+            (Of::All(all), all),
+        ];
+        let taken = places.into_iter().map(|(of, most)| {
+            let mut queued = self.queue(of, most);
+            // A free place belongs to the first in the queue, so this overtakes nobody.
+            queued.permit = Some(queued.semaphore.clone().try_acquire_owned().ok()?);
+            Some(queued)
+        });
+        Some(Run::counted(self.runs(), taken.collect::<Option<_>>()?))
     }
 
     fn queue(&self, of: Of, most: usize) -> Queued {
@@ -188,7 +208,7 @@ impl Place<'_> {
         of_scope.admitted(deadline).await.ok_or(Rejection::Overloaded { limit: of_one_scope })?;
         let mut of_all = self.places.queue(Of::All(all), all);
         of_all.admitted(deadline).await.ok_or(Rejection::Overloaded { limit: all })?;
-        self.run = Some(Run::counted(self.places.runs(), of_scope, of_all));
+        self.run = Some(Run::counted(self.places.runs(), vec![of_scope, of_all]));
         Ok(())
     }
 
@@ -295,9 +315,9 @@ impl Drop for Queued {
 }
 
 impl Run {
-    fn counted(runs: Runs, of_scope: Queued, of_all: Queued) -> Self {
+    fn counted(runs: Runs, places: Vec<Queued>) -> Self {
         runs.0.send_modify(|count| *count += 1);
-        Self { runs, _of_scope: of_scope, _of_all: of_all }
+        Self { runs, _places: places }
     }
 }
 

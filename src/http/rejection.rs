@@ -147,7 +147,7 @@ pub enum Misconfigured {
         /// The operation that the layer finds.
         found: String,
     },
-    /// Two layers take the same key, for example by two `route_layer` on one router. Nothing was performed.
+    /// Two layers cover the request, for example by two `route_layer` on one router. Nothing was performed.
     #[error("two IdempotencyLayers cover this request; give each layer a Router of its own, and merge the routers")]
     CoveredTwice,
     /// The handler answered while it, or a task that it spawned, still held the transaction.

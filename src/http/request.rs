@@ -9,11 +9,12 @@ use http::{Extensions, HeaderName, Request, header};
 
 use super::body::{LayerBody, Unread};
 use super::handler::NoResponse;
+use super::idempotent_tx::is_lent;
 use super::key_header::{MalformedKey, key_value, only_line};
 use super::layer::{IdempotencyLayer, LayerMode};
+use super::not_begun::Loan;
 use super::rejection::{Misconfigured, Rejection};
 use super::stored_request::to_store;
-use crate::lease::Lease;
 use crate::record::Candidate;
 use crate::{BoxError, Fingerprint, Key, KeyPart};
 
@@ -59,6 +60,12 @@ where
     if !layer.methods.contains(request.method()) {
         return Ok(Admission::NotCovered(request.map(LayerBody::untouched)));
     }
+    // A layer in front holds a key or a transaction for this request: the claim would wait for it, or commit without it.
+    // The key of a resumed request is this layer's own.
+    let resumed = matches!(layer.mode, LayerMode::Leased(_)) && request.extensions().get::<Resumed>().is_some();
+    if !resumed && (request.extensions().get::<Key>().is_some() || is_lent(request.extensions())) {
+        return Err(Misconfigured::CoveredTwice.into());
+    }
     let from_header = layer.key_from.is_none().then(|| key_value(request.headers()));
     if matches!(from_header, Some(Ok(None))) && !layer.key_required {
         let (parts, body) = request.into_parts();
@@ -90,10 +97,6 @@ where
             }
             if is_leased && is_under_lease(&parts.extensions, &key) {
                 return Ok(Admission::NotCovered(Request::from_parts(parts, body)));
-            }
-            // The layer in front holds this key, so the claim would wait for its own request.
-            if resumed.is_none() && parts.extensions.get() == Some(&key) {
-                return Err(Rejection::from(Misconfigured::CoveredTwice).into());
             }
             let fingerprint = layer.fingerprint.fingerprint(&parts, &data).map_err(Rejection::InvalidBody)?;
             let wait = layer.mode.wait();
@@ -184,5 +187,5 @@ impl Resumed {
 
 /// Whether a resumer has claimed this key for the request. The layer would meet that claim.
 fn is_under_lease(extensions: &Extensions, key: &Key) -> bool {
-    extensions.get::<Lease>().is_some_and(|lease| lease.key() == key && !lease.is_lost())
+    Loan::of(extensions).is_some_and(|loan| loan.lease.key() == key && !loan.lease.is_lost())
 }

@@ -1,22 +1,29 @@
 //! The loop that finishes the requests of clients that do not come back.
 
 use std::fmt::Display;
+use std::future::poll_fn;
 use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::Full;
+use tokio::task::JoinSet;
 use tower_service::Service;
+use tracing::Instrument as _;
 
 use super::layer::IdempotencyLayer;
-use super::resume::Decision;
+use super::resume::{Abandoned, Decision};
 use crate::caught::caught;
 use crate::lease::{INTERVAL, INTERVALS};
 use crate::limits::within;
 use crate::session::Rests;
 use crate::shutdown::{Shutdown, unless};
 use crate::{BoxError, Error, InvalidDuration, Key};
+
+/// The number of requests that one resumer sends at a time. They are in the way of the clients that wait.
+const AT_A_TIME: usize = 4;
 
 /// Finishes the requests of a leased layer whose clients do not come back. `examples/http_resumer.rs` is a service with
 /// it.
@@ -52,12 +59,15 @@ impl RequestResumer {
         Ok(Self { interval: within("interval", interval, INTERVALS)?, ..self })
     }
 
-    /// [Resumes](IdempotencyLayer::resume_one) one request after the other until `shutdown` is ready. Then it finishes
-    /// the request in progress, and ends. It logs errors, and goes on.
+    /// [Resumes](IdempotencyLayer::resume_one) requests until `shutdown` is ready. Then it finishes those in progress, and
+    /// ends. It logs errors, and goes on.
+    ///
+    /// It sends up to four requests at a time, and of each scope one after the other. **So a request that takes long
+    /// delays the others of its scope**, and four such scopes delay all: give the calls of the operation a time-out.
     ///
     /// # Cancellation
     ///
-    /// The request in progress lapses, as after a crash.
+    /// The requests in progress lapse, as after a crash.
     pub async fn run<D, E, S, R>(self, shutdown: impl Future<Output = ()>, decide: D, service: S)
     where
         D: AsyncFnOnce(&Key, &mut Request<Bytes>) -> Result<Decision, E> + Clone,
@@ -71,12 +81,23 @@ impl RequestResumer {
         let mut shutdown = Shutdown::new(shutdown);
         let mut rests = Rests::of(interval);
         let mut rest = rests.interval();
-        while unless(&mut shutdown, tokio::time::sleep(rest)).await.is_some() {
+        let mut attempts = JoinSet::new();
+        while unless(&mut shutdown, rested(rest, &mut attempts)).await.is_some() {
             // A clone of the service's code may panic, too.
-            let resuming = async { layer.resume(&operation, &mut shutdown, decide.clone(), service.clone()).await };
-            rest = match caught(resuming).await {
+            let searching = async {
+                let found = layer.take_abandoned(&operation, &mut shutdown, decide.clone()).await?;
+                Ok::<_, Error>(found.map(|found| (found, service.clone())))
+            };
+            rest = match caught(searching).await {
                 Ok(Ok(None)) => rests.interval(),
-                Ok(Ok(Some(_))) => rests.none(),
+                Ok(Ok(Some((found, service)))) => {
+                    if let Abandoned::Taken(taken) = found {
+                        let layer = layer.clone();
+                        let attempt = async move { drop(layer.answer(taken, service).await) };
+                        attempts.spawn(attempt.in_current_span());
+                    }
+                    rests.none()
+                }
                 Ok(Err(error)) => {
                     let error = &error as &dyn std::error::Error;
                     tracing::error!(operation, error, "a search for requests to resume failed and is tried again");
@@ -88,5 +109,18 @@ impl RequestResumer {
                 }
             };
         }
+        while attempts.join_next().await.is_some() {}
     }
+}
+
+/// Returns after the rest, or when an attempt ends, because its scope may have more. Waits for the end of one if there
+/// are as many as allowed.
+async fn rested(rest: Duration, attempts: &mut JoinSet<()>) {
+    let mut sleeping = pin!(tokio::time::sleep(rest));
+    poll_fn(|context| match attempts.poll_join_next(context) {
+        Poll::Ready(Some(_)) => Poll::Ready(()),
+        _ if attempts.len() < AT_A_TIME => sleeping.as_mut().poll(context),
+        _ => Poll::Pending,
+    })
+    .await;
 }

@@ -8,9 +8,10 @@ use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use tower_service::Service;
 
-use super::handler::{Handler, ServiceCall};
+use super::handler::{Handler as _, ServiceCall};
 use super::layer::{IdempotencyLayer, LayerMode};
 use super::leased::{Performed, perform};
+use super::places::Run;
 use super::request::Resumed;
 use super::stored_request::restored;
 use crate::caught::caught;
@@ -47,10 +48,27 @@ pub enum ResumedRequest {
     Failed(Key),
 }
 
+/// What became of an abandoned request in a search.
+pub(super) enum Abandoned {
+    /// The service refused it.
+    Refused(Key),
+    Taken(Box<Taken>),
+}
+
+/// An abandoned request that is claimed, and has its place.
+pub(super) struct Taken {
+    options: Leasing,
+    owner: LeaseOwner,
+    resumed: Resumed,
+    request: Request<Bytes>,
+    _place: Run,
+}
+
 impl IdempotencyLayer {
     /// Takes over one request of this operation that has lapsed or was released, and whose client has not come back for
     /// the time of [`with_resume_after`](Leasing::with_resume_after). Sends it to `service`, and stores the answer as
-    /// this layer would: a retry gets it. `None` means that there is no such request at this moment.
+    /// this layer would: a retry gets it. `None` means that there is no such request at this moment, or no [place](Self::with_max_runs)
+    /// for it: it counts as a run. In this process, one request of each scope is resumed at a time.
     ///
     /// First, `decide` finds out who the user is, from the scope of the key, and whether they may still do this. It
     /// puts into the request what the service expects from its authentication. Nothing is claimed yet, so it may be
@@ -84,23 +102,23 @@ impl IdempotencyLayer {
         S::Error: 'static,
         R: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        self.resume(operation, &mut std::future::pending(), decide, service).await
+        Ok(match self.take_abandoned(operation, &mut std::future::pending(), decide).await? {
+            None => None,
+            Some(Abandoned::Refused(key)) => Some(ResumedRequest::Refused(key)),
+            Some(Abandoned::Taken(taken)) => Some(self.answer(taken, service).await),
+        })
     }
 
-    /// [`resume_one`](Self::resume_one). A shutdown ends the search, and not an attempt.
-    pub(super) async fn resume<D, E, S, R>(
+    /// Takes over one abandoned request. A shutdown ends the search.
+    pub(super) async fn take_abandoned<D, E>(
         &self,
         operation: &str,
         shutdown: &mut (impl Future<Output = ()> + Unpin),
         decide: D,
-        service: S,
-    ) -> Result<Option<ResumedRequest>, Error>
+    ) -> Result<Option<Abandoned>, Error>
     where
         D: AsyncFnOnce(&Key, &mut Request<Bytes>) -> Result<Decision, E> + Clone,
         E: Display,
-        S: Service<Request<Full<Bytes>>, Response = Response<R>, Error: Send, Future: Send> + Send + 'static,
-        S::Error: 'static,
-        R: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
         let options = self.resumable(operation)?;
         let mut skipped = 0;
@@ -115,6 +133,8 @@ impl IdempotencyLayer {
                 }
                 // Requests that cannot be decided, or are lost to another resumer, must not hide the others.
                 skipped = skipped.max(candidate.place);
+                // Before anything is claimed. Without a place, the candidate stays for a later search.
+                let Some(place) = self.places.resumed(&candidate.key, self.bounds()) else { continue };
                 let Some((stored, mut request)) = self.stored(options, &candidate).await? else { continue };
                 let deciding = caught(decide.clone()(&candidate.key, &mut request));
                 let end = no_later(self.run_timeout, shutdown, Duration::ZERO);
@@ -123,11 +143,11 @@ impl IdempotencyLayer {
                         let Some((owner, _)) = options.take(&self.pool, &candidate, Some(&stored)).await? else {
                             continue;
                         };
-                        let handler = ServiceCall { service, request: request.map(Full::new) };
-                        return Ok(Some(self.answer(options, owner, Resumed::of(candidate), handler).await));
+                        let taken = Taken { options, owner, resumed: Resumed::of(candidate), request, _place: place };
+                        return Ok(Some(Abandoned::Taken(Box::new(taken))));
                     }
                     Some(Ok(Ok(Decision::Refuse(reason)))) if self.refuse(options, &candidate, &reason).await? => {
-                        return Ok(Some(ResumedRequest::Refused(candidate.key)));
+                        return Ok(Some(Abandoned::Refused(candidate.key)));
                     }
                     Some(Ok(Ok(Decision::Refuse(_)))) => continue,
                     Some(Ok(Err(error))) => error.to_string(),
@@ -190,13 +210,14 @@ impl IdempotencyLayer {
     }
 
     /// Sends the request to the service, and stores the answer.
-    async fn answer<H: Handler>(
-        &self,
-        options: Leasing,
-        owner: LeaseOwner,
-        resumed: Resumed,
-        mut handler: H,
-    ) -> ResumedRequest {
+    pub(super) async fn answer<S, R>(&self, taken: Box<Taken>, service: S) -> ResumedRequest
+    where
+        S: Service<Request<Full<Bytes>>, Response = Response<R>, Error: Send, Future: Send> + Send + 'static,
+        S::Error: 'static,
+        R: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
+        let Taken { options, owner, resumed, request, _place } = *taken;
+        let mut handler = ServiceCall { service, request: request.map(Full::new) };
         let lease = Lease::clone(&owner);
         let (key, operation) = (lease.key().clone(), lease.key().operation());
         handler.extensions_mut().insert(key.clone());

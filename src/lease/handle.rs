@@ -21,7 +21,7 @@ use crate::{Fingerprint, Key, Mode};
 /// Only the [`LeaseOwner`](super::LeaseOwner) completes or releases the claim. All clones are lost when it has ended,
 /// and before a release or a failure is sent.
 ///
-/// A handler behind a leased layer of the feature `http` finds a clone in the request's extensions. With axum it takes
+/// A handler behind a leased layer of the feature `http` takes it with `Lease::of_request`, and with axum as
 /// `http::LeasedBody`.
 #[derive(Clone, Debug)]
 pub struct Lease {

@@ -1,5 +1,6 @@
 //! Tests of the HTTP layer, one file per behaviour. Requests go to the service directly, unless the connection matters.
 
+mod abandoned;
 mod any_language;
 mod bodies;
 mod bounds;
@@ -14,6 +15,7 @@ mod fingerprints;
 mod frames;
 mod in_flight;
 mod leased;
+mod lent;
 mod mistakes;
 mod not_begun;
 mod odd_requests;

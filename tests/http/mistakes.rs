@@ -43,6 +43,39 @@ async fn two_layers_on_one_router_are_a_mistake_that_is_named(pool: PgPool) {
     assert_eq!(effects(&pool).await, 0);
 }
 
+/// The inner layer would commit, and the outer one say that nothing was.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn two_layers_with_other_keys_or_without_one_are_the_same_mistake(pool: PgPool) {
+    create_effects(&pool).await;
+    let write = async |mut tx: IdempotentTx| {
+        insert(&mut tx, "x").await;
+        StatusCode::CREATED
+    };
+    let of_another = || IdempotencyLayer::transactional(pool.clone(), calls(), |_| Ok("another".to_owned()));
+    let operation = |layer: IdempotencyLayer| layer.with_operation(|_| Some("POST /effects".to_owned()));
+    let without_key = |layer: IdempotencyLayer| layer.with_key_from(|_, _| Ok(None)).with_optional_key(true);
+    let app = |inner: IdempotencyLayer, outer: IdempotencyLayer| {
+        Router::new().route("/effects", post(write)).route_layer(operation(inner)).route_layer(operation(outer))
+    };
+    for (name, app) in [
+        ("of another scope", app(transactional(&pool), of_another())),
+        (
+            "of another scope, under a lease",
+            app(transactional(&pool), leased(&pool, STEPS).with_key_from(|_, _| Ok(Some("k".into())))),
+        ),
+        (
+            "both under a lease",
+            app(leased(&pool, STEPS), leased(&pool, STEPS).with_key_from(|_, _| Ok(Some("k".into())))),
+        ),
+        ("the inner one without a key", app(without_key(transactional(&pool)), transactional(&pool))),
+        ("the outer one without a key", app(transactional(&pool), without_key(transactional(&pool)))),
+        ("both without a key", app(without_key(transactional(&pool)), without_key(transactional(&pool)))),
+    ] {
+        let answer = post_to(&app, "/effects", "key-1", "x").await;
+        assert_eq!((answer.status, effects(&pool).await), (StatusCode::INTERNAL_SERVER_ERROR, 0), "{name}: {answer:?}");
+    }
+}
+
 /// sqlx would release a savepoint in place of the COMMIT, and return `Ok`. The next caller that gets the connection finds no
 /// open transaction, whatever the handler answers.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]

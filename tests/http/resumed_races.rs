@@ -15,7 +15,7 @@ use sqlx::{Executor as _, PgPool};
 use tokio::sync::oneshot;
 
 use crate::resumed::{Account, MINUTE, OPERATION, Service, key, options, permit, signed};
-use crate::support::{post_to, records, send, spawned_post, user};
+use crate::support::{send, spawned_post, user};
 
 /// Between the search and the claim, the client comes back, or the record is another operation's.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
@@ -45,19 +45,6 @@ async fn a_record_that_changes_during_the_decision_is_not_taken(pool: PgPool) ->
     assert_eq!(service.charges().len(), 1);
     assert!(matches!(service.resume().await, Some(ResumedRequest::Answered(..))), "undisturbed");
     Ok(())
-}
-
-/// An outer layer has a lease of its own, and the inner one guards another operation.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_lease_of_another_key_does_not_replace_the_claim(pool: PgPool) {
-    let layer = |operation: &'static str| {
-        IdempotencyLayer::leased(pool.clone(), options().with_stored_request(false), user)
-            .with_operation(move |_| Some(operation.into()))
-    };
-    let routes = Router::new().route("/", post(async |lease: Lease| lease.key().operation().to_owned()));
-    let app = routes.layer(layer("inner")).layer(layer("outer"));
-    assert_eq!(post_to(&app, "/", "key-1", "x").await.body, "inner");
-    assert_eq!(records(&pool).await, 2);
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]

@@ -41,7 +41,7 @@ async fn the_record_keeps_the_first_requests_trace_and_a_replay_shows_none(pool:
         assert_eq!(kept(&pool, "POST /effects", &key).await.as_deref(), Some(FIRST));
     }
     let texts = Router::new()
-        .route("/texts", post(async |_: axum::Extension<Lease>| "sent"))
+        .route("/texts", post(async |_: Lease| "sent"))
         .layer(leased(&pool, Policy::AtLeastOnce { lease: Duration::from_secs(60) }));
     assert_eq!(post_in(&texts, "/texts", "key-1", &[FIRST]).await.body, "sent");
     assert!(post_in(&texts, "/texts", "key-1", &[SECOND]).await.is_replayed());

@@ -71,7 +71,7 @@ impl Seat {
         request: Request<LayerBody<Full<Bytes>>>,
         manner: Manner,
     ) -> anyhow::Result<Response<Full<Bytes>>> {
-        let done = if request.extensions().get::<Lease>().is_some() {
+        let done = if Lease::of_request(request.extensions()).is_ok() {
             Ok(self.effect(&mut *self.pool.acquire().await?, "").await?)
         } else {
             self.perform(&mut *IdempotentTx::take(request.extensions())?, manner).await
