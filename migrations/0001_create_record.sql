@@ -265,10 +265,14 @@ declare
 begin
     foreach part in array array[$1, $2, $3] loop
         bytes := convert_to(part, 'UTF8');
-        if octet_length(bytes) between 1 and 255 and encode(bytes, 'hex') !~ '^(..)*([01].|7f|c2[89].)' then
+        if octet_length(bytes) between 1 and 255 and encode(bytes, 'hex') !~ '^(..)*([01].|7f|c2[89].)'
+            -- Not only white space and invisible characters, in UTF-8: the list of src/key.rs.
+            and encode(bytes, 'hex') !~ '^(20|c2a[0d]|cd8f|d89c|e185(9f|a0)|e19a80|e19eb[45]|e1a08[b-f]|e280(8.|a[89a-f])|e281(9f|a.)|'
+                'e38080|e385a4|efb88.|efbbbf|efbea0|efbfb[0-8]|f09bb2a[0-3]|f09d85b[3-9a]|f3a0....)+$'
+        then
             keyed := keyed || set_byte(decode('00', 'hex'), 0, octet_length(bytes)) || bytes;
         else
-            refusal := 'scope, operation and value have 1 to 255 bytes each, and no control characters';
+            refusal := 'scope, operation and value have 1 to 255 bytes each, no control characters, and a character that can be seen';
         end if;
     end loop;
     refusal := case

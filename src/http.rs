@@ -118,8 +118,15 @@
 //!
 //! By default: method, path with query, and body, byte by byte. **If the effect or the answer depends on a header** (an
 //! account, a currency), [add it](IdempotencyLayer::with_fingerprinted_header), or one account gets the response of
-//! another. The trailers of a request do not reach the handler. For clients that build the body anew for each attempt there are [other
-//! choices](IdempotencyLayer::with_canonical_json). After a change of these settings, a retry of an earlier request
+//! another. The trailers of a request do not reach the handler. For clients that build the body anew for each attempt
+//! there are [other choices](IdempotencyLayer::with_canonical_json).
+//!
+//! - **A multipart form** that a client builds anew has another boundary, and is another request: a 422. No setting helps,
+//!   so the client keeps the bytes for its retry.
+//! - **A body that a client compresses anew** may have other bytes. A layer outside that decompresses requests (tower-http's
+//!   `RequestDecompressionLayer`) repairs it.
+//!
+//! After a change of these settings, a retry of an earlier request
 //! gets a 500 (`misconfigured`) until its key expires.
 //!
 //! # Runs

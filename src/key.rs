@@ -17,8 +17,8 @@ pub(crate) const MAX_PART_BYTES: usize = 255;
 /// - `operation`: the kind of operation, from a fixed set of names: `POST /payments`, `order.created`.
 /// - `value`: the value that the client sent: an `Idempotency-Key`, an event's id, a nonce.
 ///
-/// Each part is 1 to 255 bytes long and contains no control characters. Parts are compared byte by byte:
-/// case, accents and Unicode normal forms make a difference.
+/// Each part is 1 to 255 bytes long, contains no control characters, and at least one visible character. Parts are compared
+/// byte by byte: case, accents and Unicode normal forms make a difference.
 ///
 /// Keys are ordered by scope, operation and value. If one transaction claims several keys, claim them in this order:
 /// two transactions that claim the same keys in opposite orders deadlock.
@@ -43,16 +43,36 @@ impl Key {
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`] if a part is empty, is longer than 255 bytes, or contains a control character.
+    /// [`InvalidKey`] if a part is empty, is longer than 255 bytes, contains a control character, or contains white space
+    /// and invisible characters only.
     pub fn new(
         scope: impl Into<String>,
         operation: impl Into<String>,
         value: impl Into<String>,
     ) -> Result<Self, InvalidKey> {
+        Self::of(checked, scope.into(), operation.into(), value.into())
+    }
+
+    /// The key of a record that may exist already, for the functions of [`operator`](crate::operator). A part may have
+    /// white space and invisible characters only: a person who edits the table, or an unreleased build, may have written
+    /// such a record, and it has to be settled.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidKey`] if a part is empty, is longer than 255 bytes, or contains a control character.
+    pub fn recorded(
+        scope: impl Into<String>,
+        operation: impl Into<String>,
+        value: impl Into<String>,
+    ) -> Result<Self, InvalidKey> {
+        Self::of(checked_recorded, scope.into(), operation.into(), value.into())
+    }
+
+    fn of(check: Check, scope: String, operation: String, value: String) -> Result<Self, InvalidKey> {
         Ok(Self {
-            scope: checked(KeyPart::Scope, scope.into())?,
-            operation: checked(KeyPart::Operation, operation.into())?,
-            value: checked(KeyPart::Value, value.into())?,
+            scope: check(KeyPart::Scope, scope)?,
+            operation: check(KeyPart::Operation, operation)?,
+            value: check(KeyPart::Value, value)?,
             trace: Trace::default(),
         })
     }
@@ -187,6 +207,15 @@ pub enum InvalidKey {
         /// Its offset, in bytes.
         at: usize,
     },
+    /// The part has white space and invisible characters only, such as U+200B. A program that lost the value sends such a
+    /// text, and then all its operations would be one.
+    #[error(
+        "the key's {part} contains only white space or invisible characters; send a text that can be seen, such as a UUID"
+    )]
+    NothingVisible {
+        /// Which part.
+        part: KeyPart,
+    },
 }
 
 impl InvalidKey {
@@ -195,12 +224,38 @@ impl InvalidKey {
     #[cfg(feature = "http")]
     pub(crate) fn part(&self) -> KeyPart {
         match *self {
-            Self::Empty { part } | Self::TooLong { part, .. } | Self::ControlCharacter { part, .. } => part,
+            Self::Empty { part }
+            | Self::TooLong { part, .. }
+            | Self::ControlCharacter { part, .. }
+            | Self::NothingVisible { part } => part,
         }
     }
 }
 
+/// A rule for the text of a part.
+pub(crate) type Check = fn(KeyPart, String) -> Result<String, InvalidKey>;
+
+/// The rule for a key that comes in.
 pub(crate) fn checked(part: KeyPart, text: String) -> Result<String, InvalidKey> {
+    let text = checked_recorded(part, text)?;
+    if text.chars().all(is_invisible) { Err(InvalidKey::NothingVisible { part }) } else { Ok(text) }
+}
+
+/// White space, and the characters that Unicode says are not displayed (Default_Ignorable_Code_Point).
+/// `idempotency.ensure` has the same list, in UTF-8.
+fn is_invisible(character: char) -> bool {
+    character.is_whitespace()
+        || matches!(
+            character,
+            '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
+                | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}'
+                | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fff8}' | '\u{1bca0}'..='\u{1bca3}'
+                | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}'
+        )
+}
+
+/// The rule for the key of a record that exists.
+pub(crate) fn checked_recorded(part: KeyPart, text: String) -> Result<String, InvalidKey> {
     if text.is_empty() {
         return Err(InvalidKey::Empty { part });
     }

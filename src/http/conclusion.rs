@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use http::response::Parts;
-use http::{HeaderMap, Response, StatusCode, header};
+use http::{HeaderMap, Response, header};
 use tokio::time::Instant;
 
 use super::body::{LayerBody, ResponseBody, has_no_body};

@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::key::checked;
+use crate::key::Check;
 use crate::{InvalidKey, KeyPart};
 
 /// `Idempotency-Key`.
@@ -15,9 +15,9 @@ pub enum MalformedKey {
     /// There are several header lines, or a proxy has joined them with a comma. Taking the first would hide a mistake.
     #[error("there are several Idempotency-Key values; send one")]
     Several,
-    /// The key is empty or longer than 255 bytes; a key that does not come from the header may also contain a control
-    /// character. Or this is so of the [operation](super::IdempotencyLayer::with_operation), which may contain a part of
-    /// the path.
+    /// The key is empty, is longer than 255 bytes, or has white space only. A key that does not come from the header may
+    /// also contain a control character, or invisible characters only. Or this is so of the
+    /// [operation](super::IdempotencyLayer::with_operation), which may contain a part of the path.
     #[error("the Idempotency-Key cannot be used: {0}")]
     Invalid(#[from] InvalidKey),
     /// The value is neither a string of structured fields nor a bare word.
@@ -35,8 +35,9 @@ pub(super) fn only_line<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option
 }
 
 /// Reads the value of `Idempotency-Key`: a quoted string of structured fields (RFC 9651), as the draft demands, or a bare
-/// word, which most clients send. `"abc"` and `abc` are the same value. `None` if there is no such header.
-pub(super) fn key_value(headers: &HeaderMap) -> Result<Option<String>, MalformedKey> {
+/// word, which most clients send. `"abc"` and `abc` are the same value. `None` if there is no such header. `check` is the
+/// rule for its text.
+pub(super) fn key_value(headers: &HeaderMap, check: Check) -> Result<Option<String>, MalformedKey> {
     let mut lines = headers.get_all(IDEMPOTENCY_KEY).iter();
     let Some(line) = lines.next() else { return Ok(None) };
     if lines.next().is_some() {
@@ -47,7 +48,7 @@ pub(super) fn key_value(headers: &HeaderMap) -> Result<Option<String>, Malformed
         Some(rest) => string(rest)?,
         None => word(line)?,
     };
-    Ok(Some(checked(KeyPart::Value, value)?))
+    Ok(Some(check(KeyPart::Value, value)?))
 }
 
 /// Parses the part after the opening quote, by RFC 9651, section 4.2.5.

@@ -15,8 +15,9 @@ use super::layer::{IdempotencyLayer, LayerMode};
 use super::not_begun::Loan;
 use super::rejection::{Misconfigured, Rejection};
 use super::stored_request::to_store;
+use crate::key::{checked, checked_recorded};
 use crate::record::Candidate;
-use crate::{BoxError, Fingerprint, Key, KeyPart};
+use crate::{BoxError, Fingerprint, InvalidKey, Key, KeyPart};
 
 /// `traceparent`, of W3C Trace Context. Several lines are invalid.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -61,12 +62,13 @@ where
         return Ok(Admission::NotCovered(request.map(LayerBody::untouched)));
     }
     // A layer in front holds a key or a transaction for this request: the claim would wait for it, or commit without it.
-    // The key of a resumed request is this layer's own.
-    let resumed = matches!(layer.mode, LayerMode::Leased(_)) && request.extensions().get::<Resumed>().is_some();
-    if !resumed && (request.extensions().get::<Key>().is_some() || is_lent(request.extensions())) {
+    // The key of a resumed request is this layer's own, and its record exists.
+    let is_resumed = matches!(layer.mode, LayerMode::Leased(_)) && request.extensions().get::<Resumed>().is_some();
+    if !is_resumed && (request.extensions().get::<Key>().is_some() || is_lent(request.extensions())) {
         return Err(Misconfigured::CoveredTwice.into());
     }
-    let from_header = layer.key_from.is_none().then(|| key_value(request.headers()));
+    let check = if is_resumed { checked_recorded } else { checked };
+    let from_header = layer.key_from.is_none().then(|| key_value(request.headers(), check));
     if matches!(from_header, Some(Ok(None))) && !layer.key_required {
         let (parts, body) = request.into_parts();
         let (_, body) = read(layer, None, &parts, body).await?;
@@ -89,7 +91,9 @@ where
     let ticket = match value {
         Some(value) => {
             let trace = only_line(&parts.headers, &TRACEPARENT).and_then(|line| line.to_str().ok());
-            let key = key(scope, operation, value)?.with_trace(trace.unwrap_or_default());
+            let key =
+                if is_resumed { Key::recorded(scope, operation, value) } else { Key::new(scope, operation, value) };
+            let key = key.map_err(invalid_key)?.with_trace(trace.unwrap_or_default());
             let is_leased = matches!(layer.mode, LayerMode::Leased(_));
             let resumed: Option<Resumed> = if is_leased { parts.extensions.remove() } else { None };
             if let Some(resumed) = &resumed {
@@ -144,12 +148,12 @@ where
     Err(rejection)
 }
 
-fn key(scope: String, operation: &str, value: String) -> Result<Key, Rejection> {
-    Key::new(scope, operation, value).map_err(|invalid| match invalid.part() {
+fn invalid_key(invalid: InvalidKey) -> Rejection {
+    match invalid.part() {
         // A part of the path, which the client has chosen, may be a part of the operation.
         KeyPart::Value | KeyPart::Operation => MalformedKey::from(invalid).into(),
         KeyPart::Scope => Misconfigured::Refused(invalid.into()).into(),
-    })
+    }
 }
 
 /// The key of a resumed request. The layer that passes the request on takes it away.

@@ -75,7 +75,7 @@ pub(super) fn known_mode(row: &PgRow) -> sqlx::Result<Mode> {
 /// The key of a row that was found without it. A row whose key no caller can have was written by hand: it is left out with
 /// a warning, because one such row must not hide the others.
 pub(super) fn stored_key(row: &PgRow, operation: &str) -> sqlx::Result<Option<Key>> {
-    let key = Key::new(row.try_get::<String, _>("scope")?, operation, row.try_get::<String, _>("value")?);
+    let key = Key::recorded(row.try_get::<String, _>("scope")?, operation, row.try_get::<String, _>("value")?);
     if let Err(error) = &key {
         tracing::warn!(
             operation,

@@ -40,6 +40,61 @@ fn control_characters_are_refused_and_named() {
 }
 
 #[test]
+fn a_part_that_nobody_can_see_is_refused_unless_it_is_of_a_record() {
+    for (part, make) in parts() {
+        for text in [" ", "   ", "\u{a0}", "\u{200b}", "\u{feff}", " \u{200b}\u{e0041}", "\u{3164}"] {
+            assert_eq!(make(text), Err(InvalidKey::NothingVisible { part }), "{text:?}");
+            assert!(make(&format!("{text}x{text}")).is_ok(), "{text:?}");
+        }
+    }
+    assert!(Key::recorded(" ", " ", "\u{200b}").is_ok());
+    assert_eq!(Key::recorded("s", "o", ""), Err(InvalidKey::Empty { part: KeyPart::Value }));
+    assert!(Key::recorded("s", "o", "\n").is_err());
+}
+
+/// Every character alone is a value, through both doors or through none.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
+async fn rust_and_sql_refuse_the_same_invisible_values(pool: PgPool) -> anyhow::Result<()> {
+    // Without a fingerprint, the refusal of the key comes first, and nothing is claimed.
+    let refused = "
+        create function pg_temp.refuses(value text) returns boolean language plpgsql as $$
+        declare
+            told text;
+        begin
+            perform idempotency.ensure('s', 'o', value, null);
+            return null;
+        exception when sqlstate 'IK008' then
+            get stacked diagnostics told = pg_exception_hint;
+            return told like 'scope, operation%';
+        end $$";
+    let mut conn = pool.acquire().await?;
+    sqlx::raw_sql(refused).execute(&mut *conn).await?;
+    let visible = |character: char| make_value(&character.to_string()).is_ok();
+    let blocks = [(0x1, 0x3200), (0xfdf0, 0xffff), (0x1bc90, 0x1bcb0), (0x1d160, 0x1d190), (0xdfff0, 0xe1010)];
+    for (first, last) in blocks {
+        let sql =
+            "select array_agg(code) from generate_series($1::int4, $2::int4) as code where pg_temp.refuses(chr(code))";
+        let told: Option<Vec<i32>> = sqlx::query_scalar(sql).bind(first).bind(last).fetch_one(&mut *conn).await?;
+        let told = told.unwrap_or_default();
+        let codes = (first..=last).filter_map(|code| u32::try_from(code).ok().and_then(char::from_u32));
+        let expected: Vec<_> = codes.filter(|code| !visible(*code)).map(|code| u32::from(code).cast_signed()).collect();
+        assert_eq!(told, expected, "{first:#x} to {last:#x}");
+    }
+    let elsewhere = (0x3200..=0x0010_ffff_u32)
+        .filter(|code| !blocks.iter().any(|(first, last)| (*first..=*last).contains(&code.cast_signed())));
+    assert!(elsewhere.filter_map(char::from_u32).all(visible));
+    // A key of several such characters, and one with something to see.
+    for (value, is_refused) in
+        [("\u{200b} \u{a0}", true), ("\u{200b} a", false), ("\u{e280}", false), (" \u{2080}", false)]
+    {
+        let refuses: bool = sqlx::query_scalar("select pg_temp.refuses($1)").bind(value).fetch_one(&mut *conn).await?;
+        assert_eq!((refuses, make_value(value).is_err()), (is_refused, is_refused), "{value:?}");
+    }
+    Ok(())
+}
+
+#[test]
 fn debug_prints_the_operation_alone() -> anyhow::Result<()> {
     let key = Key::new("tenant", "POST /orders", "5a1d93c2-8f6e-4a34-9f50-0f0b9f1c9a11")?;
     assert_eq!(format!("{key:?}"), r#"Key { operation: "POST /orders", .. }"#);
@@ -84,7 +139,14 @@ async fn any_text_is_refused_by_name_or_is_a_key_of_its_own(pool: PgPool) -> any
         let (scope, operation, value) = parts.clone();
         let key = Key::new(scope, operation, value);
         let valid = |text: &String| (1..=255).contains(&text.len()) && !text.chars().any(char::is_control);
-        assert_eq!(key.is_ok(), valid(&parts.0) && valid(&parts.1) && valid(&parts.2), "{parts:?}");
+        let seen =
+            |text: &String| text.chars().any(|character| character.is_alphanumeric() || character.is_ascii_graphic());
+        let parts_of = [&parts.0, &parts.1, &parts.2];
+        match &key {
+            Ok(_) => assert!(parts_of.into_iter().all(valid), "{parts:?}"),
+            Err(InvalidKey::NothingVisible { .. }) => assert!(!parts_of.into_iter().all(seen), "{parts:?}"),
+            Err(_) => assert!(!parts_of.into_iter().all(valid), "{parts:?}"),
+        }
         let Ok(key) = key else {
             refused += 1;
             continue;

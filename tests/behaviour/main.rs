@@ -55,6 +55,7 @@ mod claim {
 
 mod record {
     mod abandoned;
+    mod blank;
     mod malformed;
     mod operator;
     mod pinned;

@@ -1,6 +1,7 @@
 //! Fingerprints by the service's choice, and records that were made under another choice.
 
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::body::Body;
+use axum::http::{HeaderName, HeaderValue, Request, StatusCode, header};
 use pg_idempotency::http::IdempotencyLayer;
 use sqlx::PgPool;
 
@@ -39,6 +40,34 @@ async fn fingerprinted_headers_and_several_lines_of_one_are_kept_apart(pool: PgP
         &[],
     ] {
         assert_eq!(send(&app, with(other)).await.problem(), "key-reused", "{other:?}");
+    }
+}
+
+/// A client that builds a form anew draws another boundary, and one that compresses anew may write another time.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_form_or_a_compressed_body_that_is_built_anew_is_another_request(pool: PgPool) {
+    create_effects(&pool).await;
+    let plain = app(transactional(&pool));
+    let form = |boundary: &str| {
+        format!("--{boundary}\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n7\r\n--{boundary}--")
+    };
+    assert_eq!(post_to(&plain, "/effects", "form", &form("one")).await.status, StatusCode::CREATED);
+    assert!(post_to(&plain, "/effects", "form", &form("one")).await.is_replayed());
+    assert_eq!(post_to(&plain, "/effects", "form", &form("two")).await.problem(), "key-reused");
+    // "12 EUR", by two clocks.
+    let compressed = |key: &str, seconds: u8| {
+        let mut body =
+            b"\x1f\x8b\x08\0\0\0\0\0\x02\x03\x33\x34\x52\x70\x0d\x0d\x02\0\x91\xe7\xcf\x31\x06\0\0\0".to_vec();
+        body[4] = seconds;
+        let request = Request::post("/echo").header("idempotency-key", key).header("content-encoding", "gzip");
+        request.body(Body::from(body)).expect("a request")
+    };
+    assert_eq!(send(&plain, compressed("gzip", 1)).await.status, StatusCode::OK);
+    assert_eq!(send(&plain, compressed("gzip", 2)).await.problem(), "key-reused");
+    let decompressing = plain.layer(tower_http::decompression::RequestDecompressionLayer::new());
+    for (seconds, replayed) in [(1, false), (2, true)] {
+        let answer = send(&decompressing, compressed("unpacked", seconds)).await;
+        assert_eq!((answer.is_replayed(), &*answer.body), (replayed, &b"12 EUR"[..]));
     }
 }
 

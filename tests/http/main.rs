@@ -2,6 +2,7 @@
 
 mod abandoned;
 mod any_language;
+mod blank;
 mod bodies;
 mod bounds;
 mod by_reference;

@@ -3,12 +3,15 @@
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
+use axum::Router;
 use axum::http::{Method, StatusCode};
+use axum::routing::get;
+use pg_idempotency::http::IdempotentTx;
 use pg_idempotency::lease::Policy;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::support::{app, create_effects, effects, leased, post_to, records, request, send, transactional};
+use crate::support::{app, create_effects, effects, insert, leased, post_to, records, request, send, transactional};
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_first_request_performs_and_a_repeat_gets_its_answer(pool: PgPool) {
@@ -73,6 +76,29 @@ async fn only_the_chosen_methods_are_covered(pool: PgPool) {
     for _ in 0..2 {
         assert_eq!(send(&with_put, request("PUT", "/effects", Some("key-1"), "x")).await.status, StatusCode::CREATED);
     }
+    assert_eq!(effects(&pool).await, 2);
+}
+
+/// axum answers HEAD by the handler of GET.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_covered_get_needs_its_head_covered(pool: PgPool) {
+    create_effects(&pool).await;
+    let once = async |mut tx: IdempotentTx| insert(&mut tx, "read").await.to_string();
+    let covering = |methods: &[Method]| {
+        let layer = transactional(&pool).with_methods(methods.iter().cloned());
+        Router::new().route("/once", get(once)).route_layer(layer)
+    };
+    let head = || request("HEAD", "/once", Some("key-1"), "");
+    let uncovered = send(&covering(&[Method::GET]), head()).await;
+    assert_eq!(uncovered.status, StatusCode::INTERNAL_SERVER_ERROR, "it finds no transaction");
+    assert_eq!(effects(&pool).await, 0);
+    let covered = covering(&[Method::GET, Method::HEAD]);
+    for replayed in [false, true] {
+        let answer = send(&covered, head()).await;
+        assert_eq!((answer.status, answer.is_replayed(), &*answer.body), (StatusCode::OK, replayed, &b""[..]));
+    }
+    let get = send(&covered, request("GET", "/once", Some("key-1"), "")).await;
+    assert_eq!((get.is_replayed(), &*get.body), (false, &b"2"[..]), "an operation of its own");
     assert_eq!(effects(&pool).await, 2);
 }
 

@@ -250,7 +250,7 @@ pub(crate) struct KeyArguments {
 
 impl KeyArguments {
     pub(crate) fn key(self) -> Result<Key, InvalidKey> {
-        Key::new(self.scope, self.operation, self.value)
+        Key::recorded(self.scope, self.operation, self.value)
     }
 }
 

@@ -162,7 +162,7 @@ struct Parts {
 
 /// Uses POST, because a GET would leave the value in the browser's history and in the logs of proxies.
 async fn find(State(console): App, Form(parts): Form<Parts>) -> Result<Redirect, Refusal> {
-    let key = Key::new(parts.scope, parts.operation, parts.value).map_err(Failure::from)?;
+    let key = Key::recorded(parts.scope, parts.operation, parts.value).map_err(Failure::from)?;
     Ok(Redirect::to(&format!("/key/{}", console.open(key))))
 }
 

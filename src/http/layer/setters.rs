@@ -23,6 +23,9 @@ use crate::limits::{RETENTION, within};
 impl IdempotencyLayer {
     /// The methods that the layer covers; it passes on all others unchanged. The default is POST and PATCH. HTTP
     /// defines the other methods as idempotent (RFC 9110, section 9.2.2), and your handlers must make them so.
+    ///
+    /// axum answers HEAD by the handler of GET. If you cover GET, also cover HEAD, or route it by itself: otherwise its
+    /// handler finds no transaction or lease, and answers 500. With one key, GET and HEAD are two operations.
     pub fn with_methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
         Self { methods: methods.into_iter().collect(), ..self }
     }

@@ -46,6 +46,8 @@ async fn arguments_out_of_range_are_refused_with_a_hint_and_do_nothing(pool: PgP
         ("value", r"E'a\u0007'", "control"),
         ("value", r"E'a\u0085'", "control"),
         ("value", r"E'\u007f'", "control"),
+        ("value", "'  '", "can be seen"),
+        ("scope", r"E'\u200b'", "can be seen"),
         ("fingerprint", "null", "33 bytes"),
         ("fingerprint", "''", "33 bytes"),
         ("fingerprint", "sha256('x')", "33 bytes"),

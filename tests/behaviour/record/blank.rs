@@ -1,0 +1,58 @@
+//! A record whose key has nothing to see, which an unreleased build or a person has written: nobody claims it, and it is
+//! still finished.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy};
+use pg_idempotency::operator::{self, State};
+use pg_idempotency::testing::{age, lapse};
+use pg_idempotency::{Error, InvalidKey, Key, KeyPart};
+use sqlx::PgPool;
+
+use crate::support::key;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// What a program that lost the value has sent. The record has lapsed.
+async fn blank(pool: &PgPool, leasing: Leasing) -> anyhow::Result<Key> {
+    let Acquired::Owner(owner) = leasing.acquire::<String, _>(pool, &key("a"), "body").await? else {
+        anyhow::bail!("it is completed")
+    };
+    drop(owner);
+    lapse(pool, &key("a")).await?;
+    age(pool, &key("a"), MINUTE).await?;
+    sqlx::query("update idempotency.record set value = ' ' || U&'\\200B'").execute(pool).await?;
+    let refused = Key::new("tenant", "operation", " \u{200b}");
+    assert_eq!(refused, Err(InvalidKey::NothingVisible { part: KeyPart::Value }));
+    Ok(Key::recorded("tenant", "operation", " \u{200b}")?)
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_blank_key_that_is_recorded_is_listed_and_settled(pool: PgPool) -> anyhow::Result<()> {
+    let at_most_once = Leasing::new(Policy::AtMostOnce { lease: MINUTE })?;
+    let blank = blank(&pool, at_most_once).await?;
+    let listed = operator::unsettled(&pool, 9, None, None).await?;
+    let [shown] = &listed[..] else { panic!("{listed:?}") };
+    assert_eq!((&shown.key, shown.state), (&blank, State::Indeterminate));
+    operator::release(&pool, &blank, shown.fence(), &[], "no trace").await?;
+    let shown = operator::show(&pool, &blank).await?.expect("a record");
+    operator::resolve(&pool, &blank, shown.fence(), &7, MINUTE).await?;
+    let shown = operator::show(&pool, &blank).await?.expect("a record");
+    assert_eq!(shown.state, State::Completed);
+    assert!(operator::forget(&pool, &shown).await.is_ok());
+    Ok(())
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_blank_key_that_is_recorded_is_resumed(pool: PgPool) -> anyhow::Result<()> {
+    let leasing = Leasing::new(Policy::AtLeastOnce { lease: MINUTE })?.with_stored_request(true);
+    let leasing = leasing.with_max_attempts(NonZeroU32::MIN.saturating_add(1));
+    let blank = blank(&pool, leasing).await?;
+    let work = async |lease: &Lease, body: String| -> Result<String, Error> {
+        assert_eq!(lease.key(), &blank);
+        Ok(body)
+    };
+    assert_eq!(leasing.resume_one(&pool, "operation", work).await?.as_deref(), Some("body"));
+    Ok(())
+}
