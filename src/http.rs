@@ -179,6 +179,7 @@ mod replay;
 mod request;
 mod request_resumer;
 mod resume;
+mod seldom;
 mod service;
 mod stored_request;
 mod transactional;

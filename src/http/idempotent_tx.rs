@@ -2,12 +2,16 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+#[cfg(feature = "axum")]
+use std::sync::LazyLock;
 use std::sync::{Arc, Weak};
 
 use http::Extensions;
 use sqlx::PgConnection;
 use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
 
+#[cfg(feature = "axum")]
+use super::seldom::Seldom;
 use crate::Key;
 use crate::session::Session;
 
@@ -141,7 +145,15 @@ impl<S: Sync> axum::extract::FromRequestParts<S> for IdempotentTx {
 #[cfg(feature = "axum")]
 impl axum::response::IntoResponse for NoTransaction {
     fn into_response(self) -> axum::response::Response {
-        tracing::error!(error = &self as &dyn std::error::Error, "a handler cannot have its IdempotentTx");
+        // Also for a request of anybody, if the route has no layer.
+        static LINES: LazyLock<Seldom> = LazyLock::new(Seldom::default);
+        if let Some(left_out) = LINES.due(None, &self.to_string()) {
+            tracing::error!(
+                error = &self as &dyn std::error::Error,
+                left_out,
+                "a handler cannot have its IdempotentTx"
+            );
+        }
         http::StatusCode::INTERNAL_SERVER_ERROR.into_response()
     }
 }

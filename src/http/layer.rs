@@ -17,6 +17,7 @@ use super::places::{Bounds, Places};
 use super::rebuild::Rebuild;
 use super::rejection::{Denied, Rejection, problem};
 use super::replay::REPLAYED;
+use super::seldom::Seldom;
 use super::stored_request::STORED;
 use crate::lease::Leasing;
 use crate::route::without_names;
@@ -71,6 +72,7 @@ pub struct IdempotencyLayer {
     pub(super) held: HeldBytes,
     pub(super) request_limit: usize,
     pub(super) response_limit: usize,
+    pub(super) lines: Arc<Seldom>,
     pub(super) places: Places,
     pub(super) max_runs: usize,
     pub(super) max_runs_of_one_scope: Option<usize>,
@@ -158,6 +160,7 @@ impl IdempotencyLayer {
             held: HeldBytes::default(),
             request_limit: BODY_LIMIT,
             response_limit: BODY_LIMIT,
+            lines: Arc::default(),
             places: Places::default(),
             max_runs: connections.saturating_mul(RUNS_PER_CONNECTION),
             max_runs_of_one_scope: None,

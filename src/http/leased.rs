@@ -1,5 +1,8 @@
 //! The run of a leased layer: claim, call the handler, store its response. The handler gets the lease.
 
+#[cfg(feature = "axum")]
+use std::sync::LazyLock;
+
 use http::{Extensions, StatusCode};
 
 use super::by_reference::answer_again;
@@ -10,6 +13,8 @@ use super::not_begun::{Loan, NotBegun};
 use super::places::Place;
 use super::rejection::Rejection;
 use super::request::{Resumed, Ticket};
+#[cfg(feature = "axum")]
+use super::seldom::Seldom;
 use crate::claim::CalledAt;
 use crate::lease::{Acquired, Lease, LeaseOwner, Leasing};
 use crate::{Error, Mode, observe};
@@ -162,7 +167,11 @@ impl<S: Sync> axum::extract::FromRequestParts<S> for Lease {
 #[cfg(feature = "axum")]
 impl axum::response::IntoResponse for NoLease {
     fn into_response(self) -> axum::response::Response {
-        tracing::error!(error = &self as &dyn std::error::Error, "a handler cannot have its Lease");
+        // Also for a request of anybody, if the route has no layer.
+        static LINES: LazyLock<Seldom> = LazyLock::new(Seldom::default);
+        if let Some(left_out) = LINES.due(None, &self.to_string()) {
+            tracing::error!(error = &self as &dyn std::error::Error, left_out, "a handler cannot have its Lease");
+        }
         http::StatusCode::INTERNAL_SERVER_ERROR.into_response()
     }
 }

@@ -146,19 +146,22 @@ async fn run<H: Handler>(
         LayerMode::Leased(options) => leased::run(options, layer, ticket, place, handler).await,
     };
     if let Err(NoResponse::Rejected(rejection)) = &reply {
-        warn_of_unsettled(ticket.key.operation(), rejection);
+        warn_of_unsettled(layer, ticket.key.operation(), rejection);
     }
     reply
 }
 
-fn warn_of_unsettled(operation: &str, rejection: &Rejection) {
+fn warn_of_unsettled(layer: &IdempotencyLayer, operation: &str, rejection: &Rejection) {
     let (token, steps) = match rejection {
         Rejection::Indeterminate { token, steps } => (token, &**steps),
         Rejection::Exhausted { token, .. } => (token, &[][..]),
         _ => return,
     };
+    // The metrics count each of them, and `unsettled` lists the tokens.
+    let Some(left_out) = layer.lines.due(Some(operation), rejection.kind()) else { return };
     tracing::warn!(
         operation,
+        left_out,
         token,
         steps = (!steps.is_empty()).then(|| tracing::field::debug(steps)),
         kind = rejection.kind(),
@@ -169,17 +172,21 @@ fn warn_of_unsettled(operation: &str, rejection: &Rejection) {
 /// The response for a rejection, with the rejection in its extensions. The logs name the operation, which a span at
 /// `debug` may not.
 fn rejected<R>(layer: &IdempotencyLayer, operation: Option<&str>, rejection: Rejection) -> Response<LayerBody<R>> {
+    let due = |line: &str| layer.lines.due(operation, line);
     match &rejection {
         Rejection::Unavailable(error) => {
+            let Some(left_out) = due(&error.to_string()) else { return response_of(layer, rejection) };
             let error = &**error as &dyn Error;
-            tracing::warn!(operation, error, "a request could not be made idempotent, and was refused");
+            tracing::warn!(operation, left_out, error, "a request could not be made idempotent, and was refused");
         }
         Rejection::Misconfigured(error) => {
+            let Some(left_out) = due(&error.to_string()) else { return response_of(layer, rejection) };
             let error = &**error as &dyn Error;
-            tracing::error!(operation, error, "a request met a mistake in the service's set-up");
+            tracing::error!(operation, left_out, error, "a request met a mistake in the service's set-up");
         }
         Rejection::TimedOut { limit } => {
-            tracing::warn!(operation, ?limit, "a handler ran into the layer's time-out, and was dropped");
+            let Some(left_out) = due(rejection.kind()) else { return response_of(layer, rejection) };
+            tracing::warn!(operation, left_out, ?limit, "a handler ran into the layer's time-out, and was dropped");
         }
         // It has no run, which would count it.
         Rejection::Overloaded { .. } => {
@@ -187,6 +194,10 @@ fn rejected<R>(layer: &IdempotencyLayer, operation: Option<&str>, rejection: Rej
         }
         _ => {}
     }
+    response_of(layer, rejection)
+}
+
+fn response_of<R>(layer: &IdempotencyLayer, rejection: Rejection) -> Response<LayerBody<R>> {
     let mut response = (layer.rejection)(&rejection).map(LayerBody::whole);
     response.extensions_mut().insert(rejection);
     response
