@@ -138,13 +138,14 @@ impl Failure {
     }
 }
 
-/// Text of somebody else's in one line: what would start another, or command the terminal, is escaped.
+/// Text of somebody else's in one line. It escapes what would start another line, command the terminal, turn the direction
+/// of writing round, or not be seen.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().fold(String::with_capacity(text.len()), |mut line, character| {
         match character {
             '\n' => line.push(' '),
-            control if control.is_control() => line.extend(control.escape_default()),
-            other => line.push(other),
+            '"' | '\'' | '\\' => line.push(character),
+            other => line.extend(other.escape_debug()),
         }
         line
     })

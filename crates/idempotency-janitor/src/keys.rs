@@ -244,5 +244,20 @@ pub(crate) fn waits_as(record: &Shown, most: Option<NonZeroU32>) -> String {
 /// words.
 fn as_argument(part: &str) -> String {
     let plain = |character: char| character.is_ascii_alphanumeric() || "_-./:@%+=,".contains(character);
-    if part.chars().all(plain) { part.to_owned() } else { format!("'{}'", printable(part).replace('\'', r"'\''")) }
+    if part.chars().all(plain) {
+        part.to_owned()
+    } else if printable(part) == part {
+        format!("'{}'", part.replace('\'', r"'\''"))
+    } else {
+        // Bash and zsh read this as the same characters, and a terminal shows them.
+        let escaped = part.chars().fold(String::new(), |mut escaped, character| {
+            match character {
+                '\'' | '\\' => escaped.extend(['\\', character]),
+                seen if printable(seen.encode_utf8(&mut [0; 4])).chars().eq([seen]) => escaped.push(seen),
+                unseen => escaped += &format!("\\U{:08x}", u32::from(unseen)),
+            }
+            escaped
+        });
+        format!("$'{escaped}'")
+    }
 }

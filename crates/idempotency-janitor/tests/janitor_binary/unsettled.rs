@@ -150,3 +150,31 @@ async fn the_text_is_one_line_each_with_the_key_quoted(
 async fn a_missing_table_is_said(_: PgPoolOptions, options: PgConnectOptions) {
     assert_fails(&janitor_on(&options, &["unsettled"]), 1, "idempotency-janitor migrate");
 }
+
+/// A scope that turns the direction of writing round would show another key than the one that is settled.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn what_a_terminal_would_not_show_is_escaped_and_the_copied_command_names_the_same_key(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = PgPool::connect_with(options.clone()).await?;
+    let hidden = ["acct-1\u{202e}22", "a\u{200b}b", "c\u{2028}d'e\\f", "\u{feff}g", "Z\u{fc}rich \"h\""];
+    for value in hidden {
+        lapsed(&pool, &key(value), AT_MOST_ONCE).await?;
+    }
+    sqlx::query("update idempotency.record set last_error = 'no\u{202e}\u{200b}'").execute(&pool).await?;
+    let listed = text(&janitor_on(&options, &["unsettled"]).stdout);
+    for unseen in ['\u{202e}', '\u{200b}', '\u{2028}', '\u{feff}'] {
+        assert!(!listed.contains(unseen), "{listed:?}");
+    }
+    for value in hidden {
+        let arguments = listed.lines().filter_map(|line| line.split_once("'POST /texts' "));
+        let found = arguments.filter(|(_, rest)| {
+            let script = format!("set -- {}; printf %s \"$1\"", rest.split("  ").next().unwrap_or_default());
+            let read = std::process::Command::new("bash").env("LC_ALL", "C.UTF-8").args(["-c", &script]).output();
+            read.is_ok_and(|read| read.stdout == value.as_bytes())
+        });
+        assert!(found.count() >= 1, "{value:?}: {listed}");
+    }
+    Ok(())
+}
