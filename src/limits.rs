@@ -32,6 +32,9 @@ pub enum InFlight {
     /// client a `Retry-After`. In lease mode and behind the HTTP layer, a caller polls and holds no connection between
     /// two polls.
     ///
+    /// PostgreSQL measures `lock_timeout` by the server's clock. If that clock is set back during a wait in transaction or
+    /// mark mode, the wait lasts longer by as much, or until the other transaction ends.
+    ///
     /// If the owner's process dies, the server notices this only when the owner's current statement ends. If statements
     /// are long, set `client_connection_check_interval` (PostgreSQL 14).
     Wait(Duration),
