@@ -514,6 +514,35 @@ begin
 end
 $$;
 
+-- Whether exactly this trigger guards the table: one that somebody made by hand may let some writes escape.
+create function idempotency.is_protected(relation oid, warns boolean)
+returns boolean language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    -- As src/record/protect.rs.
+    return coalesce(bool_and(
+        tgenabled in ('O', 'A') and tgtype = 62 and tgattr::text = ''
+        and tgargs = case when warns then decode('7761726e00', 'hex') else '' end
+        and pg_get_expr(tgqual, tgrelid) is not distinct from
+            '(COALESCE(current_setting(''idempotency.claim''::text, true), ''''::text) = ''''::text)'
+    ), false) from pg_trigger where tgrelid = relation and tgfoid = 'idempotency.on_escape'::regproc;
+end
+$$;
+
+-- Under the advisory lock of the table.
+create function idempotency.drop_guards(relation oid)
+returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    name text;
+begin
+    for name in
+        select tgname from pg_trigger where tgrelid = relation and tgfoid = 'idempotency.on_escape'::regproc
+    loop
+        execute format('lock table only %s in access exclusive mode', relation::regclass);
+        execute format('drop trigger if exists %I on %s', name, relation::regclass);
+    end loop;
+end
+$$;
+
 -- From now on a write to this table outside an idempotent operation fails with IK006, or gives a warning under 'warn'. If it is
 -- protected so already, this locks nothing. A partition that is attached later needs another call.
 create function idempotency.protect(relation regclass, on_escape text default 'refuse')
@@ -523,9 +552,10 @@ declare
     warns constant boolean := case on_escape when 'warn' then true when 'refuse' then false end;
     target oid;
     reason text;
-    guard pg_trigger;
+    guard record;
+    others boolean;
 begin
-    for target in select idempotency.with_partitions(relation) loop
+    for target in select idempotency.with_partitions(relation) order by 1 loop
         select case
             when warns is null then format('%L is neither ''refuse'' nor ''warn''', on_escape)
             when relnamespace = 'idempotency'::regnamespace then 'it is a table of pg-idempotency itself'
@@ -547,11 +577,12 @@ begin
         if reason is not null then
             raise exception '% cannot be protected: %', target::regclass, reason using errcode = 'IK007';
         end if;
-        select * into guard from pg_trigger where tgrelid = target and tgfoid = 'idempotency.on_escape'::regproc;
-        continue when found and guard.tgenabled in ('O', 'A') and (guard.tgnargs = 1) = warns;
-        if found then
-            execute format('drop trigger %I on %s', guard.tgname, target::regclass);
-        end if;
+        -- If it is protected so already, this locks nothing. Otherwise it looks again under a lock of its own, so that calls side
+        -- by side see each other's triggers: DROP TRIGGER begins with a weak lock of the table, and two of them would deadlock.
+        continue when idempotency.is_protected(target, warns);
+        perform pg_advisory_xact_lock(hashtextextended('idempotency.protect', target::int8));
+        continue when idempotency.is_protected(target, warns);
+        perform idempotency.drop_guards(target);
         begin
             execute format(
                 'create trigger idempotency_protect before insert or update or delete or truncate on %s for each statement '
@@ -560,7 +591,7 @@ begin
                 target::regclass, case when warns then '''warn''' end
             );
         exception when duplicate_object then
-            -- Another session has protected the table at this moment.
+            -- A transaction above READ COMMITTED does not see that another one has protected the table.
             if not exists (select from pg_trigger where tgrelid = target and tgfoid = 'idempotency.on_escape'::regproc) then
                 raise;
             end if;
@@ -572,13 +603,16 @@ $$;
 create function idempotency.unprotect(relation regclass)
 returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-    guard pg_trigger;
+    target oid;
 begin
-    for guard in
-        select * from pg_trigger
+    for target in
+        select tgrelid from pg_trigger
         where tgrelid in (select idempotency.with_partitions(relation)) and tgfoid = 'idempotency.on_escape'::regproc
+        group by 1
+        order by 1
     loop
-        execute format('drop trigger %I on %s', guard.tgname, guard.tgrelid::regclass);
+        perform pg_advisory_xact_lock(hashtextextended('idempotency.protect', target::int8));
+        perform idempotency.drop_guards(target);
     end loop;
 end
 $$;

@@ -65,7 +65,8 @@ pub enum Warning {
         /// The tables and partitions, separated by commas.
         tables: String,
     },
-    /// The trigger of a [protected](crate::protect()) table, or of a partition of one, is disabled or missing: writes that
+    /// The trigger of a [protected](crate::protect()) table, or of a partition of one, is disabled, missing, or one that
+    /// somebody made by hand: writes that
     /// escape are not refused. A partition that was attached later has no trigger.
     ProtectionGap {
         /// The name of the table or partition, with its schema.
@@ -144,7 +145,7 @@ impl std::fmt::Display for Warning {
             ),
             Self::ProtectionGap { table } => write!(
                 f,
-                "the trigger that protects {table} is disabled or missing, so writes outside an idempotent operation are not \
+                "the trigger that protects {table} is disabled, missing or another one, so writes outside an idempotent operation are not \
                  refused; protect the table, or the one of which it is a partition, again by `idempotency-janitor protect`"
             ),
             Self::SweepLags { oldest } => write!(

@@ -59,15 +59,31 @@ fn refused(table: &str, error: sqlx::Error) -> Error {
     Error::CannotProtect { problem, source: error }
 }
 
+/// The condition of the migration, as the server writes it.
+const CONDITION: &str = "(COALESCE(current_setting('idempotency.claim'::text, true), ''::text) = ''::text)";
+
+/// A trigger that lets no write escape: before each statement, for all four kinds and all columns, with the condition and
+/// an argument of the migration. One that somebody made by hand may fire less often. `idempotency.is_protected` asks the
+/// same question. `$1` is [`CONDITION`].
+macro_rules! is_whole {
+    () => {
+        "(guard.tgtype = 62::int2
+            and guard.tgattr::text = ''
+            and guard.tgargs in (pg_catalog.decode('7761726e00', 'hex'), ''::bytea)
+            and pg_catalog.pg_get_expr(guard.tgqual, guard.tgrelid) is not distinct from $1::text)"
+    };
+}
+
 /// The protected tables by name. A partition counts as a part of its table.
 pub(crate) async fn protected(conn: &mut PgConnection) -> Result<BTreeMap<String, OnEscape>, Error> {
-    let tables = sqlx::query(
+    let tables = sqlx::query(concat! {
         "
         select pg_catalog.format('%I.%I', space.nspname, class.relname) as table, guard.tgnargs = 1 as warns
         from pg_catalog.pg_trigger as guard
         join pg_catalog.pg_class as class on class.oid = guard.tgrelid
         join pg_catalog.pg_namespace as space on space.oid = class.relnamespace
         where guard.tgfoid = 'idempotency.on_escape'::regproc::oid
+            and ", is_whole!(), "
             and not exists (
                 select
                 from pg_catalog.pg_inherits
@@ -75,8 +91,9 @@ pub(crate) async fn protected(conn: &mut PgConnection) -> Result<BTreeMap<String
                 where inhrelid = guard.tgrelid
             )
         ",
-    )
+    })
     .persistent(false)
+    .bind(CONDITION) // $1
     .try_map(|row: PgRow| {
         let warns: bool = row.try_get("warns")?;
         Ok((row.try_get("table")?, if warns { OnEscape::Warn } else { OnEscape::Refuse }))
@@ -87,12 +104,16 @@ pub(crate) async fn protected(conn: &mut PgConnection) -> Result<BTreeMap<String
     Ok(tables.into_iter().collect())
 }
 
-/// The protected tables and partitions whose trigger is disabled, and the partitions without one.
+/// The protected tables and partitions whose trigger is disabled or not [whole](is_whole), and the partitions without one.
 pub(crate) async fn gaps(conn: &mut PgConnection) -> Result<Vec<String>, Error> {
-    sqlx::query_scalar(
+    sqlx::query_scalar(concat! {
         "
         with guard as (
-            select tgrelid, tgenabled from pg_catalog.pg_trigger where tgfoid = 'idempotency.on_escape'::regproc::oid
+            -- 'R' fires for a replication only.
+            select guard.tgrelid, pg_catalog.bool_or(guard.tgenabled in ('O', 'A') and ", is_whole!(), ") as works
+            from pg_catalog.pg_trigger as guard
+            where guard.tgfoid = 'idempotency.on_escape'::regproc::oid
+            group by guard.tgrelid
         ),
         covered (oid) as (
             select distinct part from guard cross join lateral idempotency.with_partitions(guard.tgrelid) as part
@@ -102,12 +123,12 @@ pub(crate) async fn gaps(conn: &mut PgConnection) -> Result<Vec<String>, Error> 
         left join guard on guard.tgrelid = covered.oid
         join pg_catalog.pg_class as class on class.oid = covered.oid
         join pg_catalog.pg_namespace as space on space.oid = class.relnamespace
-        -- 'R' fires for a replication only.
-        where guard.tgrelid is null or guard.tgenabled in ('D', 'R')
+        where guard.tgrelid is null or not guard.works
         order by 1
         ",
-    )
+    })
     .persistent(false)
+    .bind(CONDITION) // $1
     .fetch_all(conn)
     .await
     .map_err(Error::of_statement)

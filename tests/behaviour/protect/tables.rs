@@ -207,3 +207,73 @@ async fn every_partition_is_protected_and_health_names_a_gap(pool: PgPool) -> an
     pool.execute("delete from orders_3").await?;
     Ok(())
 }
+
+/// Each of these calls the function of the trigger, and lets some writes escape.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_trigger_that_somebody_made_by_hand_is_no_protection(pool: PgPool) -> anyhow::Result<()> {
+    const CONDITION: &str = "when (coalesce(current_setting('idempotency.claim', true), '') = '')";
+    for (number, by_hand) in [
+        "before insert on orders for each statement CONDITION execute function idempotency.on_escape()".to_owned(),
+        "before insert or update or delete on orders for each statement CONDITION execute function idempotency.on_escape()"
+            .to_owned(),
+        "before insert or update or delete on orders for each row CONDITION execute function idempotency.on_escape()"
+            .to_owned(),
+        "before insert or update of item or delete or truncate on orders for each statement CONDITION
+            execute function idempotency.on_escape()"
+            .to_owned(),
+        "after insert or update or delete or truncate on orders for each statement CONDITION
+            execute function idempotency.on_escape('warn')"
+            .to_owned(),
+        "before insert or update or delete or truncate on orders for each statement when (false)
+            execute function idempotency.on_escape()"
+            .to_owned(),
+        "before insert or update or delete or truncate on orders for each statement CONDITION
+            execute function idempotency.on_escape('other')"
+            .to_owned(),
+    ]
+    .iter()
+    .enumerate()
+    {
+        let create = format!(
+            "create table orders (id int, item text); create trigger guard_{number} {}",
+            by_hand.replace("CONDITION", CONDITION)
+        );
+        pool.execute(AssertSqlSafe(create)).await?;
+        assert_eq!(gaps(&pool).await, ["public.orders"], "{by_hand}");
+        assert!(operator::protected(&pool).await?.is_empty(), "{by_hand}");
+        protect(&pool, "orders", OnEscape::Refuse).await?;
+        assert_eq!((gaps(&pool).await, triggers(&pool).await), (Vec::new(), vec!["orders".to_owned()]), "{by_hand}");
+        for write in ["insert into orders values (1)", "update orders set id = 2", "delete from orders", "truncate orders"] {
+            assert_refused(pool.execute(write).await);
+        }
+        pool.execute("drop table orders").await?;
+    }
+    Ok(())
+}
+
+/// Two calls that each held a weak lock of the table, and wanted the strong one, would end in a deadlock.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn calls_side_by_side_protect_and_unprotect_one_after_the_other(
+    _: PgPoolOptions,
+    options: PgConnectOptions,
+) -> anyhow::Result<()> {
+    let pool = wide_pool(&options, 8).await;
+    create_orders(&pool).await?;
+    let mut first = pool.begin().await?;
+    first.execute("select idempotency.protect('orders', 'warn')").await?;
+    let calls = [false, true, false, true, false].map(|protects| {
+        let pool = pool.clone();
+        tokio::spawn(async move {
+            match protects {
+                true => protect(&pool, "orders", OnEscape::Warn).await,
+                false => unprotect(&pool, "orders").await,
+            }
+        })
+    });
+    rig::database::until_blocked(&pool, 5).await?;
+    first.commit().await?;
+    for call in calls {
+        call.await??;
+    }
+    Ok(())
+}
