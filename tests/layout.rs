@@ -6,6 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use proc_macro2::{TokenStream, TokenTree};
+use quote::ToTokens as _;
+
 /// The library, and the crates that measure, prove and operate it.
 const CRATES: [&str; 8] = [
     "src/lib.rs",
@@ -26,8 +29,8 @@ const ROOT: &str = "the root";
 struct House {
     folder: PathBuf,
     root: PathBuf,
-    /// From the root of the crate, with its separators: `http::layer::`.
-    path: String,
+    /// From the root of the crate: `http`, `layer`.
+    path: Vec<String>,
 }
 
 /// The modules, and what each of them knows.
@@ -88,12 +91,12 @@ fn floors() -> BTreeMap<String, usize> {
 fn houses(root: &str) -> Vec<House> {
     let root = here(root);
     let folder = root.parent().expect("a folder").to_owned();
-    let mut houses = vec![House { folder: folder.clone(), root, path: String::new() }];
+    let mut houses = vec![House { folder: folder.clone(), root, path: Vec::new() }];
     for file in files(&folder, "") {
         let inner = file.with_extension("");
         if inner.is_dir() {
             let within = inner.strip_prefix(&folder).expect("a folder of the crate");
-            let path = within.iter().map(|name| format!("{}::", name.to_string_lossy())).collect();
+            let path = within.iter().map(|name| name.to_string_lossy().into_owned()).collect();
             houses.push(House { folder: inner, root: file, path });
         }
     }
@@ -102,91 +105,109 @@ fn houses(root: &str) -> Vec<House> {
 
 /// The imports of every file, as arrows between the modules of a folder. Files of tests may know everything.
 fn arrows(House { folder, root, path }: &House) -> Arrows {
-    let map = code(root);
-    let modules: BTreeSet<&str> = map
-        .lines()
-        .filter_map(|line| {
-            line.trim_start_matches("pub(crate) ").trim_start_matches("pub ").strip_prefix("mod ")?.strip_suffix(';')
-        })
-        .filter(|module| *module != "doctests")
-        .collect();
-    let mut arrows: Arrows = modules.iter().map(|module| ((*module).to_owned(), BTreeSet::new())).collect();
+    let map = parsed(root);
+    let mut arrows = Arrows::new();
     // `pub use error::{BoxError, Error};` makes `crate::Error` a name of the module `error`.
-    let mut homes: BTreeMap<String, &str> = modules.iter().map(|module| ((*module).to_owned(), *module)).collect();
-    let mut owned = String::new();
-    for statement in map.split_inclusive(';') {
-        let exported = statement.split_once("pub use ").or_else(|| statement.split_once("pub(crate) use "));
-        match exported.and_then(|(_, path)| path.split_once("::")).filter(|(home, _)| modules.contains(home)) {
-            Some((home, names)) => {
-                let home = modules.get(home).expect("an exported module");
-                homes.extend(first_names(names).into_iter().map(|name| (name, *home)));
-            }
-            None => owned.push_str(statement),
+    let mut homes = BTreeMap::new();
+    for item in &map.items {
+        if let syn::Item::Mod(module) = item
+            && module.content.is_none()
+            && module.ident != "doctests"
+        {
+            arrows.insert(module.ident.to_string(), BTreeSet::new());
+            homes.insert(module.ident.to_string(), module.ident.to_string());
         }
     }
+    let modules: BTreeSet<String> = arrows.keys().cloned().collect();
     let mut know = |from: &str, to: &str| {
         if from != to {
             arrows.entry(to.to_owned()).or_default();
             arrows.entry(from.to_owned()).or_default().insert(to.to_owned());
         }
     };
-    for module in &modules {
-        let path = format!("{module}::");
-        let mut before = owned.match_indices(&path).map(|(at, _)| owned[..at].chars().next_back());
-        if before.any(|before| !before.is_some_and(|c| c.is_alphanumeric() || "_:.".contains(c))) {
-            know(ROOT, module);
+    for item in &map.items {
+        let used = paths(item.to_token_stream());
+        match item {
+            syn::Item::Use(used_here) if !matches!(used_here.vis, syn::Visibility::Inherited) => {
+                for path in used.into_iter().filter(|path| path.len() > 1 && modules.contains(&path[0])) {
+                    homes.insert(path[1].clone(), path[0].clone());
+                }
+            }
+            _ => {
+                for path in used.iter().filter(|path| path.len() > 1 && modules.contains(&path[0])) {
+                    know(ROOT, &path[0]);
+                }
+            }
         }
     }
     for file in files(folder, "").into_iter().filter(|file| file != root) {
         let within = file.strip_prefix(folder).expect("a file of the folder").with_extension("");
-        let module = within.iter().next().expect("a name").to_string_lossy();
-        if !modules.contains(&*module) {
+        let names = within.iter().map(|name| name.to_string_lossy().into_owned());
+        let place: Vec<String> = path.iter().cloned().chain(names).collect();
+        let module = &place[path.len()];
+        if !modules.contains(module) {
             continue;
         }
-        let (code, root_of_crate) = (code(&file), format!("crate::{path}"));
-        let climbing = code.match_indices("super::").filter(|(at, _)| !code[..*at].ends_with("super::"));
-        let climbing = climbing.filter_map(|(at, _)| {
-            let path = code[at..].trim_start_matches("super::");
-            (code[at..].len() - path.len() == within.iter().count() * "super::".len()).then_some(path)
-        });
-        for path in code.split(&root_of_crate).skip(1).chain(climbing) {
-            for name in first_names(path) {
-                know(&module, homes.get(&name).copied().unwrap_or(ROOT));
+        for used in paths(parsed(&file).to_token_stream()) {
+            let climbed = used.iter().take_while(|name| *name == "super").count();
+            let absolute = match &used[climbed..] {
+                [first, rest @ ..] if climbed == 0 && first == "crate" => rest.to_vec(),
+                rest if climbed > 0 && climbed <= place.len() => [&place[..place.len() - climbed], rest].concat(),
+                _ => continue,
+            };
+            if let Some([name, ..]) = absolute.strip_prefix(&path[..]) {
+                know(module, homes.get(name).map_or(ROOT, String::as_str));
             }
         }
     }
     arrows
 }
 
-/// A file without its comments, and without the tests at its end.
-fn code(file: &Path) -> String {
-    let text = read(file);
-    let lines = text.lines().map(|line| line.split("//").next().unwrap_or(""));
-    lines.take_while(|line| *line != "mod tests {").map(|line| format!("{line}\n")).collect()
+/// A file without the tests at its end.
+fn parsed(path: &Path) -> syn::File {
+    let mut file = syn::parse_file(&read(path)).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    file.items.retain(|item| !matches!(item, syn::Item::Mod(module) if module.ident == "tests"));
+    file
 }
 
-/// The first name of a path, or of each path in braces.
-fn first_names(path: &str) -> Vec<String> {
-    let name =
-        |path: &str| path.trim_start().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect::<String>();
-    let Some(group) = path.strip_prefix('{') else { return vec![name(path)] };
-    let (mut depth, mut names, mut start) = (0, Vec::new(), 0);
-    for (at, c) in group.char_indices() {
-        match c {
-            '{' => depth += 1,
-            '}' | ',' if depth == 0 => {
-                names.push(name(&group[start..at]));
-                start = at + 1;
-                if c == '}' {
-                    break;
+/// All paths in the code, also in the arguments of macros. A group is each of its paths: `a::{b, c::d}` is `a::b` and
+/// `a::c::d`.
+fn paths(code: TokenStream) -> Vec<Vec<String>> {
+    let mut tokens = code.into_iter().peekable();
+    let (mut found, mut path, mut joined) = (Vec::new(), Vec::new(), false);
+    while let Some(token) = tokens.next() {
+        let is_colon =
+            |token: Option<&TokenTree>| matches!(token, Some(TokenTree::Punct(mark)) if mark.as_char() == ':');
+        match token {
+            TokenTree::Ident(name) => {
+                if !joined {
+                    found.extend((!path.is_empty()).then(|| std::mem::take(&mut path)));
                 }
+                path.push(name.to_string());
+                joined = false;
             }
-            '}' => depth -= 1,
-            _ => {}
+            TokenTree::Punct(mark) if mark.as_char() == ':' && is_colon(tokens.peek()) => {
+                tokens.next();
+                joined = true;
+            }
+            TokenTree::Group(group) => {
+                let inside = paths(group.stream());
+                let front = std::mem::take(&mut path);
+                if joined {
+                    found.extend(inside.into_iter().map(|rest| [&front[..], &rest].concat()));
+                } else {
+                    found.extend((!front.is_empty()).then_some(front).into_iter().chain(inside));
+                }
+                joined = false;
+            }
+            _ => {
+                found.extend((!path.is_empty()).then(|| std::mem::take(&mut path)));
+                joined = false;
+            }
         }
     }
-    names.retain(|name| !name.is_empty());
-    names
+    found.extend((!path.is_empty()).then_some(path));
+    found
 }
 
 /// The files of a folder, without the root. A module of tests says so in its first line.
