@@ -74,13 +74,6 @@ fn every_relative_link_leads_to_a_file_and_a_heading() {
     assert!(links > 20 && headings > 5, "{links} links, {headings} of them to a heading");
 }
 
-#[test]
-fn the_readme_has_at_most_1100_words() {
-    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).expect("a text");
-    let words = readme.split_whitespace().count();
-    assert!(words <= 1100, "{words} words");
-}
-
 /// What begins with `idempotency_` and ends as a metric does, and is outside a name of more words.
 fn metrics(text: &str) -> BTreeSet<String> {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
@@ -252,150 +245,24 @@ fn the_migration_job_runs_again_after_an_upgrade() {
     }
 }
 
-/// Words for other ideas than ours: a claim is not a lock, a record not an entry of a cache, a retention not a ttl, a key in
-/// flight is not pending, and a caller performs.
-const FOREIGN: [&str; 7] = ["lock", "cache", "ttl", "pending", "entry", "entries", "execute"];
-
-/// The names that say one of these words, because they name PostgreSQL's, Rust's or a migration's own lock or EXECUTE.
-const FOREIGN_NAMES: [&str; 10] = [
-    "lock",
-    "locked",
-    "lock_id",
-    "lock_timeout",
-    "lock_not_available",
-    "pg_advisory_xact_lock",
-    "pg_try_advisory_xact_lock",
-    "LazyLock",
-    "MigrationLocked",
-    "execute",
-];
-
-/// The phrases in which a text may say one of these words, except `lock`: an index has entries, a server executes a message.
-const FOREIGN_PHRASES: [&str; 17] = [
-    "b-tree entry",
-    "entry of the index",
-    "index entries",
-    "these entries stay until a vacuum",
-    "operating system's cache",
-    "sqlx caches a prepared statement",
-    "server executes",
-    "server still executes",
-    "server may still execute",
-    "server still receives what the client had sent, executes it",
-    "database executes",
-    "database still executes",
-    "postgresql executes",
-    "commit was executed",
-    "activity may be executed",      // Temporal's documentation
-    "describe execute functioncall", // the messages of the protocol
-    "roles need execute on",
-];
-
-/// A database locks rows and tables, so a text may say `lock`. But no lock is taken on these.
-const NEVER_LOCKED: [&str; 8] = ["key", "keys", "claim", "claims", "lease", "operation", "request", "requests"];
-
-/// Whether it is a form of a foreign word: `locked`, `cached`.
-fn is_foreign(word: &str) -> bool {
-    FOREIGN.iter().any(|foreign| {
-        let end = word.strip_prefix(foreign.trim_end_matches('e'));
-        end.is_some_and(|end| ["", "e", "s", "es", "d", "ed", "er", "ing"].contains(&end))
-    })
-}
-
-/// `MigrationLocked` and `lock_timeout` have two words each.
-fn words_of_name(name: &str) -> Vec<String> {
-    let mut spaced = String::new();
-    for c in name.chars() {
-        spaced.extend((c.is_ascii_uppercase() || c == '_').then_some(' '));
-        spaced.extend((c != '_').then_some(c.to_ascii_lowercase()));
-    }
-    spaced.split_whitespace().map(str::to_owned).collect()
-}
-
-/// The lines of a source without its comments, or its comments alone.
-fn comments(text: &str, mark: &str, wanted: bool) -> String {
-    let parts = text.lines().map(|line| line.split_once(mark).unwrap_or((line, "")));
-    parts.map(|(code, comment)| if wanted { comment } else { code }.to_owned() + "\n").collect()
-}
-
+/// `llms.txt` describes the crate to language models.
 #[test]
-fn no_public_name_borrows_a_word_for_another_idea() {
+fn llms_txt_lists_the_pages_of_the_guide_and_no_name_that_is_gone() {
+    const DOCS: &str = "https://docs.rs/pg-idempotency/latest/pg_idempotency/guide/";
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &str| fs::read_to_string(root.join(path)).expect("a text");
-    // The items of the crate, the table and the SQL functions, the commands and flags, and the metrics with their labels.
-    let mut named = read("llms.txt");
-    for path in ["migrations/0001_create_record.sql", "migrations/partitions.sql", "migrations/strict.sql"] {
-        named += &comments(&read(path), "--", false);
+    let (rules, listed) =
+        read("llms.txt").split_once("## Guide\n").map(|(a, b)| (a.to_owned(), b.to_owned())).expect("pages");
+    let guide = read("src/guide/guide.md").replace("](crate::guide::", &format!("]({DOCS}"));
+    let pages = guide.lines().filter(|line| line.starts_with("- [") && line.contains(DOCS));
+    let pages: String = pages.map(|line| line.replacen(')', "/index.html)", 1) + "\n").collect();
+    assert_eq!(listed.trim_start(), pages, "llms.txt lists the pages of src/guide/guide.md");
+    let sources: String =
+        files(&root.join("src"), "rs").iter().map(|file| fs::read_to_string(file).expect("a text")).collect();
+    let words: BTreeSet<_> = sources.split(|c: char| !c.is_alphanumeric()).collect();
+    // Those of axum and sqlx.
+    let foreign = ["Json", "Handler", "layer", "begin", "execute"];
+    for name in quoted(&rules).filter(|name| name.chars().all(char::is_alphanumeric) && !foreign.contains(name)) {
+        assert!(words.contains(name), "llms.txt names {name}, and no source does");
     }
-    for path in ["crates/idempotency-janitor/src/arguments.rs", "src/observe.rs"] {
-        named += &comments(&read(path), "//", false);
-    }
-    let names: BTreeSet<_> = named.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).collect();
-    assert!(names.len() > 1000, "{} names", names.len());
-    for name in FOREIGN_NAMES {
-        assert!(names.contains(name), "no text says {name} any more");
-    }
-    let foreign = |name: &&&str| words_of_name(name).iter().any(|word| is_foreign(word));
-    let found: Vec<_> = names.iter().filter(foreign).filter(|name| !FOREIGN_NAMES.contains(name)).collect();
-    assert!(found.is_empty(), "{found:?}");
-}
-
-/// What a person reads in a file, in lower case: no code, and one space between two words.
-fn prose(path: &Path, text: &str) -> String {
-    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
-    let read = match extension {
-        "md" => text.split("```").step_by(2).collect(),
-        "rs" => {
-            let literals = comments(text, "//", false);
-            let literals = literals.lines().flat_map(|line| line.split('"').skip(1).step_by(2));
-            let literals: String = literals.map(|literal| literal.to_owned() + "\n").collect();
-            comments(text, "//", true) + &comments(text, "-- ", true) + &literals
-        }
-        "sql" => comments(text, "--", true),
-        _ => text.to_owned(),
-    };
-    let bare: String = read.split('`').step_by(2).collect::<Vec<_>>().join(" … ");
-    let bare = bare.replace(['/', '!', '*'], " ").to_lowercase();
-    bare.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
-#[test]
-fn no_text_borrows_a_word_for_another_idea() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut texts = documents();
-    for folder in
-        ["src", "migrations", "contrib", "examples", "crates/idempotency-janitor/src", "crates/idempotency-check/src"]
-    {
-        for extension in ["rs", "sql", "yml"] {
-            let found = files(&root.join(folder), extension).into_iter();
-            texts.extend(found.map(|path| (path.clone(), fs::read_to_string(path).expect("a text"))));
-        }
-    }
-    let mut said = BTreeSet::new();
-    let mut found = Vec::new();
-    for (path, text) in texts {
-        let mut prose = prose(&path, &text);
-        for phrase in FOREIGN_PHRASES {
-            if prose.contains(phrase) {
-                said.insert(phrase);
-                prose = prose.replace(phrase, "…");
-            }
-        }
-        // A stop ends what a word can be about.
-        let prose = prose.replace(['.', ',', ':', ';', '|', '(', ')'], " … ");
-        let words: Vec<_> =
-            prose.split_whitespace().map(|word| word.trim_matches(['"', '\'', '?', '[', ']'])).collect();
-        for (at, word) in words.iter().enumerate().filter(|(_, word)| is_foreign(word)) {
-            let around = &words[at.saturating_sub(3)..words.len().min(at + 3)];
-            // `locks the key`, `a locked key`, `the key is locked`.
-            let after = words[at + 1..].iter().find(|word| !["a", "the", "its", "each", "this", "on"].contains(word));
-            let before = words[..at].iter().rev().find(|word| !["is", "are", "was", "stays", "remains"].contains(word));
-            let ours = |near: Option<&&str>| near.is_some_and(|near| NEVER_LOCKED.contains(near));
-            if !word.starts_with("lock") || ours(after) || (*word == "locked" && ours(before)) {
-                found.push(format!("{}: … {} …", path.display(), around.join(" ")));
-            }
-        }
-    }
-    assert!(found.is_empty(), "{found:#?}");
-    assert_eq!(said.len(), FOREIGN_PHRASES.len(), "a phrase that no text says: {said:?}");
 }
