@@ -1,4 +1,4 @@
-//! Tools for the tests of your own service (feature `testing`): they move time, and stop, drop and race calls.
+//! Tools for the tests of your own service (feature `testing`): they move time, and race calls.
 //!
 //! **Make a record by the call that would leave it**, and then let time pass. With `#[sqlx::test]`, which gives each test a
 //! database of its own, [`MIGRATOR`](crate::MIGRATOR) creates the table:
@@ -22,25 +22,205 @@
 //! |---|---|
 //! | a retry | the call itself, twice |
 //! | a call a day later, a worker that has died | [`age`], [`expire`], [`lapse`] |
-//! | a duplicate of a call in flight | a transaction of the test, or a [`Gate`] in your own operation |
+//! | a duplicate of a call in flight | a transaction of the test |
 //! | a storm of duplicates | [`race`] and [`assert_performed_once`] |
-//! | a client that hangs up, a time-out | [`cancel_after`] |
 //! | a write that does not go through the transaction of the call | [`protect`](crate::protect()) |
 //! | the record that remains | [`operator::show`](crate::operator::show()) |
 //!
 //! The guide's page `testing` is a tutorial, with the call that leaves each state, and a lost connection. It also covers
 //! databases with migrations of their own.
 //!
-//! Functions that wait give up after [`PATIENCE`], by Tokio's clock.
+//! The times of a record are moved by the database's clock, so that no test sleeps. A clock of the tests' own would hide a
+//! comparison with the wrong clock.
 
-mod assertion;
-mod cancel;
-mod gate;
-mod race;
-mod time;
+use std::fmt::Debug;
+use std::future::{Future, poll_fn};
+use std::task::Poll;
+use std::time::Duration;
 
-pub use assertion::assert_performed_once;
-pub use cancel::cancel_after;
-pub use gate::{Gate, PATIENCE};
-pub use race::race;
-pub use time::{age, expire, lapse};
+use sqlx::postgres::{PgArguments, PgPoolOptions};
+use sqlx::query::Query;
+use sqlx::{PgExecutor, PgPool, Postgres};
+use tokio::time::timeout;
+
+use crate::record::{Record, changes_a_row, interval};
+use crate::{Deployment, Error, Key, Outcome};
+
+/// How long a race waits for its connections, and for their end. A test that works is much faster.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Lets this much time pass for the record: it was claimed and completed earlier by that much, and its lease and
+/// retention end that much sooner. Takes a pool or a connection. A record of an open transaction cannot be moved.
+///
+/// ```no_run
+/// # use pg_idempotency::{Key, testing};
+/// # use std::time::Duration;
+/// # async fn f(pool: sqlx::PgPool, key: Key) -> Result<(), pg_idempotency::Error> {
+/// testing::age(&pool, &key, Duration::from_secs(25 * 3600)).await?; // a day, and the retention is over
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+///
+/// [`Error::Database`], with [`sqlx::Error::RowNotFound`] if there is no record.
+pub async fn age(executor: impl PgExecutor<'_>, key: &Key, by: Duration) -> Result<(), Error> {
+    let update = record(key).query(
+        "
+        update idempotency.record
+        -- In UTC, because a time with a zone minus an interval depends on the session, and Citus refuses that.
+        set claimed_at = (claimed_at at time zone 'UTC' - $4::interval) at time zone 'UTC',
+            completed_at = (completed_at at time zone 'UTC' - $4::interval) at time zone 'UTC',
+            lease_until = (lease_until at time zone 'UTC' - $4::interval) at time zone 'UTC',
+            expires_at = (expires_at at time zone 'UTC' - $4::interval) at time zone 'UTC'
+        where scope = $1::text and operation = $2::text and value = $3::text
+        ",
+    );
+    moved(executor, update.bind(interval(by))).await
+}
+
+/// Moves the end of the retention, and of a live lease, to a moment ago. Then the key is new, whatever the state of its
+/// record was, and no sweep has deleted the record yet.
+///
+/// # Errors
+///
+/// As [`age`].
+pub async fn expire(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Error> {
+    let update = record(key).query(
+        "
+        update idempotency.record
+        set expires_at = least(expires_at, pg_catalog.statement_timestamp() - interval '1 ms'),
+            lease_until = least(
+                lease_until,
+                -- Null without a lease. Citus takes a CASE only without the clock.
+                pg_catalog.statement_timestamp() - interval '1 ms' + case when lease_until is not null then interval '0' end
+            )
+        where scope = $1::text and operation = $2::text and value = $3::text
+        ",
+    );
+    moved(executor, update).await
+}
+
+/// Lets the lease lapse a moment ago, as if its owner had died long enough before.
+///
+/// An owner that is alive does not notice: it goes on, and its next heartbeat prolongs the lease again, unless another
+/// call has taken the claim over by then.
+///
+/// Over HTTP, a retry through the same router gets 409 `in-flight`, because its layer knows that its own run is alive. **A
+/// second router, with a layer of its own, is the other process.** The guide's page `testing` has an example, and shows how
+/// a test makes the key of a request.
+///
+/// # Errors
+///
+/// As [`age`]; also if the record is completed, released, or never had a lease.
+pub async fn lapse(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Error> {
+    let update = record(key).query(
+        "
+        update idempotency.record
+        set lease_until = least(lease_until, pg_catalog.statement_timestamp() - interval '1 ms')
+        where scope = $1::text and operation = $2::text and value = $3::text
+            and completed_at is null
+            and lease_until > '-infinity'
+        ",
+    );
+    moved(executor, update).await
+}
+
+fn record(key: &Key) -> Record<'_> {
+    Record { key, deployment: Deployment::new() }
+}
+
+async fn moved(executor: impl PgExecutor<'_>, update: Query<'_, Postgres, PgArguments>) -> Result<(), Error> {
+    let moved = changes_a_row(executor, update).await?;
+    if moved { Ok(()) } else { Err(Error::Database(sqlx::Error::RowNotFound)) }
+}
+
+/// Makes `calls` calls at once, and returns all answers.
+///
+/// The race has a pool of its own to the same database, with a connection for each call. All connections are open
+/// before the first call begins. On the five connections of `#[sqlx::test]` most calls would queue instead of racing.
+///
+/// ```no_run
+/// # use pg_idempotency::{Error, Idempotency, Key, testing::{assert_performed_once, race}};
+/// # async fn f(pool: sqlx::PgPool, key: Key) -> Result<(), Error> {
+/// let answers = race(&pool, 20, async |pool| {
+///     Idempotency::new().run(pool, &key, "tea", async |_| -> Result<i32, Error> { Ok(17) }).await
+/// })
+/// .await?;
+/// assert_eq!(assert_performed_once(answers), 17);
+/// # Ok(()) }
+/// ```
+///
+/// All calls run in the caller's task and wait for the database concurrently. A call that blocks its thread blocks all
+/// others.
+///
+/// # Errors
+///
+/// Errors of the database, for instance if it has too few connections.
+pub async fn race<T>(pool: &PgPool, calls: u32, call: impl AsyncFn(&PgPool) -> T) -> Result<Vec<T>, Error> {
+    let options = PgPoolOptions::new().max_connections(calls.max(1)).acquire_timeout(PATIENCE);
+    let wide = options.connect_with(pool.connect_options().as_ref().clone()).await?;
+    let mut open = Vec::new();
+    for _ in 0..calls {
+        open.push(wide.acquire().await?);
+    }
+    drop(open);
+
+    let answers = all((0..calls).map(|_| call(&wide))).await;
+    // A run of the HTTP layer may outlive its call and hold a connection. `close` waits for it.
+    let _ = timeout(PATIENCE, wide.close()).await;
+    Ok(answers)
+}
+
+/// Polls all calls until the last one is ready. The answers are in the order of the calls.
+async fn all<F: Future>(calls: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut calls: Vec<_> = calls.map(|call| (Box::pin(call), None)).collect();
+    poll_fn(|context| {
+        let mut pending = false;
+        for (call, answer) in calls.iter_mut().filter(|(_, answer)| answer.is_none()) {
+            match call.as_mut().poll(context) {
+                Poll::Ready(ready) => *answer = Some(ready),
+                Poll::Pending => pending = true,
+            }
+        }
+        if pending { Poll::Pending } else { Poll::Ready(()) }
+    })
+    .await;
+    calls.into_iter().filter_map(|(_, answer)| answer).collect()
+}
+
+/// Asserts that exactly one of these calls performed, that all others replayed, and that all gave the same answer.
+/// Returns the answer.
+///
+/// ```
+/// # use pg_idempotency::{Error, Outcome, testing::assert_performed_once};
+/// let answers = [Ok::<_, Error>(Outcome::Replayed(17)), Ok(Outcome::Performed(17)), Ok(Outcome::Replayed(17))];
+/// assert_eq!(assert_performed_once(answers), 17);
+/// ```
+///
+/// Under [`InFlight::Reject`](crate::InFlight::Reject) a duplicate may get [`Error::InFlight`](crate::Error::InFlight):
+/// filter these errors out first.
+///
+/// # Panics
+///
+/// If two calls performed, or none, or if a call failed, or if the answers differ.
+#[track_caller]
+pub fn assert_performed_once<T, E>(answers: impl IntoIterator<Item = Result<Outcome<T>, E>>) -> T
+where
+    T: PartialEq + Debug,
+    E: Debug,
+{
+    let (mut performed, mut replayed) = (Vec::new(), Vec::new());
+    for answer in answers {
+        match answer {
+            Ok(Outcome::Performed(answer)) => performed.push(answer),
+            Ok(Outcome::Replayed(answer)) => replayed.push(answer),
+            Err(error) => panic!("a call failed: {error:?}"),
+        }
+    }
+    assert!(performed.len() <= 1, "performed {} times, with {performed:?}", performed.len());
+    let Some(first) = performed.pop() else { panic!("performed by nobody; replayed {replayed:?}") };
+    for answer in replayed {
+        assert_eq!(answer, first, "a replay gave another answer than the call that performed");
+    }
+    first
+}

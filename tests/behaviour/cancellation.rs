@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Leasing, Policy};
 use pg_idempotency::mark::{Marked, Marking, mark};
-use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Error, Idempotency, Key, Outcome, Verdict, ensure_idempotent};
+use rig::gate::cancel_after;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 

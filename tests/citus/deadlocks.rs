@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use pg_idempotency::mark::{Marked, Marking};
-use pg_idempotency::testing::PATIENCE;
 use pg_idempotency::{Error, InFlight, Key, Outcome};
+use rig::gate::PATIENCE;
 use sqlx::{PgConnection, PgPool};
 use tokio::sync::Barrier;
 

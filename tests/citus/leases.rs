@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, LeaseOwner, Leasing, Policy};
 use pg_idempotency::operator::{release, resolve};
-use pg_idempotency::testing;
 use pg_idempotency::{Error, Key};
 use rig::fixture::Fixture;
 use sqlx::PgPool;
@@ -46,7 +45,7 @@ async fn an_operator_waits_for_a_locked_record_as_long_as_the_session_allows() -
                 _ => release(&pool, &key, token, &[], "it did nothing").await,
             }
         };
-        let settled = tokio::time::timeout(testing::PATIENCE, settled).await.expect("in time");
+        let settled = tokio::time::timeout(rig::gate::PATIENCE, settled).await.expect("in time");
         let Err(Error::Database(error)) = settled else { panic!("{settle}: {settled:?}") };
         let state = error.as_database_error().and_then(|error| error.code()).map(|code| code.into_owned());
         assert_eq!(state.as_deref(), Some("55P03"), "{settle}");

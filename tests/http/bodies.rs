@@ -13,7 +13,7 @@ use axum::routing::post;
 use http_body::Frame;
 use pg_idempotency::http::{IdempotentTx, NoStore};
 use pg_idempotency::lease::Policy;
-use pg_idempotency::testing::Gate;
+use rig::gate::Gate;
 use sqlx::PgPool;
 
 use crate::support::{
@@ -117,7 +117,7 @@ async fn a_response_of_known_length_that_never_comes_is_not_stored(pool: PgPool)
     let layer = transactional(&pool).with_run_timeout(Duration::from_millis(100)).expect("a time-out");
     let app = Router::new().route("/never", post(handler)).layer(layer);
     let first = tower::ServiceExt::oneshot(app.clone(), crate::support::request("POST", "/never", Some("key-1"), "x"));
-    let first = tokio::time::timeout(pg_idempotency::testing::PATIENCE, first).await.expect("in time");
+    let first = tokio::time::timeout(rig::gate::PATIENCE, first).await.expect("in time");
     assert_eq!(first.expect("infallible").status(), StatusCode::OK);
     assert_eq!(post_to(&app, "/never", "key-1", "x").await.problem(), "not-replayable");
     assert_eq!(effects(&pool).await, 1);

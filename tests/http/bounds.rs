@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use axum::routing::post;
 use pg_idempotency::http::{IdempotentTx, Rejection};
 use pg_idempotency::lease::Policy;
-use pg_idempotency::testing::{Gate, PATIENCE};
+use rig::gate::{Gate, PATIENCE};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::task::{JoinSet, yield_now};

@@ -6,7 +6,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use pg_idempotency::testing::{Gate, PATIENCE};
+use rig::gate::{Gate, PATIENCE};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::time::timeout;
 use tower::ServiceExt as _;

@@ -8,7 +8,7 @@ use axum::http::{Extensions, StatusCode};
 use axum::middleware::{Next, from_fn};
 use axum::routing::post;
 use pg_idempotency::http::IdempotentTx;
-use pg_idempotency::testing::{Gate, PATIENCE, cancel_after};
+use rig::gate::{Gate, PATIENCE, cancel_after};
 use sqlx::PgPool;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};

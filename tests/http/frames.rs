@@ -1,7 +1,7 @@
 //! The frames of HTTP/2 (RFC 9113), for a peer that writes several of them at once and ends a stream where it likes.
 
 use axum::Router;
-use pg_idempotency::testing::PATIENCE;
+use rig::gate::PATIENCE;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;

@@ -8,7 +8,7 @@ use axum::http::StatusCode;
 use pg_idempotency::InFlight;
 use pg_idempotency::http::IdempotencyLayer;
 use pg_idempotency::lease::Policy;
-use pg_idempotency::testing::{Gate, cancel_after};
+use rig::gate::{Gate, cancel_after};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 

@@ -12,7 +12,8 @@ use axum::response::IntoResponse as _;
 use axum::routing::post;
 use pg_idempotency::http::{IdempotencyLayer, LastError};
 use pg_idempotency::lease::{Lease, Policy};
-use pg_idempotency::testing::{Gate, lapse};
+use pg_idempotency::testing::lapse;
+use rig::gate::Gate;
 use sqlx::PgPool;
 
 use crate::support::{leased, leasing, post_to, request, send, until, user};

@@ -15,7 +15,7 @@ use futures_util::StreamExt as _;
 use http_body_util::BodyExt as _;
 use pg_idempotency::http::IdempotentTx;
 use pg_idempotency::lease::{Lease, Policy};
-use pg_idempotency::testing::{Gate, PATIENCE};
+use rig::gate::{Gate, PATIENCE};
 use sqlx::PgPool;
 use tokio::time::timeout;
 use tower::ServiceExt as _;

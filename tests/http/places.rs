@@ -10,7 +10,7 @@ use axum::http::{HeaderValue, Request, StatusCode};
 use axum::routing::post;
 use pg_idempotency::http::{IdempotencyLayer, Runs};
 use pg_idempotency::lease::{Lease, Policy};
-use pg_idempotency::testing::{Gate, PATIENCE};
+use rig::gate::{Gate, PATIENCE};
 use pg_idempotency::{InFlight, Key, operator};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};

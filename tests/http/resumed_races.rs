@@ -9,8 +9,8 @@ use axum::routing::post;
 use axum::{Extension, Router};
 use pg_idempotency::http::{Decision, IdempotencyLayer, RequestResumer, ResumedRequest};
 use pg_idempotency::lease::{Lease, Leasing, Policy};
-use pg_idempotency::testing::Gate;
 use pg_idempotency::{Error, Key, operator};
+use rig::gate::Gate;
 use sqlx::{Executor as _, PgPool};
 use tokio::sync::oneshot;
 

@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use axum::routing::post;
 use pg_idempotency::http::IdempotencyLayer;
 use pg_idempotency::lease::Policy;
-use pg_idempotency::testing::PATIENCE;
+use rig::gate::PATIENCE;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::io::AsyncWriteExt as _;

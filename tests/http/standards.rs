@@ -6,7 +6,8 @@ use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
 use axum::routing::{post, put};
 use pg_idempotency::Key;
 use pg_idempotency::http::{IDEMPOTENCY_KEY, IdempotentTx, Rejection, problem};
-use pg_idempotency::testing::{Gate, expire};
+use pg_idempotency::testing::expire;
+use rig::gate::Gate;
 use serde_json::json;
 use sqlx::PgPool;
 

@@ -11,7 +11,7 @@ use axum::routing::post;
 use pg_idempotency::Error;
 use pg_idempotency::http::Rejection;
 use pg_idempotency::lease::{Lease, Policy};
-use pg_idempotency::testing::Gate;
+use rig::gate::Gate;
 use sqlx::{PgConnection, PgPool};
 use tokio::sync::oneshot;
 

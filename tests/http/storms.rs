@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use futures_util::future::join_all;
 use pg_idempotency::InFlight;
 use pg_idempotency::http::{IdempotencyLayer, Runs};
-use pg_idempotency::testing::{Gate, PATIENCE};
+use rig::gate::{Gate, PATIENCE};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::task::{JoinHandle, yield_now};

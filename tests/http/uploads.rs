@@ -15,7 +15,7 @@ use futures_util::{StreamExt as _, stream};
 use pg_idempotency::InFlight;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
 use pg_idempotency::lease::Policy;
-use pg_idempotency::testing::Gate;
+use rig::gate::Gate;
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 use tokio::task::yield_now;

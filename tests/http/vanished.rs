@@ -9,7 +9,7 @@ use axum::routing::post;
 use pg_idempotency::RoundTrips;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, Runs};
 use pg_idempotency::lease::Policy;
-use pg_idempotency::testing::{Gate, PATIENCE};
+use rig::gate::{Gate, PATIENCE};
 use rig::proxy::Proxy;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};

@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use http_body_util::BodyExt as _;
 use http_body_util::Full;
 use pg_idempotency::http::IdempotentTx;
-use pg_idempotency::testing::PATIENCE;
+use rig::gate::PATIENCE;
 use sqlx::PgPool;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};

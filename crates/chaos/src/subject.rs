@@ -1,7 +1,7 @@
 //! The calls in transaction mode: the crate's, or those of a broken variant.
 
-use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Outcome, Verdict};
+use rig::gate::cancel_after;
 use sqlx::{PgConnection, PgPool};
 
 use crate::mutant::Mutant;

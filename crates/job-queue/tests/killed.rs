@@ -1,17 +1,18 @@
 //! Workers of `src/guide/engines/worker.rs` die after the effects of their jobs and before the queue hears of them.
 
 use std::process::{Child, Command};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use graphile_worker::{JobSpec, WorkerUtils};
-use pg_idempotency::testing::PATIENCE;
 use sqlx::{ConnectOptions as _, PgPool};
 
 const JOBS: i64 = 100;
 /// The worker's concurrency.
 const SIDE_BY_SIDE: i64 = 4;
 const KILLS: i64 = 5;
+/// A test that hangs fails after this time.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Killed with SIGKILL when the test ends, too.
 struct Worker(Child);

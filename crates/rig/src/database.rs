@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::gate::PATIENCE;
 use pg_idempotency::Error;
-use pg_idempotency::testing::PATIENCE;
 use sqlx::{AssertSqlSafe, PgConnection, PgExecutor, PgPool};
 use tokio::time::{Instant, sleep};
 

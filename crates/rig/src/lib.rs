@@ -3,6 +3,7 @@
 //! - [`strict`]: the table, with the rules of a record.
 //! - [`fixture`]: records in any state.
 //! - [`functions`]: calls of the SQL functions.
+//! - [`gate`]: calls that stop inside `perform`, and futures that are dropped.
 //! - [`database`]: what a test writes, counts and waits for by itself.
 //! - [`proxy`]: a network that counts round trips, and can vanish.
 //! - [`child`]: processes that do not outlive their parent.
@@ -13,5 +14,6 @@ pub mod child;
 pub mod database;
 pub mod fixture;
 pub mod functions;
+pub mod gate;
 pub mod proxy;
 pub mod strict;

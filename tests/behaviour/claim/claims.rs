@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
-use pg_idempotency::testing::{Gate, cancel_after};
 use pg_idempotency::{Error, Idempotency, Outcome, ensure_idempotent};
 use rig::database::until_blocked;
+use rig::gate::{Gate, cancel_after};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgConnection, PgPool};
 

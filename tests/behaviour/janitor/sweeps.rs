@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use pg_idempotency::Janitor;
-use pg_idempotency::testing::PATIENCE;
+use rig::gate::PATIENCE;
 use sqlx::{Executor as _, PgPool};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;

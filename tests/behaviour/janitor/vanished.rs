@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use pg_idempotency::lease::{Lease, Leasing, Policy, Resumer};
-use pg_idempotency::testing::PATIENCE;
 use pg_idempotency::{Error, Janitor};
+use rig::gate::PATIENCE;
 use rig::proxy::Proxy;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};

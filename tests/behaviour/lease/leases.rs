@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, LeaseOwner, Leasing, Policy};
 use pg_idempotency::operator::{State, release, resolve, show};
-use pg_idempotency::testing::{Gate, expire, lapse};
+use pg_idempotency::testing::{expire, lapse};
 use pg_idempotency::{Error, InFlight, Outcome};
+use rig::gate::Gate;
 use sqlx::{Executor as _, PgPool};
 
 use crate::lease::steps::IN_STEPS;

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use pg_idempotency::Error;
 use pg_idempotency::lease::{Lease, Leasing, Policy, Resumer};
-use pg_idempotency::testing::{PATIENCE, age, lapse};
+use pg_idempotency::testing::{age, lapse};
+use rig::gate::PATIENCE;
 use serde::{Deserialize, Serialize, Serializer};
 use sqlx::{Executor as _, PgPool};
 

@@ -4,9 +4,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy};
-use pg_idempotency::testing::{PATIENCE, cancel_after, lapse};
+use pg_idempotency::testing::lapse;
 use pg_idempotency::{Error, InvalidStep};
 use rig::database::until_blocked;
+use rig::gate::{PATIENCE, cancel_after};
 use rig::proxy::Proxy;
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Lease, Leasing, Policy};
 use pg_idempotency::operator::{Shown, State, grant_attempt, show};
-use pg_idempotency::testing::PATIENCE;
 use pg_idempotency::{Error, Outcome};
 use rig::database::until_blocked;
+use rig::gate::PATIENCE;
 use rig::proxy::Proxy;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};

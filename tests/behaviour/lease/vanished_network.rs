@@ -4,8 +4,9 @@
 use std::time::Duration;
 
 use pg_idempotency::lease::{Leasing, Policy};
-use pg_idempotency::testing::{PATIENCE, lapse};
+use pg_idempotency::testing::lapse;
 use pg_idempotency::{Error, Outcome};
+use rig::gate::PATIENCE;
 use rig::proxy::Proxy;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};

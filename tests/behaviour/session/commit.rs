@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use pg_idempotency::mark::{Marked, mark};
-use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Error, Key, commit};
+use rig::gate::cancel_after;
 use rig::proxy::Proxy;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};

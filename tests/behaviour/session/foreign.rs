@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use pg_idempotency::testing::{self, PATIENCE};
+use pg_idempotency::testing;
 use pg_idempotency::{Error, Key};
 use rig::database::until_blocked;
+use rig::gate::PATIENCE;
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool};
 use tokio::time::{Instant, sleep, timeout};

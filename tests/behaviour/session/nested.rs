@@ -4,7 +4,7 @@
 use std::mem::forget;
 use std::time::Duration;
 
-use pg_idempotency::testing::{PATIENCE, cancel_after};
+use rig::gate::{PATIENCE, cancel_after};
 use pg_idempotency::{Error, Idempotency, Verdict, commit, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Error, Idempotency, Verdict, ensure_idempotent};
 use rig::database::backend;
 use rig::fixture::Fixture;
+use rig::gate::cancel_after;
 use rig::proxy::Proxy;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgPool};

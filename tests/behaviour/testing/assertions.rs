@@ -2,9 +2,10 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pg_idempotency::testing::{Gate, assert_performed_once, cancel_after, race};
+use pg_idempotency::testing::{assert_performed_once, race};
 use pg_idempotency::{Error, Outcome};
 use rig::database::backend;
+use rig::gate::{Gate, cancel_after};
 use sqlx::PgPool;
 
 use crate::support::{create_effects, effects, key, once};

@@ -1,8 +1,8 @@
 //! `ensure_isolated`: perform behind a savepoint.
 
 use pg_idempotency::operator::State;
-use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Error, Idempotency, Verdict, ensure_idempotent};
+use rig::gate::cancel_after;
 use sqlx::{Executor as _, PgPool};
 
 use crate::support::{create_effects, create_open_effects, effects, key, leave_effect, once};

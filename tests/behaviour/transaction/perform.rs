@@ -1,7 +1,7 @@
 //! What `perform` can do wrong, and what is left of it.
 
-use pg_idempotency::testing::cancel_after;
 use pg_idempotency::{Error, ensure_idempotent};
+use rig::gate::cancel_after;
 use sqlx::{Acquire as _, Executor as _, PgPool};
 
 use crate::support::{WAYS, clear, create_effects, create_open_effects, effects, key, leave_effect, once, records};

@@ -10,9 +10,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
-use pg_idempotency::testing::{self, PATIENCE};
+use pg_idempotency::testing;
 use pg_idempotency::{Key, operator};
 use rig::fixture::Fixture;
+use rig::gate::PATIENCE;
 use serde_json::{Value, json};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};

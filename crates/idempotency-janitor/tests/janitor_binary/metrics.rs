@@ -109,7 +109,7 @@ async fn the_lag_of_a_sweep_that_always_fails_is_exported(pool: PgPool) -> anyho
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    tokio::time::timeout(testing::PATIENCE, janitor.run(lags)).await?;
+    tokio::time::timeout(rig::gate::PATIENCE, janitor.run(lags)).await?;
     // No batch has succeeded. Without this value, the first increase would be lost to the alert.
     let text = exported.render();
     assert!(text.contains("idempotency_cleanup_rows_total{kind=\"indeterminate\"} 0"), "{text}");

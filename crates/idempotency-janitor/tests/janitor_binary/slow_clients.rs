@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Stdio};
 use std::time::Instant;
 
-use pg_idempotency::testing::PATIENCE;
+use rig::gate::PATIENCE;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions as _, PgPool};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

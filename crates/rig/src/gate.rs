@@ -1,6 +1,9 @@
-//! A point inside `perform` at which a test stops a call.
+//! A point inside `perform` at which a test stops a call, and a future that is dropped at any of its polls.
 
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
@@ -14,25 +17,6 @@ pub const PATIENCE: Duration = Duration::from_secs(30);
 ///
 /// Clones are the same gate. Each `open` lets one arrival through, even a later one, and each `reached` counts one
 /// arrival.
-///
-/// ```
-/// # use pg_idempotency::testing::Gate;
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() {
-/// let gate = Gate::new();
-/// let operation = tokio::spawn({
-///     let gate = gate.clone();
-///     async move {
-///         gate.pass().await; // in a real test: in the middle of `perform`
-///         "done"
-///     }
-/// });
-/// gate.reached().await;
-/// assert!(!operation.is_finished());
-/// gate.open();
-/// assert_eq!(operation.await.expect("no panic"), "done");
-/// # }
-/// ```
 #[derive(Clone, Debug)]
 pub struct Gate {
     reached: Arc<Semaphore>,
@@ -84,4 +68,27 @@ async fn take(semaphore: &Semaphore) {
     if let Ok(permit) = semaphore.acquire().await {
         permit.forget();
     }
+}
+
+/// Polls a future at most `polls` times, then drops it. `None` means that it was dropped.
+///
+/// A client that hangs up, a `timeout` and a `select!` all drop a call at one of its polls. To cover every such point,
+/// try 0, 1, 2 … polls until the call completes, and check each time that nothing is half done.
+pub async fn cancel_after<F: Future>(polls: usize, future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    let mut polled = 0;
+    poll_fn(move |context| {
+        if polled == polls {
+            return Poll::Ready(None);
+        }
+        polled += 1;
+        let result = future.as_mut().poll(context).map(Some);
+        // This was the last poll. A future that has not ended is dropped at once, without waiting for it to be
+        // woken.
+        if result.is_pending() && polled == polls {
+            return Poll::Ready(None);
+        }
+        result
+    })
+    .await
 }
