@@ -316,7 +316,7 @@ begin
                     then case lease_until when '-infinity' then 'released' else 'lapsed' end
                 else 'indeterminate'
             end as state,
-            -- As src/fingerprint/digest.rs. Two choices of version 2 cannot be compared.
+            -- As src/fingerprint.rs. Two choices of version 2 cannot be compared.
             case
                 when fingerprint = $4 then 'same'
                 when substr(fingerprint, 1, case substr($4, 1, 1) when decode('02', 'hex') then 9 else 1 end)

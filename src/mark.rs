@@ -54,9 +54,321 @@
 //! database, use a [`lease`](crate::lease). A key belongs to one mode; a call in another mode returns
 //! [`Error::OtherMode`](crate::Error::OtherMode).
 
-mod many;
-mod one;
-mod options;
+use std::time::{Duration, Instant};
 
-pub use one::{Marked, mark};
-pub use options::Marking;
+use sqlx::{Connection as _, PgConnection};
+
+use crate::claim::{CalledAt, Claimed, RETRY_AFTER, contend};
+use crate::limits::{Patience, RETENTION, checked, within};
+use crate::observe::{call_span, spanned};
+use crate::record::{Awaited, MarkBatch, MarkOf, Record, Terms, draw_token, wait_for_row};
+use crate::session::Savepoint;
+use crate::{Deployment, Error, InFlight, InvalidDuration, Key, Mode, observe};
+
+/// The most keys of a batch. Each takes an advisory lock until the end of the transaction, in the server's lock table,
+/// which all sessions share.
+const MOST_KEYS: usize = 100;
+
+/// How often a batch asks again without waiting, if other transactions were committing or deleting the records of its
+/// keys at that moment.
+const ROUNDS: usize = 3;
+
+/// The answer to a mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[must_use = "a duplicate must not be processed"]
+pub enum Marked {
+    /// The key was new, or its retention was over. Process the event, in this transaction.
+    First,
+    /// The key is marked: by a transaction that has committed, by this transaction, or by an earlier place in the same
+    /// batch. Do not process the event.
+    Duplicate,
+}
+
+impl Marked {
+    fn outcome(self) -> &'static str {
+        match self {
+            Self::First => observe::PERFORMED,
+            Self::Duplicate => observe::REPLAYED,
+        }
+    }
+}
+
+/// Marks a key for `retention`, in the caller's transaction. Waits for another transaction that is marking it, for at
+/// most 5 seconds and at most half the retention.
+///
+/// # Errors
+///
+/// As [`Marking::mark`], and [`Error::InvalidDuration`] for a retention under a millisecond or over ten years.
+///
+/// # Cancellation
+///
+/// As [`Marking::mark`].
+pub async fn mark(conn: &mut PgConnection, key: &Key, retention: Duration) -> Result<Marked, Error> {
+    Marking::new(retention)?.mark(conn, key).await
+}
+
+/// How keys are marked: the retention, and what to do about a mark that is not committed yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Marking {
+    retention: Duration,
+    in_flight: Option<InFlight>,
+    deployment: Deployment,
+}
+
+impl Marking {
+    /// Makes options for marks that last for `retention`. The retention counts from the mark, by the database's clock,
+    /// and does not depend on sweeps. Make it longer than the transaction that marks and processes: if the retention
+    /// ends first, the mark is expired as soon as others can see it.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidDuration`] under a millisecond or over ten years.
+    pub const fn new(retention: Duration) -> Result<Self, InvalidDuration> {
+        match within("retention", retention, RETENTION) {
+            Ok(retention) => Ok(Self { retention, in_flight: None, deployment: Deployment::new() }),
+            Err(invalid) => Err(invalid),
+        }
+    }
+
+    /// What to do about a mark whose transaction is still open. The default is to wait for 5 seconds, or for half the
+    /// retention if that is shorter.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidDuration`] for a wait under a millisecond (use [`InFlight::Reject`]), over an hour, or not shorter than
+    /// the retention.
+    pub const fn with_in_flight(self, in_flight: InFlight) -> Result<Self, InvalidDuration> {
+        match checked(in_flight, self.retention) {
+            Ok(in_flight) => Ok(Self { in_flight: Some(in_flight), ..self }),
+            Err(invalid) => Err(invalid),
+        }
+    }
+
+    /// How the service reaches the database, for example behind a pooler.
+    #[must_use]
+    pub const fn with_deployment(self, deployment: Deployment) -> Self {
+        Self { deployment, ..self }
+    }
+}
+
+impl Marking {
+    /// Marks a key. The first mark takes one statement, and a duplicate takes two.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::NotInTransaction`]: the connection is in autocommit, where the mark would commit without the
+    ///   processing.
+    /// - [`Error::InFlight`]: another transaction is marking the key, and did not end in time. This transaction is
+    ///   still usable.
+    /// - [`Error::OtherMode`]: the key belongs to another mode. [`Error::UnknownMode`]: to a mode of a newer release.
+    /// - [`Error::Retryable`], [`Error::Database`], [`Error::SchemaMissing`].
+    ///
+    /// # Cancellation
+    ///
+    /// Drop the transaction together with this future: the transaction may have marked the key.
+    pub async fn mark(self, conn: &mut PgConnection, key: &Key) -> Result<Marked, Error> {
+        let started = Instant::now();
+        let span = call_span!("mark", Mode::Mark, key);
+        let outcome =
+            |marked: &Result<Marked, Error>| marked.as_ref().map_or_else(Error::outcome, |marked| marked.outcome());
+        let marked = async {
+            if !conn.is_in_transaction() {
+                return Err(Error::NotInTransaction);
+            }
+            self.claim_or_look(conn, key, self.in_flight, &mut CalledAt::now()).await
+        };
+        let marked = spanned(span, marked, outcome).await;
+        observe::claimed(Mode::Mark, key.operation(), started.elapsed());
+        observe::outcome(Mode::Mark, key.operation(), outcome(&marked));
+        marked
+    }
+
+    async fn claim_or_look(
+        self,
+        conn: &mut PgConnection,
+        key: &Key,
+        in_flight: Option<InFlight>,
+        asked: &mut CalledAt,
+    ) -> Result<Marked, Error> {
+        let terms = Terms {
+            mode: Mode::Mark,
+            fingerprint: None,
+            retention: self.retention,
+            in_flight,
+            lease: None,
+            max_attempts: None,
+        };
+        let record = Record { key, deployment: self.deployment };
+        Ok(match contend(conn, record, &terms, asked).await? {
+            Claimed::Won(_) => Marked::First,
+            Claimed::Replayed(_) => Marked::Duplicate,
+        })
+    }
+}
+
+impl Marking {
+    /// Marks up to a hundred different keys in one statement. The result has one place for each key. If the input
+    /// contains a key twice, the first place may be [`Marked::First`], and the others are [`Marked::Duplicate`].
+    /// Without keys it sends nothing.
+    ///
+    /// If another transaction is marking one of the keys, the batch waits for it, as a single [`mark`](Self::mark)
+    /// does. It marks all keys or, if one is held, none; *Errors* names the exception.
+    ///
+    /// **More keys are several calls**, each in a transaction of its own. Every key holds a lock until the transaction
+    /// ends, and all sessions share the server's lock table: at PostgreSQL's defaults, a few transactions with a
+    /// thousand keys each would fill it.
+    ///
+    /// The batch takes its keys in their own order, so that overlapping batches and single marks queue. They deadlock
+    /// only if one transaction takes keys in another order than the next does, in several calls. Then one of them
+    /// returns [`Error::Retryable`], or [`Error::InFlight`] when its wait ends.
+    ///
+    /// On a [distributed](crate::Deployment::with_distributed) table, it marks one key after the other, so a batch
+    /// saves no time there. A batch of one scope is one shard and one COMMIT; a batch of many scopes commits in two
+    /// phases.
+    ///
+    /// # Errors
+    ///
+    /// As [`mark`](Self::mark), and [`Error::TooManyKeys`] for more than a hundred different keys. **After any error
+    /// roll back**, even if the transaction is still usable: if other transactions changed several of the keys while
+    /// the batch ran, a part of it may be marked.
+    ///
+    /// # Cancellation
+    ///
+    /// As [`mark`](Self::mark).
+    pub async fn mark_many(self, conn: &mut PgConnection, keys: &[Key]) -> Result<Vec<Marked>, Error> {
+        // No `operation`, because the keys may be of many operations.
+        let span = tracing::debug_span!(
+            target: "pg_idempotency",
+            "mark_many",
+            mode = Mode::Mark.as_str(),
+            keys = keys.len(),
+            first = tracing::field::Empty,
+            outcome = tracing::field::Empty
+        );
+        spanned(span.clone(), self.mark_or_fail(conn, keys), |marked| {
+            marked.as_ref().map_or_else(Error::outcome, |marked| {
+                let first = marked.iter().filter(|marked| **marked == Marked::First).count();
+                span.record("first", first);
+                if first > 0 { observe::PERFORMED } else { observe::REPLAYED }
+            })
+        })
+        .await
+    }
+
+    async fn mark_or_fail(self, conn: &mut PgConnection, keys: &[Key]) -> Result<Vec<Marked>, Error> {
+        if !conn.is_in_transaction() {
+            return Err(Error::NotInTransaction);
+        }
+        let mut batch = Batch::new(self, keys)?;
+        batch.mark(conn).await?;
+        if let Some(&place) = batch.open.first() {
+            let error = Error::InFlight { retry_after: RETRY_AFTER };
+            observe::outcome(Mode::Mark, keys[place].operation(), error.outcome());
+            return Err(error);
+        }
+        for (key, marked) in keys.iter().zip(&batch.marked) {
+            observe::outcome(Mode::Mark, key.operation(), marked.outcome());
+        }
+        Ok(batch.marked)
+    }
+}
+
+/// A batch under way.
+struct Batch<'k> {
+    options: Marking,
+    keys: &'k [Key],
+    /// The places of the keys that are neither marked nor found marked: in the order of the keys, each key once.
+    open: Vec<usize>,
+    marked: Vec<Marked>,
+}
+
+impl<'k> Batch<'k> {
+    fn new(options: Marking, keys: &'k [Key]) -> Result<Self, Error> {
+        let mut open: Vec<usize> = (0..keys.len()).collect();
+        // Among equal keys, only the first place stays open.
+        open.sort_unstable_by(|&a, &b| keys[a].cmp(&keys[b]).then(a.cmp(&b)));
+        open.dedup_by(|later, earlier| keys[*later] == keys[*earlier]);
+        if open.len() > MOST_KEYS {
+            return Err(Error::TooManyKeys { keys: open.len() });
+        }
+        Ok(Self { options, keys, open, marked: vec![Marked::Duplicate; keys.len()] })
+    }
+
+    /// Marks the keys. Those that stay open are in flight.
+    async fn mark(&mut self, conn: &mut PgConnection) -> Result<(), Error> {
+        let deployment = self.options.deployment;
+        let mut patience = Patience::of(self.options.in_flight, self.options.retention);
+        if deployment.distributed {
+            return self.mark_one_by_one(conn, &patience).await;
+        }
+        let mut asked = None;
+        let mut rounds = 0;
+        while rounds < ROUNDS && !self.open.is_empty() {
+            rounds += 1;
+            let keys = self.open.iter().map(|&place| &self.keys[place]).collect();
+            let batch = MarkBatch { keys, retention: self.options.retention, deployment };
+            let marked = batch.mark(conn, asked).await?;
+            asked = Some(marked.asked);
+            match (self.close(&marked.keys)?, patience.left()) {
+                (Some((_, MarkOf::Held)), None) => return Ok(()),
+                (Some((place, MarkOf::Held)), Some(left)) => {
+                    let record = Record { key: &self.keys[place], deployment };
+                    if let Awaited::TimedOut = record.await_key(conn, left, asked, Mode::Mark).await? {
+                        // One more round, because the owner may have ended at this moment.
+                        patience.end();
+                    }
+                }
+                (Some(_), Some(_)) => wait_for_row(conn, deployment).await?,
+                // The transaction that has locked the row ends soon, and the records changed a moment ago.
+                (Some(_) | None, _) => continue,
+            }
+            rounds = 0;
+        }
+        Ok(())
+    }
+
+    /// For a distributed table, where one statement cannot look, lock and write. The wait of the whole batch has the
+    /// limit of a single mark. The savepoint makes the batch all or nothing, as the one statement does: without it, a
+    /// caller that goes on after *in flight* would commit marks of events that nobody has processed.
+    async fn mark_one_by_one(&mut self, conn: &mut PgConnection, patience: &Patience) -> Result<(), Error> {
+        let mut asked = CalledAt::now();
+        let savepoint = Savepoint::set(conn, draw_token()?).await?;
+        for place in self.open.clone() {
+            let in_flight = patience.left().map_or(InFlight::Reject, InFlight::Wait);
+            match self.options.claim_or_look(conn, &self.keys[place], Some(in_flight), &mut asked).await {
+                Ok(marked) => self.marked[place] = marked,
+                Err(error) => {
+                    let undone = savepoint.undo(conn).await;
+                    // The caller needs the first error. After a failed undo the transaction is aborted.
+                    return if matches!(error, Error::InFlight { .. }) { undone } else { Err(error) };
+                }
+            }
+        }
+        self.open.clear();
+        savepoint.release(conn).await
+    }
+
+    /// Closes the keys that are decided, and returns what is in the way of the others, with its place: a key that is
+    /// held, or an expired record whose row is locked.
+    fn close(&mut self, decided: &[MarkOf]) -> Result<Option<(usize, MarkOf)>, Error> {
+        let mut obstacle = None;
+        let mut open = Vec::new();
+        for (&place, decided) in self.open.iter().zip(decided) {
+            match *decided {
+                MarkOf::First => {
+                    self.marked[place] = Marked::First;
+                    continue;
+                }
+                MarkOf::Live(Mode::Mark) => continue,
+                MarkOf::Live(stored) => {
+                    return Err(Error::OtherMode { key: self.keys[place].clone(), stored, asked: Mode::Mark });
+                }
+                held_or_locked @ (MarkOf::Held | MarkOf::Locked) => obstacle = Some((place, held_or_locked)),
+                MarkOf::Open => {}
+            }
+            open.push(place);
+        }
+        self.open = open;
+        Ok(obstacle)
+    }
+}

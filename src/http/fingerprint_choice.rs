@@ -9,7 +9,7 @@ use http::uri::{Authority, PathAndQuery};
 use http::{HeaderName, HeaderValue, Uri, header};
 use serde_json::json;
 
-use crate::fingerprint::pointer::Pointer;
+use crate::fingerprint::Pointer;
 use crate::{Fingerprint, InvalidBody};
 
 /// Which parts of a request its fingerprint covers.

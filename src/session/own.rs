@@ -12,7 +12,7 @@ use std::time::Instant;
 use sqlx::pool::PoolConnection;
 use sqlx::{Executor as _, PgConnection, PgPool, Postgres, SqlSafeStr as _, SqlStr};
 
-use super::depth::{begin, commit, depth, queue_rollbacks, roll_back_to};
+use super::nesting::{begin, commit_innermost, depth, queue_rollbacks, roll_back_to};
 use crate::error::sqlstate;
 use crate::record::own_transaction;
 use crate::{Deployment, Error};
@@ -94,7 +94,7 @@ impl Session {
     /// Commits the transaction. After an error drop the session, or roll back.
     pub(crate) async fn commit(&mut self) -> Result<(), Error> {
         self.check_depth()?;
-        Ok(commit(&mut self.conn).await?)
+        Ok(commit_innermost(&mut self.conn).await?)
     }
 
     /// Commits a transaction that began as [`Opening::Exempt`] and has no claim, so no completion could fail.

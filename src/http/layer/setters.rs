@@ -9,7 +9,7 @@ use http::{HeaderName, Method, Response, StatusCode};
 
 use super::{IdempotencyLayer, InvalidSetting};
 use crate::Error;
-use crate::fingerprint::pointer::Pointer;
+use crate::fingerprint::Pointer;
 use crate::http::fingerprint_choice::Compared;
 use crate::http::places::Runs;
 use crate::http::rebuild::Replay;

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 
 use super::*;
-use crate::fingerprint::pointer::Pointer;
+use crate::fingerprint::Pointer;
 
 fn cut(text: &str, pointers: &[&str]) -> Option<String> {
     let pointers: Vec<_> = pointers.iter().map(|pointer| Pointer::parse(pointer).expect("a pointer")).collect();
