@@ -1,6 +1,8 @@
 //! Every duration that the library takes has a range, also one that a later release adds.
 
 use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pg_idempotency::http::{IdempotencyLayer, InvalidSetting, RequestResumer};
@@ -9,6 +11,7 @@ use pg_idempotency::mark::{Marking, mark};
 use pg_idempotency::operator::{health, resolve, unsettled, within};
 use pg_idempotency::testing::age;
 use pg_idempotency::{Error, Idempotency, InFlight, InvalidDuration, Janitor, Key};
+use quote::ToTokens as _;
 use sqlx::PgPool;
 
 use crate::support::{transactional, user};
@@ -27,31 +30,41 @@ enum Takes {
     Any,
 }
 
-/// The functions of `llms.txt` with a duration among their arguments: the name, after that of the type.
+/// The public functions with a duration among their arguments: the name, after that of the type.
 fn functions_with_a_duration() -> BTreeSet<String> {
-    let mut of_type = String::new();
     let mut found = BTreeSet::new();
-    for line in include_str!("../../llms.txt").lines() {
-        if let Some(function) = line
-            .trim_start()
-            .split_once("fn ")
-            .filter(|(before, _)| before.split_whitespace().all(|word| ["const", "async"].contains(&word)))
-        {
-            let (name, arguments) = function.1.split_once('(').expect("arguments");
-            let arguments = arguments.split(") ->").next().unwrap_or_default();
-            if ["Duration", "InFlight", "Policy"]
-                .iter()
-                .any(|unit| arguments.contains(&format!(": {unit}")) || arguments.contains(&format!("<{unit}>")))
-            {
-                let name = name.split('<').next().unwrap_or_default();
-                let indented = line.starts_with("    ");
-                found.insert(if indented { format!("{of_type}::{name}") } else { name.to_owned() });
+    for path in sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src")) {
+        let file = syn::parse_file(&fs::read_to_string(&path).expect("a text")).expect("Rust");
+        for item in file.items {
+            match item {
+                syn::Item::Fn(function) if takes_a_duration(&function.vis, &function.sig) => {
+                    found.insert(function.sig.ident.to_string());
+                }
+                syn::Item::Impl(syn::ItemImpl { trait_: None, self_ty, items, .. }) => {
+                    let functions = items.into_iter().filter_map(|item| match item {
+                        syn::ImplItem::Fn(function) if takes_a_duration(&function.vis, &function.sig) => Some(function),
+                        _ => None,
+                    });
+                    let of_type = self_ty.to_token_stream().to_string();
+                    found.extend(functions.map(|function| format!("{of_type}::{}", function.sig.ident)));
+                }
+                _ => {}
             }
-        } else if let Some(name) = line.strip_prefix("  struct ").or_else(|| line.strip_prefix("  enum ")) {
-            name.split(|other: char| !other.is_alphanumeric()).next().unwrap_or_default().clone_into(&mut of_type);
         }
     }
     found
+}
+
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let paths = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+    let inside = paths.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] });
+    inside.filter(|path| path.extension().is_some_and(|extension| extension == "rs")).collect()
+}
+
+fn takes_a_duration(visibility: &syn::Visibility, signature: &syn::Signature) -> bool {
+    let arguments = signature.inputs.to_token_stream().to_string();
+    let units = ["Duration", "InFlight", "Policy"];
+    matches!(visibility, syn::Visibility::Public(_)) && arguments.split_whitespace().any(|word| units.contains(&word))
 }
 
 /// Calls the function with this duration. `None` means that this test does not know it.

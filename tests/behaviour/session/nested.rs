@@ -4,8 +4,8 @@
 use std::mem::forget;
 use std::time::Duration;
 
-use rig::gate::{PATIENCE, cancel_after};
 use pg_idempotency::{Error, Idempotency, Verdict, commit, ensure_idempotent};
+use rig::gate::{PATIENCE, cancel_after};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
