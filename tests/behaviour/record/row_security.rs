@@ -16,7 +16,7 @@ use crate::support::{connect, janitor, key, leave_effect, once};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Runs this on one connection of a role that may read and write the crate's tables.
+/// Runs this on one connection of a role that may read and write the crate's tables. A sweep names each partition.
 async fn as_role<R>(
     pool: &PgPool,
     options: &PgConnectOptions,
@@ -26,8 +26,7 @@ async fn as_role<R>(
     let role = format!("member_{}", backend(&mut admin).await?);
     let create = format!(
         "create role {role} login; grant usage on schema idempotency to {role};
-         grant select on idempotency._sqlx_migrations to {role};
-         grant select, insert, update, delete on idempotency.record to {role}"
+         grant select, insert, update, delete on all tables in schema idempotency to {role}"
     );
     admin.execute(AssertSqlSafe(create)).await?;
     let of_role = PgPoolOptions::new().max_connections(1).connect_with(options.clone().username(&role)).await?;
@@ -57,8 +56,6 @@ async fn no_door_says_that_all_is_well_where_a_policy_could_hide_a_record(
     crate::support::create_effects(&pool).await;
     in_doubt(&pool, "in doubt").await;
     abandoned(&pool, "abandoned").await;
-    let _ = once(&pool, &key("expired"), "body").await?;
-    expire(&pool, &key("expired")).await?;
     let shown = operator::show(&pool, &key("in doubt")).await?.expect("a record");
     as_role(&pool, &options, async |role, of_role| {
         let looks_up = async |_: &InDoubt| -> Result<Finding, Error> { panic!("it was not found") };
@@ -91,6 +88,9 @@ async fn no_door_says_that_all_is_well_where_a_policy_could_hide_a_record(
         // What the warning advises.
         pool.execute(AssertSqlSafe(format!("alter role {role} bypassrls"))).await?;
         assert!(operator::health(of_role, HOUR).await?.iter().all(|warning| warning.name() != "row_security"));
+        // Not earlier: a sweep may delete from a partition before it asks the table, whose policies it meets.
+        let _ = once(&pool, &key("expired"), "body").await?;
+        expire(&pool, &key("expired")).await?;
         assert_eq!(janitor(of_role).sweep_once(10).await?.rows(), 1);
         assert_eq!(operator::unsettled(of_role, 10, None, None).await?.len(), 1);
         Ok(())
