@@ -522,7 +522,8 @@ begin
     return coalesce(bool_and(
         tgenabled in ('O', 'A') and tgtype = 62 and tgattr::text = ''
         and tgargs = case when warns then decode('7761726e00', 'hex') else '' end
-        and pg_get_expr(tgqual, tgrelid) is not distinct from
+        -- Without the quotes of quote_all_identifiers.
+        and replace(pg_get_expr(tgqual, tgrelid), '"', '') is not distinct from
             '(COALESCE(current_setting(''idempotency.claim''::text, true), ''''::text) = ''''::text)'
     ), false) from pg_trigger where tgrelid = relation and tgfoid = 'idempotency.on_escape'::regproc;
 end

@@ -59,7 +59,7 @@ fn refused(table: &str, error: sqlx::Error) -> Error {
     Error::CannotProtect { problem, source: error }
 }
 
-/// The condition of the migration, as the server writes it.
+/// The condition of the migration, as the server writes it, without the quotes of `quote_all_identifiers`.
 const CONDITION: &str = "(COALESCE(current_setting('idempotency.claim'::text, true), ''::text) = ''::text)";
 
 /// A trigger that lets no write escape: before each statement, for all four kinds and all columns, with the condition and
@@ -70,7 +70,8 @@ macro_rules! is_whole {
         "(guard.tgtype = 62::int2
             and guard.tgattr::text = ''
             and guard.tgargs in (pg_catalog.decode('7761726e00', 'hex'), ''::bytea)
-            and pg_catalog.pg_get_expr(guard.tgqual, guard.tgrelid) is not distinct from $1::text)"
+            and pg_catalog.replace(pg_catalog.pg_get_expr(guard.tgqual, guard.tgrelid), '\"', '')
+                is not distinct from $1::text)"
     };
 }
 

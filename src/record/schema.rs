@@ -146,7 +146,11 @@ pub(crate) async fn schema(conn: &mut PgConnection, known: &[String]) -> Result<
                 and pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(
                     pg_catalog.concat_ws(
                         pg_catalog.chr(10), function.proname::text, language.lanname::text, function.prosecdef::text,
-                        coalesce(pg_catalog.array_to_string(function.proconfig, ', '), ''),
+                        -- With quotes if the role that created it had set quote_all_identifiers.
+                        coalesce(pg_catalog.replace(
+                            pg_catalog.array_to_string(function.proconfig, ', '),
+                            '\"pg_catalog\", \"pg_temp\"', 'pg_catalog, pg_temp'
+                        ), ''),
                         pg_catalog.replace(function.prosrc, pg_catalog.chr(13), '')
                     ),
                     pg_catalog.getdatabaseencoding()

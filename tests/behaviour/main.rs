@@ -3,6 +3,7 @@
 mod support;
 
 mod cancellation;
+mod database_settings;
 mod hostile;
 mod keys;
 mod migrations;
