@@ -352,19 +352,20 @@ const INTERVAL: usize = 16;
 
 fn columns(row: &[u8]) -> Vec<Part> {
     let value = |place: std::ops::Range<usize>| match row[place.clone()].try_into() {
-        Ok(eight) => Part::Eight(eight),
-        Err(_) if place.len() == INTERVAL => Part::Text("age".to_owned()),
+        Ok(eight) => vec![Part::Eight(eight)],
+        Err(_) if place.len() == INTERVAL => vec![Part::Text("age".to_owned())],
         Err(_) => text(&String::from_utf8_lossy(&row[place])),
     };
-    values(row, 0, 0).into_iter().map(value).collect()
+    values(row, 0, 0).into_iter().flat_map(value).collect()
 }
 
-/// The setting `idempotency.claim` is a token in digits.
-fn text(text: &str) -> Part {
-    match text.trim_start().parse::<i64>() {
-        Ok(token) if text.len() > 8 => Part::Eight(token.to_be_bytes()),
-        _ => Part::Text(timeless(text)),
-    }
+/// The setting `idempotency.claim` has tokens and the time of its transaction, in digits.
+fn text(text: &str) -> Vec<Part> {
+    let part = |word: &str| match word.parse::<i64>() {
+        Ok(number) if word.len() > 8 => Part::Eight(number.to_be_bytes()),
+        _ => Part::Text(word.to_owned()),
+    };
+    timeless(text).split(' ').map(part).collect()
 }
 
 /// The text without the times in it, which are strings of JSON: `"2026-11-22T…"`.
