@@ -28,7 +28,7 @@
 //!
 //! - [`Marked::Duplicate`]: the first caller's transaction **has committed**. Do not process the event. Acknowledge it
 //!   to the sender.
-//! - [`Error::InFlight`](crate::Error::InFlight): the first caller's transaction **is open**, and may still roll back.
+//! - [`Error::InFlight`]: the first caller's transaction **is open**, and may still roll back.
 //!   Do not acknowledge the event, so that the sender delivers it again.
 //!
 //! While a mark is not committed, no other call becomes a duplicate. By default the second caller waits for the first
@@ -52,7 +52,7 @@
 //! A mark stores no answer. If a duplicate needs one (the message that the first call created), use
 //! [`ensure_idempotent`](crate::ensure_idempotent()) with a short retention. If the processing has effects outside the
 //! database, use a [`lease`](crate::lease). A key belongs to one mode; a call in another mode returns
-//! [`Error::OtherMode`](crate::Error::OtherMode).
+//! [`Error::OtherMode`].
 
 use std::time::{Duration, Instant};
 
