@@ -277,7 +277,7 @@ impl Queued {
         }
     }
 
-    /// Who holds the key, as far as this process knows. At `first` the wait for the next poll is over, too.
+    /// The holder of the key that this process knows. A request does not wait for the next poll beyond `first`.
     fn holder_until(&self, first: Instant) -> Option<Holder> {
         self.with_holder(|holder| match holder {
             Some(Holder::Elsewhere(next)) => {

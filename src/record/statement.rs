@@ -45,7 +45,7 @@ impl<'k> Record<'k> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fence {
     pub(crate) token: i64,
-    /// As JSON writes a time of UTC: `-infinity` is no time of chrono.
+    /// In UTC, as JSON writes a time. It is a text because chrono has no `-infinity`.
     pub(crate) lease_until: Option<String>,
 }
 

@@ -189,8 +189,9 @@ pub(crate) enum Opening {
     /// With `synchronous_commit = on`, if the session has a weaker setting. For a claim that guards an effect
     /// elsewhere: if the server lost the claim, a second caller could repeat the effect.
     ///
-    /// The setting `idempotency.claim` begins with [`own_transaction`] until this transaction ends. So a step, which claims nothing,
-    /// may write the tables that are protected, and a later statement can tell whether it is still in this transaction.
+    /// The setting `idempotency.claim` begins with [`own_transaction`] until this transaction ends. So a step, which
+    /// claims nothing, may write the tables that are protected, and a later statement can tell whether it is still in this
+    /// transaction.
     Durable,
     /// As `Durable`, and the workers of a distributed table commit with the same setting. Otherwise each has its own.
     DurableOnWorkers,

@@ -323,7 +323,7 @@ fn remedy(error: &Error) -> String {
     error.to_string().split('`').nth(1).unwrap_or_else(|| panic!("SQL to copy: {error}")).to_owned()
 }
 
-/// Who is trusted, as a service asks that is related to nobody. No role is a superuser.
+/// The roles that a service trusts if its own role is a member of no other. None of the roles is a superuser.
 #[sqlx::test(migrations = false)]
 #[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
 async fn a_membership_counts_by_the_role_that_granted_it(

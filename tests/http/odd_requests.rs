@@ -33,7 +33,7 @@ async fn a_target_without_a_path_is_the_root(pool: PgPool) {
     assert!(post_to(&app, "/?a=1", "key-1", "x").await.is_replayed());
 }
 
-/// Whatever is stored can be sent again, and nothing else is claimed.
+/// A stored request can be sent again. A request that cannot be stored claims nothing.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_request_that_could_not_be_restored_is_refused(pool: PgPool) -> anyhow::Result<()> {
     let lease = Duration::from_secs(60);

@@ -53,7 +53,7 @@ impl IdempotencyLayer {
     /// without the names of its parameters: `POST /payments/{}`, and `{*}` for the rest of a path. `None` is a mistake of
     /// the service, and the answer is a 500. Return such a template: with real ids, every payment would be an operation
     /// and a time series of its own. If you use the path all the same, decode its percent-encoding, because `/a` and `/%61`
-    /// would be two operations. A text that is no part of a [`Key`](crate::Key) is a 400 `malformed-key`.
+    /// would be two operations. If a [`Key`](crate::Key) refuses the text, the answer is a 400 `malformed-key`.
     ///
     /// **The operation is a part of the key: if it changes, a retry of an earlier request is performed again.** A
     /// parameter that gets another name changes nothing. Another prefix or method does, and so does a route that is
