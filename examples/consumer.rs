@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::mark::{Marked, Marking};
+use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::{Error, Key};
 use sqlx::PgPool;
 
@@ -34,7 +34,7 @@ async fn consume(pool: &PgPool, batch: &[Message]) -> Result<usize, Error> {
         .collect::<Result<_, _>>()?;
     let mut tx = pool.begin().await?;
     // One statement for the whole batch. A key that occurs twice in it is a duplicate the second time.
-    let marked = Marking::new(WINDOW)?.mark_many(&mut tx, &keys).await?;
+    let marked = MarkOptions::new(WINDOW).mark_many(&mut tx, &keys).await?;
     let new = || batch.iter().zip(&marked).filter(|(_, marked)| **marked == Marked::First);
     for (message, _) in new() {
         sqlx::query("update stock set left_over = left_over - $2 where article = $1")

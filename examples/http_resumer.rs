@@ -24,7 +24,7 @@ use axum::routing::post;
 use axum::{Extension, Json, Router};
 use pg_idempotency::Key;
 use pg_idempotency::http::{Decision, IdempotencyLayer, LeasedBody, RequestResumer};
-use pg_idempotency::lease::{Leasing, Policy};
+use pg_idempotency::lease::{LeaseOptions, Policy};
 use sqlx::postgres::PgPoolOptions;
 use tokio::sync::Notify;
 use tower::ServiceExt as _;
@@ -91,8 +91,8 @@ async fn main() -> anyhow::Result<()> {
     let pool =
         PgPoolOptions::new().acquire_timeout(Duration::from_secs(3)).connect(&std::env::var("DATABASE_URL")?).await?;
     pg_idempotency::migrate(&pool).await?;
-    let leasing = Leasing::new(POLICY)?.with_stored_request(true).with_max_attempts(ATTEMPTS);
-    let layer = IdempotencyLayer::leased(pool, leasing.with_resume_after(RESUME_AFTER)?, |request| {
+    let leasing = LeaseOptions::new(POLICY).store_request(true).max_attempts(ATTEMPTS);
+    let layer = IdempotencyLayer::leased(pool, leasing.resume_after(RESUME_AFTER), |request| {
         let Account(id) = request.extensions.get().ok_or(StatusCode::UNAUTHORIZED)?;
         Ok(id.clone())
     });
@@ -107,7 +107,7 @@ async fn main() -> anyhow::Result<()> {
     let failed = app.clone().oneshot(request().body(Body::from("1250"))?).await?;
     println!("the client hears {}, and does not come back", failed.status());
     // In a service this runs in a task of its own, until the service ends.
-    let resumer = RequestResumer::new(&layer, "POST /payments")?.with_interval(Duration::from_millis(100))?;
+    let resumer = RequestResumer::new(&layer, "POST /payments")?.interval(Duration::from_millis(100));
     resumer.run(gateway.answered.notified(), decide, routes).await;
     let retry = app.oneshot(request().body(Body::from("1250"))?).await?;
     let (status, replayed) = (retry.status(), retry.headers().contains_key("idempotent-replayed"));

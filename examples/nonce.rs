@@ -29,7 +29,7 @@ async fn send(pool: &PgPool, author: &str, nonce: &str, text: &str) -> Result<Ou
     let key = Key::new(author, "message.send", nonce)?;
     // `run` takes a pool: the transaction is the crate's, and this future may be dropped at any time.
     Idempotency::new()
-        .with_retention(RETENTION)?
+        .retention(RETENTION)
         .run(pool, &key, text, async |conn| -> Result<Message, Error> {
             let id = sqlx::query_scalar("insert into message (author, text) values ($1, $2) returning id")
                 .bind(author)

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pg_idempotency::lease::{Finding, InDoubt, Lease, Leasing, Policy, Reconciler};
+use pg_idempotency::lease::{Finding, InDoubt, Lease, LeaseOptions, Policy, Reconciler};
 use pg_idempotency::{Error, Key, migrate};
 use sqlx::PgPool;
 
@@ -43,7 +43,7 @@ async fn main() -> anyhow::Result<()> {
     let gateway = Gateway::default();
     // Short times, so that the example ends soon. Usual are 40 seconds, and minutes of quiet.
     let policy = Policy::AtMostOnce { lease: Duration::from_secs(2) };
-    let leasing = Leasing::new(policy)?.with_stored_request(true);
+    let leasing = LeaseOptions::new(policy).store_request(true);
     let reconciler = Reconciler::new(leasing, "sms.arrived", Duration::from_millis(500))?;
 
     let key = Key::new("rides", "sms.arrived", "ride-1")?;
@@ -69,7 +69,7 @@ async fn main() -> anyhow::Result<()> {
                     None => Finding::NoTrace,
                 })
             };
-            reconciler.run(&pool, shutdown, look_up).await;
+            reconciler.run(&pool, shutdown, look_up).await.expect("options that fit");
         }
     });
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use pg_idempotency::Key;
-use pg_idempotency::lease::{Lease, Leasing, Policy, Resumer};
+use pg_idempotency::lease::{Lease, LeaseOptions, Policy, Resumer};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use tokio::sync::Notify;
@@ -101,8 +101,8 @@ async fn main() -> anyhow::Result<()> {
     sqlx::raw_sql(table).execute(&pool).await?;
 
     let gateways = Gateways::default();
-    let leasing = Leasing::new(POLICY)?.with_stored_request(true).with_max_attempts(ATTEMPTS);
-    let leasing = leasing.with_resume_after(RESUME_AFTER)?;
+    let leasing = LeaseOptions::new(POLICY).store_request(true).max_attempts(ATTEMPTS);
+    let leasing = leasing.resume_after(RESUME_AFTER);
     let rider = format!("user:{}", uuid::Uuid::new_v4());
     let key = Key::new(&rider, "POST /rides", "5a1d93c2")?;
     let request = Request { rider, phone: "+12025550101".to_owned(), card: "tok_4711".to_owned(), cents: 1250 };
@@ -111,7 +111,7 @@ async fn main() -> anyhow::Result<()> {
 
     let error = request_of_client().await.expect_err("the text gateway is busy");
     println!("the client gets an error, and does not come back: {error}");
-    let resumer = Resumer::new(leasing, key.operation())?.with_interval(Duration::from_millis(100))?;
+    let resumer = Resumer::new(leasing, key.operation())?.interval(Duration::from_millis(100));
     // In a service this runs in a task of its own, until the service ends.
     let work = async |lease: &Lease, request: Request| book(&gateways, lease, &request).await;
     resumer.run(&pool, gateways.text_sent.notified(), work).await;

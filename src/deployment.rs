@@ -1,15 +1,15 @@
 //! How the service reaches the database.
 
-/// How the service reaches the database. [`Idempotency`](crate::Idempotency), [`Leasing`](crate::lease::Leasing) and
-/// [`Marking`](crate::mark::Marking) take this value.
+/// How the service reaches the database. [`Idempotency`](crate::Idempotency), [`LeaseOptions`](crate::lease::LeaseOptions) and
+/// [`MarkOptions`](crate::mark::MarkOptions) take this value.
 ///
 /// ```
 /// use pg_idempotency::{Deployment, Idempotency};
 ///
 /// /// Behind PgBouncer in transaction mode.
-/// const POOLED: Deployment = Deployment::new().with_prepared_statements(false);
+/// const POOLED: Deployment = Deployment::new().prepared_statements(false);
 ///
-/// let payments = Idempotency::new().with_deployment(POOLED);
+/// let payments = Idempotency::new().deployment(POOLED);
 /// # let _ = payments;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ impl Deployment {
     /// (`max_prepared_statements`, from version 1.21). Without tracking, the name of a kept statement may mean another
     /// statement on another server connection. Your own statements need `.persistent(false)` there too.
     #[must_use]
-    pub const fn with_prepared_statements(self, prepared: bool) -> Self {
+    pub const fn prepared_statements(self, prepared: bool) -> Self {
         Self { prepared, ..self }
     }
 
@@ -48,7 +48,7 @@ impl Deployment {
     /// table was distributed a moment ago. On a plain table the statements for a distributed one are right, but slower;
     /// the process looks at the first table that it claims in, and logs a warning.
     #[must_use]
-    pub const fn with_distributed(self, distributed: bool) -> Self {
+    pub const fn distributed(self, distributed: bool) -> Self {
         Self { distributed, ..self }
     }
 

@@ -1,5 +1,6 @@
 //! The errors of the crate: one variant for each way in which the caller can react.
 
+mod misuse;
 mod problem;
 pub(crate) mod sqlstate;
 #[cfg(test)]
@@ -11,8 +12,9 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 
 use crate::mode::UnknownMode;
-use crate::{InvalidBody, InvalidDuration, InvalidKey, Key, Mode};
+use crate::{InvalidBody, InvalidKey, Key, Mode};
 
+pub use misuse::Misuse;
 pub use problem::InvalidStep;
 pub(crate) use problem::{MAX_NAME_BYTES, MAX_RESULT_BYTES, MAX_STEPS, MAX_STEPS_BYTES};
 pub(crate) use sqlstate::sqlstate;
@@ -111,14 +113,9 @@ pub enum Error {
         problem: InvalidStep,
     },
 
-    /// The [`Leasing`](crate::lease::Leasing) does not allow this call: its policy, its number of attempts or its
-    /// stored requests do not fit, or the options of a [`Reconciler`](crate::lease::Reconciler) do not. No SQL ran.
-    #[error("the options of lease mode do not allow this: {problem}")]
-    #[non_exhaustive]
-    InvalidLeasing {
-        /// What is wrong, and what to do.
-        problem: &'static str,
-    },
+    /// The service uses the crate wrongly.
+    #[error(transparent)]
+    Misuse(#[from] Misuse),
 
     /// A batch of marks has more than 100 different keys. No SQL ran.
     #[error("the batch has {keys} different keys, and the limit is 100; divide it, and commit after each part")]
@@ -285,10 +282,6 @@ pub enum Error {
         token: i64,
     },
 
-    /// A lease, a retention or a wait is out of range.
-    #[error(transparent)]
-    InvalidDuration(#[from] InvalidDuration),
-
     /// The table is missing or older than this release. Run [`migrate`](crate::migrate()), or ask a DBA to run the SQL
     /// of [`schema_sql`](crate::schema_sql).
     #[error(
@@ -300,11 +293,11 @@ pub enum Error {
         source: BoxError,
     },
 
-    /// Citus distributes the table, and the [`Deployment`](crate::Deployment::with_distributed) of the call does not
+    /// Citus distributes the table, and the [`Deployment`](crate::Deployment::distributed) of the call does not
     /// say so. Nothing was performed, or the transaction with what was performed must be rolled back.
     #[error(
         "the deployment does not fit the table idempotency.record; \
-         if Citus distributes it, set Deployment::with_distributed(true)"
+         if Citus distributes it, set Deployment::distributed(true)"
     )]
     #[non_exhaustive]
     WrongDeployment {

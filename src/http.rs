@@ -28,12 +28,12 @@
 //!
 //! # What happens to a request
 //!
-//! The first rule that applies decides. With [`with_key_from`](IdempotencyLayer::with_key_from) the key may be in the
+//! The first rule that applies decides. With [`key_from`](IdempotencyLayer::key_from) the key may be in the
 //! body, so the rules 2 and 4 come before what 1 and 3 say of a missing or malformed key. [`Rejection`] lists the
 //! answers that are not the handler's.
 //!
-//! 1. The layer does not [cover](IdempotencyLayer::with_methods) the method: the handler runs, unprotected. The key is
-//!    missing and [optional](IdempotencyLayer::with_optional_key): the same, once the body is there (rule 4) and the
+//! 1. The layer does not [cover](IdempotencyLayer::methods) the method: the handler runs, unprotected. The key is
+//!    missing and [optional](IdempotencyLayer::optional_key): the same, once the body is there (rule 4) and the
 //!    request has a place (rule 5).
 //! 2. The scope function returns an error: that is the response.
 //! 3. The key is missing: 400 `missing-key`. It is malformed, or there are several: 400 `malformed-key`. `"abc"` and
@@ -51,19 +51,19 @@
 //! 6. The key came with [another request](#what-makes-two-requests-the-same): 422 `key-reused`. A transaction of
 //!    another process is invisible until it commits, so the answer is `in-flight` until then.
 //! 7. The first request is in flight: 409 `in-flight` with `Retry-After`, or a [bounded
-//!    wait](crate::Idempotency::with_in_flight).
+//!    wait](crate::Idempotency::on_duplicate).
 //! 8. Its outcome is unknown, or it failed as often as it may: 409 `indeterminate`, 409 `exhausted`.
 //! 9. The first request was answered: **the same answer**, with the same status, the [allowed
-//!    headers](IdempotencyLayer::with_replayed_header), the same bytes, and `Idempotent-Replayed: true`. If the
+//!    headers](IdempotencyLayer::replay_header), the same bytes, and `Idempotent-Replayed: true`. If the
 //!    response was not stored (too large, a stream, a secret): 409 `not-replayable`. If the record has a
-//!    [reference](AnswerBy), the answer is [rebuilt](IdempotencyLayer::with_replay); if the reference no longer
+//!    [reference](AnswerBy), the answer is [rebuilt](IdempotencyLayer::replay); if the reference no longer
 //!    resolves: 410 `gone`.
 //! 10. Otherwise the handler runs. A response
 //!     - **below 400** is stored with the key, committed, and then sent. A commit that fails is a 500 if the database
 //!       refuses it (a deferred constraint), and a 503 if a retry may succeed or the connection was lost.
-//!     - of a [chosen status](IdempotencyLayer::with_stored_errors) is stored, too. The handler's writes are undone.
+//!     - of a [chosen status](IdempotencyLayer::store_errors) is stored, too. The handler's writes are undone.
 //!     - of any other status undoes everything and frees the key, so that a corrected request may use it. So do an
-//!       error, a panic, and a handler that takes [too long](IdempotencyLayer::with_run_timeout).
+//!       error, a panic, and a handler that takes [too long](IdempotencyLayer::run_timeout).
 //!
 //! Under a [lease](IdempotencyLayer::leased), effects outside are not undone. If the response is not of a chosen
 //! status:
@@ -78,7 +78,7 @@
 //!
 //! Every response of the layer to a request with one `Idempotency-Key` echoes it, as this request sent it: first
 //! answers, replays, rejections, and errors of the scope function. It replaces the echo of another service, which a
-//! handler has passed on. A key [from another place](IdempotencyLayer::with_key_from) is not echoed. The echo is not
+//! handler has passed on. A key [from another place](IdempotencyLayer::key_from) is not echoed. The echo is not
 //! stored. The guide's page `standards` compares the layer with the draft and with Stripe, line by line.
 //!
 //! # Where to put it
@@ -117,9 +117,9 @@
 //! # What makes two requests the same
 //!
 //! By default: method, path with query, and body, byte by byte. **If the effect or the answer depends on a header** (an
-//! account, a currency), [add it](IdempotencyLayer::with_fingerprinted_header), or one account gets the response of
+//! account, a currency), [add it](IdempotencyLayer::fingerprint_header), or one account gets the response of
 //! another. The trailers of a request do not reach the handler. For clients that build the body anew for each attempt
-//! there are [other choices](IdempotencyLayer::with_canonical_json).
+//! there are [other choices](IdempotencyLayer::canonical_json).
 //!
 //! - **A multipart form** that a client builds anew has another boundary, and is another request: a 422. No setting helps,
 //!   so the client keeps the bytes for its retry.
@@ -133,19 +133,19 @@
 //!
 //! A run outlives its client, so no limit further out bounds runs: without one, clients that hang up and continue with
 //! another key would leave any number of them behind, each with its body. The layer bounds their
-//! [number](IdempotencyLayer::with_max_runs) and their [time](IdempotencyLayer::with_run_timeout), which includes the
+//! [number](IdempotencyLayer::max_runs) and their [time](IdempotencyLayer::run_timeout), which includes the
 //! layer's own statements. A graceful shutdown of the server does not wait for them either: after it, wait for
 //! [`Runs::finished`].
 //!
 //! A request waits for its place among the runs in the order of arrival, for as long as the pool waits for a connection
 //! (`acquire_timeout`), or for the wait of the options if that is longer, and ends with its client meanwhile. **A storm
 //! of requests with one key costs other keys time and nothing else, and a storm of one scope costs other scopes no
-//! more**: each queues for [places of its own](IdempotencyLayer::with_max_runs_of_one_scope) first. A layer counts its
+//! more**: each queues for [places of its own](IdempotencyLayer::max_runs_of_one_scope) first. A layer counts its
 //! own runs only: if several layers share a pool, set the bounds so that their sum leaves a connection to others. A
 //! duplicate that waits for another process asks again every half second at most, and has no place in between.
 //!
 //! **The requests that upload or wait have no place yet, so their bytes have a bound**: one largest
-//! [body](IdempotencyLayer::with_request_limit) for each place. One scope may hold half of it, and so may the requests
+//! [body](IdempotencyLayer::request_limit) for each place. One scope may hold half of it, and so may the requests
 //! without a key together. Bytes count from their arrival until the handler reads them. A request that finds no room is
 //! refused at once. An upload may take 30 seconds, and a second more for each 16 kB that has arrived. So an account that
 //! stalls many uploads refuses its own requests, and several such accounts those of others: limit their rate further out.
@@ -158,7 +158,7 @@
 //!
 //! Compared with the handler in a transaction of its own, a first call costs two more round trips, a task, and memory
 //! for both bodies. A replay takes four round trips (begin, claim, look, and a commit for which the answer does not
-//! wait), or one with [`with_round_trips`](crate::Idempotency::with_round_trips). `docs/performance.md` of the package
+//! wait), or one with [`round_trips`](crate::Idempotency::round_trips). `docs/performance.md` of the package
 //! has measurements.
 
 mod body;
@@ -189,7 +189,7 @@ pub use by_reference::AnswerBy;
 pub use conclusion::{LastError, NoStore};
 pub use idempotent_tx::{IdempotentTx, NoTransaction};
 pub use key_header::{IDEMPOTENCY_KEY, MalformedKey};
-pub use layer::{IdempotencyLayer, InvalidSetting};
+pub use layer::IdempotencyLayer;
 pub use leased::NoLease;
 #[cfg(feature = "axum")]
 pub use not_begun::{LeasedBody, method_not_allowed, not_found};

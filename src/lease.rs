@@ -24,14 +24,14 @@
 //! use std::time::Duration;
 //!
 //! use pg_idempotency::{Error, Key};
-//! use pg_idempotency::lease::{Leasing, Policy};
+//! use pg_idempotency::lease::{LeaseOptions, Policy};
 //! # struct Gateway;
 //! # impl Gateway { async fn charge(&self, _: &str, _: i64) -> std::io::Result<String> { Ok(String::new()) } }
 //!
 //! # async fn f(pool: sqlx::PgPool, gateway: Gateway, order: &str, cents: i64) -> anyhow::Result<()> {
 //! let key = Key::new("shop", "charge", order)?;
 //! let policy = Policy::AtLeastOnce { lease: Duration::from_secs(40) };
-//! let receipt = Leasing::new(policy)?.ensure(&pool, &key, &cents, async |lease| -> anyhow::Result<String> {
+//! let receipt = LeaseOptions::new(policy).ensure(&pool, &key, &cents, async |lease| -> anyhow::Result<String> {
 //!     Ok(gateway.charge(&lease.downstream_key(), cents).await?)
 //! })
 //! .await?
@@ -73,7 +73,7 @@ mod unbegun;
 
 pub use finding::{Answer, Finding, InDoubt};
 pub use handle::Lease;
-pub use options::{Leasing, Policy};
+pub use options::{LeaseOptions, Policy};
 pub use owner::LeaseOwner;
 pub use protocol::Acquired;
 pub use reconciler::{Reconciler, Visit};

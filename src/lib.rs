@@ -42,11 +42,11 @@ pub use chrono;
 pub use sqlx;
 
 pub use deployment::Deployment;
-pub use error::{BoxError, Error, InvalidStep};
+pub use error::{BoxError, Error, InvalidStep, Misuse};
 pub use fingerprint::{Body, Fingerprint, InvalidBody};
 pub use janitor::{Janitor, Swept};
 pub use key::{InvalidKey, Key, KeyPart};
-pub use limits::{DEFAULT_RETENTION, InFlight, InvalidDuration};
+pub use limits::{DEFAULT_RETENTION, OnDuplicate};
 pub use migrate::{MIGRATOR, OnEscape, distribute, migrate, protect, schema_sql, unprotect};
 pub use mode::Mode;
 pub use outcome::{Outcome, Verdict};

@@ -1,8 +1,10 @@
-//! Limits of durations: how long a key is remembered, and how long a call waits for another caller. Setters check them,
-//! because `lock_timeout` takes zero for no limit, and a retention of zero would protect nothing.
+//! Limits of durations: how long a key is remembered, and how long a call waits for another caller. Setters and calls check
+//! them, because `lock_timeout` takes zero for no limit, and a retention of zero would protect nothing.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
+
+use crate::{Error, Misuse};
 
 /// The default retention: 24 hours. Stripe documents the same for its idempotency keys, and it is longer than clients
 /// usually retry.
@@ -20,7 +22,7 @@ pub(crate) const WAIT: RangeInclusive<Duration> = Duration::from_millis(1)..=Dur
 /// What to do when another caller is performing the same operation at this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum InFlight {
+pub enum OnDuplicate {
     /// Wait for the other transaction, at most this long in total. If it commits, replay its response. If it rolls
     /// back, perform. When the time is over, return [`Error::InFlight`](crate::Error::InFlight): **a transaction of the
     /// caller is still usable** then. A shorter `lock_timeout` of the caller's session ends the wait earlier, in the
@@ -42,61 +44,43 @@ pub enum InFlight {
     Reject,
 }
 
-/// A duration that is out of range for its option.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a {option} of {given:?} is out of range; it must be between {shortest:?} and {longest:?}")]
-#[non_exhaustive]
-pub struct InvalidDuration {
-    /// The option.
-    pub option: &'static str,
-    /// The duration that was given.
-    pub given: Duration,
-    /// The shortest that is allowed.
-    pub shortest: Duration,
-    /// The longest that is allowed.
-    pub longest: Duration,
+/// Whether a setter may take the duration. `Duration` cannot be compared in a const fn.
+pub(crate) const fn is_in(range: &RangeInclusive<Duration>, given: Duration) -> bool {
+    range.start().as_nanos() <= given.as_nanos() && given.as_nanos() <= range.end().as_nanos()
 }
 
-/// Returns the option if its wait is in range, and shorter than the retention: otherwise the first response could be
-/// forgotten during the wait.
-pub(crate) const fn checked(in_flight: InFlight, retention: Duration) -> Result<InFlight, InvalidDuration> {
-    if let InFlight::Wait(limit) = in_flight {
-        if let Err(invalid) = within("wait", limit, WAIT) {
-            return Err(invalid);
-        }
-        if limit.as_nanos() >= retention.as_nanos() {
-            let longest = retention.saturating_sub(Duration::from_nanos(1));
-            return Err(InvalidDuration { option: "wait", given: limit, shortest: *WAIT.start(), longest });
-        }
+/// Panics for a wait that no setter takes.
+#[track_caller]
+pub(crate) const fn assert_wait(on_duplicate: OnDuplicate) {
+    if let OnDuplicate::Wait(limit) = on_duplicate {
+        assert!(is_in(&WAIT, limit), "a wait must be between a millisecond and an hour");
     }
-    Ok(in_flight)
 }
 
-/// Returns the retention if it is in range, and longer than a wait that was chosen before.
-pub(crate) const fn retention_checked(
-    retention: Duration,
-    range: RangeInclusive<Duration>,
-    in_flight: Option<InFlight>,
-) -> Result<Duration, InvalidDuration> {
-    if let Some(in_flight) = in_flight
-        && let Err(invalid) = checked(in_flight, retention)
-    {
-        return Err(invalid);
+/// Panics for a retention that no setter takes.
+#[track_caller]
+pub(crate) const fn assert_retention(retention: Duration) {
+    assert!(is_in(&RETENTION, retention), "a retention must be between a millisecond and ten years");
+}
+
+/// Returns the duration that a call has got as an argument, or checks a relation between two settings.
+pub(crate) fn in_range(what: &str, given: Duration, range: RangeInclusive<Duration>) -> Result<Duration, Error> {
+    if range.contains(&given) {
+        return Ok(given);
     }
-    within("retention", retention, range)
+    let (shortest, longest) = range.into_inner();
+    let problem = format!("the {what} of {given:?} is out of range; it must be between {shortest:?} and {longest:?}");
+    Err(Misuse::Options { problem }.into())
 }
 
-pub(crate) const fn within(
-    option: &'static str,
-    given: Duration,
-    range: RangeInclusive<Duration>,
-) -> Result<Duration, InvalidDuration> {
-    let (shortest, longest) = (*range.start(), *range.end());
-    // `Duration` cannot be compared in a const fn.
-    if shortest.as_nanos() <= given.as_nanos() && given.as_nanos() <= longest.as_nanos() {
-        Ok(given)
-    } else {
-        Err(InvalidDuration { option, given, shortest, longest })
+/// Refuses a wait that is not shorter than the retention: the first response could be forgotten during the wait.
+pub(crate) fn check_wait(on_duplicate: Option<OnDuplicate>, retention: Duration) -> Result<(), Error> {
+    match on_duplicate {
+        Some(OnDuplicate::Wait(limit)) if limit >= retention => {
+            let problem = format!("the wait of {limit:?} must be shorter than the retention of {retention:?}");
+            Err(Misuse::Options { problem }.into())
+        }
+        _ => Ok(()),
     }
 }
 
@@ -105,10 +89,10 @@ pub(crate) struct Patience(Option<Instant>);
 
 impl Patience {
     /// The default is a wait of 5 seconds, or of half the retention if that is shorter.
-    pub(crate) fn of(in_flight: Option<InFlight>, retention: Duration) -> Self {
-        Self(match in_flight {
-            Some(InFlight::Reject) => None,
-            Some(InFlight::Wait(limit)) => Some(Instant::now() + limit),
+    pub(crate) fn of(on_duplicate: Option<OnDuplicate>, retention: Duration) -> Self {
+        Self(match on_duplicate {
+            Some(OnDuplicate::Reject) => None,
+            Some(OnDuplicate::Wait(limit)) => Some(Instant::now() + limit),
             None => Some(Instant::now() + DEFAULT_WAIT.min(retention / 2)),
         })
     }

@@ -59,11 +59,11 @@ use std::time::{Duration, Instant};
 use sqlx::{Connection as _, PgConnection};
 
 use crate::claim::{CalledAt, Claimed, RETRY_AFTER, contend};
-use crate::limits::{Patience, RETENTION, checked, within};
+use crate::limits::{Patience, RETENTION, assert_retention, assert_wait, check_wait, in_range};
 use crate::observe::{call_span, spanned};
 use crate::record::{Awaited, MarkBatch, MarkOf, Record, Terms, draw_token, wait_for_row};
 use crate::session::Savepoint;
-use crate::{Deployment, Error, InFlight, InvalidDuration, Key, Mode, observe};
+use crate::{Deployment, Error, Key, Mode, OnDuplicate, observe};
 
 /// The most keys of a batch. Each takes an advisory lock until the end of the transaction, in the server's lock table,
 /// which all sessions share.
@@ -98,60 +98,62 @@ impl Marked {
 ///
 /// # Errors
 ///
-/// As [`Marking::mark`], and [`Error::InvalidDuration`] for a retention under a millisecond or over ten years.
+/// As [`MarkOptions::mark`], and [`Error::Misuse`] for a retention under a millisecond or over ten years.
 ///
 /// # Cancellation
 ///
-/// As [`Marking::mark`].
+/// As [`MarkOptions::mark`].
 pub async fn mark(conn: &mut PgConnection, key: &Key, retention: Duration) -> Result<Marked, Error> {
-    Marking::new(retention)?.mark(conn, key).await
+    in_range("retention", retention, RETENTION)?;
+    MarkOptions::new(retention).mark(conn, key).await
 }
 
 /// How keys are marked: the retention, and what to do about a mark that is not committed yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Marking {
+pub struct MarkOptions {
     retention: Duration,
-    in_flight: Option<InFlight>,
+    on_duplicate: Option<OnDuplicate>,
     deployment: Deployment,
 }
 
-impl Marking {
+impl MarkOptions {
     /// Makes options for marks that last for `retention`. The retention counts from the mark, by the database's clock,
     /// and does not depend on sweeps. Make it longer than the transaction that marks and processes: if the retention
     /// ends first, the mark is expired as soon as others can see it.
     ///
-    /// # Errors
+    /// # Panics
     ///
-    /// [`InvalidDuration`] under a millisecond or over ten years.
-    pub const fn new(retention: Duration) -> Result<Self, InvalidDuration> {
-        match within("retention", retention, RETENTION) {
-            Ok(retention) => Ok(Self { retention, in_flight: None, deployment: Deployment::new() }),
-            Err(invalid) => Err(invalid),
-        }
+    /// Under a millisecond or over ten years. In a constant, this is an error of the compiler.
+    #[must_use]
+    #[track_caller]
+    pub const fn new(retention: Duration) -> Self {
+        assert_retention(retention);
+        Self { retention, on_duplicate: None, deployment: Deployment::new() }
     }
 
     /// What to do about a mark whose transaction is still open. The default is to wait for 5 seconds, or for half the
     /// retention if that is shorter.
     ///
-    /// # Errors
+    /// The wait must be shorter than the retention. A call with other options returns [`Error::Misuse`], and no SQL runs.
     ///
-    /// [`InvalidDuration`] for a wait under a millisecond (use [`InFlight::Reject`]), over an hour, or not shorter than
-    /// the retention.
-    pub const fn with_in_flight(self, in_flight: InFlight) -> Result<Self, InvalidDuration> {
-        match checked(in_flight, self.retention) {
-            Ok(in_flight) => Ok(Self { in_flight: Some(in_flight), ..self }),
-            Err(invalid) => Err(invalid),
-        }
+    /// # Panics
+    ///
+    /// For a wait under a millisecond (use [`OnDuplicate::Reject`]) or over an hour.
+    #[must_use]
+    #[track_caller]
+    pub const fn on_duplicate(self, on_duplicate: OnDuplicate) -> Self {
+        assert_wait(on_duplicate);
+        Self { on_duplicate: Some(on_duplicate), ..self }
     }
 
     /// How the service reaches the database, for example behind a pooler.
     #[must_use]
-    pub const fn with_deployment(self, deployment: Deployment) -> Self {
+    pub const fn deployment(self, deployment: Deployment) -> Self {
         Self { deployment, ..self }
     }
 }
 
-impl Marking {
+impl MarkOptions {
     /// Marks a key. The first mark takes one statement, and a duplicate takes two.
     ///
     /// # Errors
@@ -172,10 +174,11 @@ impl Marking {
         let outcome =
             |marked: &Result<Marked, Error>| marked.as_ref().map_or_else(Error::outcome, |marked| marked.outcome());
         let marked = async {
+            check_wait(self.on_duplicate, self.retention)?;
             if !conn.is_in_transaction() {
                 return Err(Error::NotInTransaction);
             }
-            self.claim_or_look(conn, key, self.in_flight, &mut CalledAt::now()).await
+            self.claim_or_look(conn, key, self.on_duplicate, &mut CalledAt::now()).await
         };
         let marked = spanned(span, marked, outcome).await;
         observe::claimed(Mode::Mark, key.operation(), started.elapsed());
@@ -187,14 +190,14 @@ impl Marking {
         self,
         conn: &mut PgConnection,
         key: &Key,
-        in_flight: Option<InFlight>,
+        on_duplicate: Option<OnDuplicate>,
         asked: &mut CalledAt,
     ) -> Result<Marked, Error> {
         let terms = Terms {
             mode: Mode::Mark,
             fingerprint: None,
             retention: self.retention,
-            in_flight,
+            on_duplicate,
             lease: None,
             max_attempts: None,
         };
@@ -206,7 +209,7 @@ impl Marking {
     }
 }
 
-impl Marking {
+impl MarkOptions {
     /// Marks up to a hundred different keys in one statement. The result has one place for each key. If the input
     /// contains a key twice, the first place may be [`Marked::First`], and the others are [`Marked::Duplicate`].
     /// Without keys it sends nothing.
@@ -222,7 +225,7 @@ impl Marking {
     /// only if one transaction takes keys in another order than the next does, in several calls. Then one of them
     /// returns [`Error::Retryable`], or [`Error::InFlight`] when its wait ends.
     ///
-    /// On a [distributed](crate::Deployment::with_distributed) table, it marks one key after the other, so a batch
+    /// On a [distributed](crate::Deployment::distributed) table, it marks one key after the other, so a batch
     /// saves no time there. A batch of one scope is one shard and one COMMIT; a batch of many scopes commits in two
     /// phases.
     ///
@@ -256,6 +259,7 @@ impl Marking {
     }
 
     async fn mark_or_fail(self, conn: &mut PgConnection, keys: &[Key]) -> Result<Vec<Marked>, Error> {
+        check_wait(self.on_duplicate, self.retention)?;
         if !conn.is_in_transaction() {
             return Err(Error::NotInTransaction);
         }
@@ -275,7 +279,7 @@ impl Marking {
 
 /// A batch under way.
 struct Batch<'k> {
-    options: Marking,
+    options: MarkOptions,
     keys: &'k [Key],
     /// The places of the keys that are neither marked nor found marked: in the order of the keys, each key once.
     open: Vec<usize>,
@@ -283,7 +287,7 @@ struct Batch<'k> {
 }
 
 impl<'k> Batch<'k> {
-    fn new(options: Marking, keys: &'k [Key]) -> Result<Self, Error> {
+    fn new(options: MarkOptions, keys: &'k [Key]) -> Result<Self, Error> {
         let mut open: Vec<usize> = (0..keys.len()).collect();
         // Among equal keys, only the first place stays open.
         open.sort_unstable_by(|&a, &b| keys[a].cmp(&keys[b]).then(a.cmp(&b)));
@@ -297,7 +301,7 @@ impl<'k> Batch<'k> {
     /// Marks the keys. Those that stay open are in flight.
     async fn mark(&mut self, conn: &mut PgConnection) -> Result<(), Error> {
         let deployment = self.options.deployment;
-        let mut patience = Patience::of(self.options.in_flight, self.options.retention);
+        let mut patience = Patience::of(self.options.on_duplicate, self.options.retention);
         if deployment.distributed {
             return self.mark_one_by_one(conn, &patience).await;
         }
@@ -334,8 +338,8 @@ impl<'k> Batch<'k> {
         let mut asked = CalledAt::now();
         let savepoint = Savepoint::set(conn, draw_token()?).await?;
         for place in self.open.clone() {
-            let in_flight = patience.left().map_or(InFlight::Reject, InFlight::Wait);
-            match self.options.claim_or_look(conn, &self.keys[place], Some(in_flight), &mut asked).await {
+            let on_duplicate = patience.left().map_or(OnDuplicate::Reject, OnDuplicate::Wait);
+            match self.options.claim_or_look(conn, &self.keys[place], Some(on_duplicate), &mut asked).await {
                 Ok(marked) => self.marked[place] = marked,
                 Err(error) => {
                     let undone = savepoint.undo(conn).await;

@@ -8,7 +8,7 @@
 //!
 //! `stats` reads sizes and counts; `health` looks for warnings; `records` lists, shows and forgets single records;
 //! `settle` decides about a claim whose owner is gone. The module `record` has the statements, and the types of their
-//! rows. `within` bounds the time of any of them.
+//! rows. `bounded` bounds the time of any of them.
 
 mod health;
 mod records;
@@ -16,7 +16,7 @@ mod settle;
 mod stats;
 
 pub use crate::record::{Fence, Group, Shown, ShownLooks, ShownRequest, ShownStep};
-pub use crate::session::within;
+pub use crate::session::bounded;
 pub use crate::state::State;
 pub use health::{Warning, health, protected};
 pub use records::{forget, show, unsettled};

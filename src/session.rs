@@ -5,9 +5,9 @@ mod nesting;
 mod own;
 mod poll;
 
+pub use bounded::bounded;
 #[cfg(feature = "http")]
 pub(crate) use bounded::or_closed;
-pub use bounded::within;
 pub(crate) use bounded::{ANSWER, ended_or_closed};
 pub use nesting::commit;
 pub(crate) use nesting::{Savepoint, depth, roll_back_to};

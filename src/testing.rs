@@ -197,7 +197,7 @@ async fn all<F: Future>(calls: impl Iterator<Item = F>) -> Vec<F::Output> {
 /// assert_eq!(assert_performed_once(answers), 17);
 /// ```
 ///
-/// Under [`InFlight::Reject`](crate::InFlight::Reject) a duplicate may get [`Error::InFlight`]:
+/// Under [`OnDuplicate::Reject`](crate::OnDuplicate::Reject) a duplicate may get [`Error::InFlight`]:
 /// filter these errors out first.
 ///
 /// # Panics

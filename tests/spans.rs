@@ -8,8 +8,8 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Leasing, Policy};
-use pg_idempotency::mark::{Marked, Marking, mark};
+use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
+use pg_idempotency::mark::{MarkOptions, Marked, mark};
 use pg_idempotency::{Deployment, Error, Idempotency, Janitor, Key, RoundTrips, Verdict, ensure_idempotent};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -125,12 +125,12 @@ fn key(operation: &str) -> Key {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_setting_for_a_distributed_table_on_a_plain_one_is_one_warning(pool: PgPool) -> anyhow::Result<()> {
     let (listener, _guard) = listen();
-    let needless = Idempotency::new().with_deployment(Deployment::new().with_distributed(true));
+    let needless = Idempotency::new().deployment(Deployment::new().distributed(true));
     for operation in ["a", "b", "c"] {
         let performed = needless.run(&pool, &key(operation), "body", async |_| Ok::<_, Error>(1)).await?;
         assert!(!performed.is_replayed());
     }
-    assert_eq!(listener.text().matches("turn Deployment::with_distributed off").count(), 1);
+    assert_eq!(listener.text().matches("turn Deployment::distributed off").count(), 1);
     Ok(())
 }
 
@@ -176,8 +176,8 @@ async fn a_first_call_a_replay_and_a_sweep_are_spans(pool: PgPool) -> anyhow::Re
     let undo = async |_: &mut sqlx::PgConnection| Ok::<_, Error>(Verdict::Undo(1));
     let _ = Idempotency::new().run_isolated(&pool, &key("POST /cards"), "", undo).await?;
     sqlx::query("update idempotency.record set expires_at = now() - interval '1 s'").execute(&pool).await?;
-    assert_eq!(Janitor::new(pool.clone()).with_grace(Duration::ZERO)?.sweep_once(1).await?.rows(), 1);
-    assert_eq!(Janitor::new(pool.clone()).with_grace(Duration::ZERO)?.sweep_once(9).await?.rows(), 1);
+    assert_eq!(Janitor::new(pool.clone()).grace(Duration::ZERO).sweep_once(1).await?.rows(), 1);
+    assert_eq!(Janitor::new(pool.clone()).grace(Duration::ZERO).sweep_once(9).await?.rows(), 1);
 
     assert_eq!(
         listener.spans(),
@@ -206,7 +206,7 @@ async fn a_lease_that_gets_no_connection_for_its_renewal_is_a_warning(
     let (listener, _guard) = listen();
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
     let policy = Policy::AtLeastOnce { lease: Duration::from_secs(1) };
-    let error = Leasing::new(policy)?
+    let error = LeaseOptions::new(policy)
         .ensure(&pool, &key("charge"), "body", async |_| {
             let _held = pool.acquire().await?;
             std::future::pending::<Result<(), Error>>().await
@@ -226,21 +226,22 @@ async fn marks_and_leases_are_spans(pool: PgPool) -> anyhow::Result<()> {
     let window = Duration::from_secs(60);
     assert_eq!(mark(&mut tx, &key("event"), window).await?, Marked::First);
     assert_eq!(mark(&mut tx, &key("event"), window).await?, Marked::Duplicate);
-    let marked = Marking::new(window)?.mark_many(&mut tx, &[key("event"), key("nonce"), key("nonce")]).await?;
+    let marked = MarkOptions::new(window).mark_many(&mut tx, &[key("event"), key("nonce"), key("nonce")]).await?;
     assert_eq!(marked, [Marked::Duplicate, Marked::First, Marked::Duplicate]);
     tx.commit().await?;
 
     let policy = Policy::AtMostOnce { lease: Duration::from_secs(40) };
     let charge =
-        async || Leasing::new(policy)?.ensure(&pool, &key("charge"), "body", async |_| Ok::<_, Error>(1)).await;
+        async || LeaseOptions::new(policy).ensure(&pool, &key("charge"), "body", async |_| Ok::<_, Error>(1)).await;
     assert!(!charge().await?.is_replayed());
     assert!(charge().await?.is_replayed());
     let forgotten = async |_: &pg_idempotency::lease::Lease| {
         sqlx::query("delete from idempotency.record where operation = 'refund'").execute(&pool).await?;
         Ok::<_, Error>(1)
     };
-    Leasing::new(policy)?.ensure(&pool, &key("refund"), "body", forgotten).await.expect_err("lost");
-    let Acquired::Owner(dropped) = Leasing::new(policy)?.acquire::<i64, _>(&pool, &key("payout"), "body").await? else {
+    LeaseOptions::new(policy).ensure(&pool, &key("refund"), "body", forgotten).await.expect_err("lost");
+    let Acquired::Owner(dropped) = LeaseOptions::new(policy).acquire::<i64, _>(&pool, &key("payout"), "body").await?
+    else {
         anyhow::bail!("the key is new")
     };
     drop(dropped);
@@ -276,14 +277,14 @@ async fn the_span_of_a_replay_names_the_trace_of_the_work(pool: PgPool) -> anyho
     for trips in [RoundTrips::Plain, RoundTrips::SelectFirst, RoundTrips::Fewest] {
         sqlx::query("delete from idempotency.record").execute(&pool).await?;
         for key in [&first, &second] {
-            let way = Idempotency::new().with_round_trips(trips);
+            let way = Idempotency::new().round_trips(trips);
             let _ = way.run(&pool, key, "body", async |_| Ok::<_, Error>(1)).await?;
         }
     }
     let policy = Policy::AtLeastOnce { lease: Duration::from_secs(40) };
     for trace in [TRACE, ""] {
         let key = key("b").with_trace(trace);
-        let _ = Leasing::new(policy)?.ensure(&pool, &key, "body", async |_| Ok::<_, Error>(1)).await?;
+        let _ = LeaseOptions::new(policy).ensure(&pool, &key, "body", async |_| Ok::<_, Error>(1)).await?;
     }
     let spans = listener.spans();
     let (performed, replayed) = (
@@ -332,7 +333,7 @@ async fn a_request_that_meets_a_step_in_doubt_is_a_warning(pool: PgPool) -> anyh
         sent.map_or(StatusCode::SERVICE_UNAVAILABLE, |_| StatusCode::CREATED)
     };
     let in_steps = Policy::InSteps { lease: Duration::from_secs(30) };
-    let layer = IdempotencyLayer::leased(pool.clone(), Leasing::new(in_steps)?, |_| Ok(SCOPE.to_owned()));
+    let layer = IdempotencyLayer::leased(pool.clone(), LeaseOptions::new(in_steps), |_| Ok(SCOPE.to_owned()));
     let app = axum::Router::new().route("/texts", post(send)).layer(layer);
     // The repeats are counted with the metrics, and left out of the log for a minute.
     let repeats = [StatusCode::CONFLICT; 3];
@@ -398,9 +399,8 @@ async fn mistakes_in_the_set_up_of_the_layer_are_errors_without_the_key(pool: Pg
     let options = (*pool.connect_options()).clone();
     let brief =
         sqlx::postgres::PgPoolOptions::new().acquire_timeout(Duration::from_millis(20)).connect_lazy_with(options);
-    let full = axum::Router::new()
-        .route("/full", post(async || StatusCode::CREATED))
-        .layer(transactional(&brief).with_max_runs(0));
+    let full =
+        axum::Router::new().route("/full", post(async || StatusCode::CREATED)).layer(transactional(&brief).max_runs(0));
     assert_eq!(post_to(&full, "/full").await?, StatusCode::SERVICE_UNAVAILABLE);
     let counted = listener.text().lines().rfind(|line| line.contains("POST /full")).unwrap_or_default().to_owned();
     assert!(counted.contains("\"outcome\": \"overloaded\""), "counted with the metrics: {counted}");
@@ -419,9 +419,9 @@ async fn a_resumer_logs_errors_and_panics_without_the_key(pool: PgPool) -> anyho
     use pg_idempotency::testing::{age, lapse};
 
     let (listener, _guard) = listen();
-    let leasing = Leasing::new(Policy::AtLeastOnce { lease: Duration::from_secs(40) })?
-        .with_stored_request(true)
-        .with_max_attempts(std::num::NonZeroU32::MIN.saturating_add(3));
+    let leasing = LeaseOptions::new(Policy::AtLeastOnce { lease: Duration::from_secs(40) })
+        .store_request(true)
+        .max_attempts(std::num::NonZeroU32::MIN.saturating_add(3));
     for operation in ["fails", "panics"] {
         let key = key(operation);
         let Acquired::Owner(lease) = leasing.acquire::<i64, _>(&pool, &key, "body").await? else {
@@ -439,7 +439,7 @@ async fn a_resumer_logs_errors_and_panics_without_the_key(pool: PgPool) -> anyho
                 _ => Err(Error::Database(sqlx::Error::RowNotFound)),
             }
         };
-        let resumer = Resumer::new(leasing, operation)?.with_interval(Duration::from_millis(100))?;
+        let resumer = Resumer::new(leasing, operation)?.interval(Duration::from_millis(100));
         resumer.run(&pool, async { drop(stopped.await) }, work).await;
     }
     let text = listener.text();

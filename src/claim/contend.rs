@@ -91,7 +91,7 @@ pub(crate) async fn contend(
         asked.judge(age)?;
         return Ok(Claimed::Won(claim));
     }
-    let mut patience = Patience::of(terms.in_flight, terms.retention);
+    let mut patience = Patience::of(terms.on_duplicate, terms.retention);
     let mut looks = 0;
     while looks < LOOKS {
         looks += 1;

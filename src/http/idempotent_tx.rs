@@ -105,7 +105,7 @@ impl IdempotentTx {
         Ok(Self { transaction, key: extensions.get().cloned() })
     }
 
-    /// The key; `None` for a request [without one](super::IdempotencyLayer::with_optional_key).
+    /// The key; `None` for a request [without one](super::IdempotencyLayer::optional_key).
     #[must_use]
     pub fn key(&self) -> Option<&Key> {
         self.key.as_ref()

@@ -17,7 +17,7 @@ pub enum MalformedKey {
     Several,
     /// The key is empty, is longer than 255 bytes, or has white space only. A key that does not come from the header may
     /// also contain a control character, or invisible characters only. Or this is so of the
-    /// [operation](super::IdempotencyLayer::with_operation), which may contain a part of the path.
+    /// [operation](super::IdempotencyLayer::operation), which may contain a part of the path.
     #[error("the Idempotency-Key cannot be used: {0}")]
     Invalid(#[from] InvalidKey),
     /// The value is neither a string of structured fields nor a bare word.

@@ -19,10 +19,11 @@ use super::rejection::{Denied, Rejection, problem};
 use super::replay::REPLAYED;
 use super::seldom::Seldom;
 use super::stored_request::STORED;
-use crate::lease::Leasing;
+use crate::lease::LeaseOptions;
+use crate::limits::check_wait;
 use crate::route::without_names;
 use crate::session::ANSWER;
-use crate::{Idempotency, InFlight, InvalidDuration, Mode};
+use crate::{Error, Idempotency, Mode, OnDuplicate};
 
 /// The default limit of a body. Two copies of it are in memory during a run, and a third one until the claim, if
 /// requests are stored.
@@ -83,7 +84,7 @@ pub struct IdempotencyLayer {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum LayerMode {
     Transactional(Idempotency),
-    Leased(Leasing),
+    Leased(LeaseOptions),
 }
 
 impl LayerMode {
@@ -95,10 +96,18 @@ impl LayerMode {
         }
     }
 
+    /// Refuses options that contradict each other.
+    pub(super) fn check(self) -> Result<(), Error> {
+        match self {
+            Self::Transactional(options) => check_wait(options.on_duplicate, options.retention),
+            Self::Leased(options) => options.check(),
+        }
+    }
+
     /// How long a request waits for another one with its key. Zero: not at all.
     pub(super) fn wait(self) -> Duration {
         match self {
-            Self::Transactional(Idempotency { in_flight: Some(InFlight::Wait(limit)), .. }) => limit,
+            Self::Transactional(Idempotency { on_duplicate: Some(OnDuplicate::Wait(limit)), .. }) => limit,
             Self::Transactional(_) => Duration::ZERO,
             Self::Leased(options) => options.wait(),
         }
@@ -112,8 +121,8 @@ impl IdempotencyLayer {
     /// transaction, too.
     ///
     /// `options` are those of a call: retention, deployment, round trips, and what to do about a concurrent duplicate.
-    /// Over HTTP the default for a duplicate is [`Reject`](crate::InFlight::Reject), because anybody may send one. A
-    /// request that [waits](crate::InFlight::Wait) polls, and holds no connection between two polls. **Tell your
+    /// Over HTTP the default for a duplicate is [`Reject`](crate::OnDuplicate::Reject), because anybody may send one. A
+    /// request that [waits](crate::OnDuplicate::Wait) polls, and holds no connection between two polls. **Tell your
     /// clients the retention**: a retry that comes later is performed.
     ///
     /// `scope` returns the tenant, account or user of the request. It must come **from the authenticated identity**,
@@ -131,11 +140,11 @@ impl IdempotencyLayer {
     /// handler runs, and the response is stored afterwards. The [policy](crate::lease) of the options decides what
     /// happens if the handler dies in between. `scope` is as for a [transactional layer](Self::transactional).
     ///
-    /// With [`with_stored_request`](Leasing::with_stored_request), a [`RequestResumer`](super::RequestResumer) finishes
+    /// With [`store_request`](LeaseOptions::store_request), a [`RequestResumer`](super::RequestResumer) finishes
     /// the requests whose clients do not come back.
     pub fn leased(
         pool: PgPool,
-        options: Leasing,
+        options: LeaseOptions,
         scope: impl Fn(&Parts) -> Result<String, Denied> + Send + Sync + 'static,
     ) -> Self {
         Self::new(pool, LayerMode::Leased(options), Arc::new(scope))
@@ -225,26 +234,4 @@ impl fmt::Debug for IdempotencyLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("IdempotencyLayer").field("mode", &self.mode).finish_non_exhaustive()
     }
-}
-
-/// A setting that the layer refuses, when the service starts and not at a request.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum InvalidSetting {
-    /// The status is not a client error. A success is stored anyway, and a 5xx must stay open to a retry.
-    #[error("responses of status {0} cannot be stored by choice; only 400 to 499 can")]
-    StatusNotStorable(StatusCode),
-    /// The header belongs to one connection, one session or one moment.
-    #[error("the header {0} must not be replayed: it belongs to one connection, one session or one moment")]
-    HeaderNotReplayable(HeaderName),
-    /// The header belongs to one session. A stored request is plain text, and the session may be over when it is
-    /// resumed.
-    #[error("the header {0} must not be stored: it proves who the client is, now")]
-    HeaderNotStorable(HeaderName),
-    /// The text is not a JSON pointer to a part of the body.
-    #[error("{0:?} is not a JSON pointer to a part of the body (RFC 6901); write /name or /outer/inner")]
-    NotAPointer(String),
-    /// The duration is outside its bounds.
-    #[error(transparent)]
-    Duration(#[from] InvalidDuration),
 }

@@ -16,12 +16,12 @@ use super::request::{Resumed, Ticket};
 #[cfg(feature = "axum")]
 use super::seldom::Seldom;
 use crate::claim::CalledAt;
-use crate::lease::{Acquired, Lease, LeaseOwner, Leasing};
+use crate::lease::{Acquired, Lease, LeaseOptions, LeaseOwner};
 use crate::{Error, Mode, observe};
 
 /// Claims the key, calls the handler and stores its response; or replays the stored response.
 pub(super) async fn run<H: Handler>(
-    options: Leasing,
+    options: LeaseOptions,
     layer: &IdempotencyLayer,
     ticket: &Ticket,
     mut place: Place<'_>,

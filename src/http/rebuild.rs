@@ -14,7 +14,7 @@ use super::body::{LayerBody, has_no_body};
 use super::rejection::{Misconfigured, Rejection};
 use crate::{BoxError, Error};
 
-/// Rebuilds the answer to a retry from the stored reference: for [`with_replay`](super::IdempotencyLayer::with_replay).
+/// Rebuilds the answer to a retry from the stored reference: for [`replay`](super::IdempotencyLayer::replay).
 pub trait Replay: Send + Sync + 'static {
     /// What the handlers give to [`AnswerBy`](super::AnswerBy). Keep it able to read older values.
     type Reference: DeserializeOwned + Send;
@@ -32,7 +32,7 @@ pub trait Replay: Send + Sync + 'static {
     /// # Errors
     ///
     /// A transient error is a 503, which the client retries, and any other is a 500. A panic is treated as one of the
-    /// handler. [`with_run_timeout`](super::IdempotencyLayer::with_run_timeout) limits the time. The handler does not
+    /// handler. [`run_timeout`](super::IdempotencyLayer::run_timeout) limits the time. The handler does not
     /// run in any of these cases.
     fn replay(
         &self,

@@ -104,8 +104,8 @@ pub enum Rejection {
     #[error("too many requests are in progress; ask again with the same key")]
     #[non_exhaustive]
     Overloaded {
-        /// The limit: of [all runs](super::IdempotencyLayer::with_max_runs), or of [those of one
-        /// scope](super::IdempotencyLayer::with_max_runs_of_one_scope). Of bytes, it is that of all runs.
+        /// The limit: of [all runs](super::IdempotencyLayer::max_runs), or of [those of one
+        /// scope](super::IdempotencyLayer::max_runs_of_one_scope). Of bytes, it is that of all runs.
         limit: usize,
     },
     /// `timed-out`, 503 with `Retry-After`: the handler took too long and was dropped. In a transactional layer its
@@ -113,7 +113,7 @@ pub enum Rejection {
     #[error("the operation took too long and was stopped; ask again with the same key")]
     #[non_exhaustive]
     TimedOut {
-        /// [The limit](super::IdempotencyLayer::with_run_timeout).
+        /// [The limit](super::IdempotencyLayer::run_timeout).
         limit: Duration,
     },
     /// `misconfigured`, 500: a mistake of the service, or an error of the database that a retry would meet again. The
@@ -130,14 +130,14 @@ pub enum Misconfigured {
     /// Nothing names the operation of the request.
     #[error(
         "the request has no matched route to name its operation; add the layer by axum's Router::route_layer, with the \
-         feature axum, or name the operation: with_operation"
+         feature axum, or name the operation: operation"
     )]
     NoOperation,
     /// A resumed request has another key here than in its record, so that its effect would happen under another
     /// downstream key. Nothing was performed, and it costs no attempt.
     #[error(
         "a resumed request has another key here, of the operation {found:?}, than its record, of the operation \
-         {recorded:?}; if these differ, name the operation of the record with IdempotencyLayer::with_operation; otherwise \
+         {recorded:?}; if these differ, name the operation of the record with IdempotencyLayer::operation; otherwise \
          let the function that decides put into the request what gives the scope and the value of the record"
     )]
     #[non_exhaustive]
@@ -170,7 +170,7 @@ pub enum Misconfigured {
     #[error("a statement of the handler failed, but the handler answered with a success; let it answer with an error")]
     TransactionAborted(#[source] Error),
     /// The record has a reference, and the layer no [`Replay`](super::Replay) that rebuilds the answer.
-    #[error("the record has a reference in place of a response; add IdempotencyLayer::with_replay, which rebuilds it")]
+    #[error("the record has a reference in place of a response; add IdempotencyLayer::replay, which rebuilds it")]
     NoReplay,
     /// The body of the handler's response failed, or that of a rebuilt one.
     #[error("the response could not be read to its end: {0}")]

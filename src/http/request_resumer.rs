@@ -17,10 +17,10 @@ use super::layer::IdempotencyLayer;
 use super::resume::{Abandoned, Decision};
 use crate::caught::caught;
 use crate::lease::{INTERVAL, INTERVALS};
-use crate::limits::within;
+use crate::limits::is_in;
 use crate::session::Rests;
 use crate::shutdown::{Shutdown, unless};
-use crate::{BoxError, Error, InvalidDuration, Key};
+use crate::{BoxError, Error, Key};
 
 /// The number of requests that one resumer sends at a time. They are in the way of the clients that wait.
 const AT_A_TIME: usize = 4;
@@ -42,9 +42,9 @@ impl RequestResumer {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidLeasing`] if the layer stores no requests, under `AtMostOnce`, or without
-    /// [`with_max_attempts`](crate::lease::Leasing::with_max_attempts); and for an operation with a `{name}`, if the layer
-    /// has no [`with_operation`](IdempotencyLayer::with_operation).
+    /// [`Error::Misuse`] if the layer stores no requests, under `AtMostOnce`, or without
+    /// [`max_attempts`](crate::lease::LeaseOptions::max_attempts); and for an operation with a `{name}`, if the layer
+    /// has no [`operation`](IdempotencyLayer::operation).
     pub fn new(layer: &IdempotencyLayer, operation: &str) -> Result<Self, Error> {
         layer.resumable(operation)?;
         Ok(Self { layer: layer.clone(), operation: operation.to_owned(), interval: INTERVAL })
@@ -52,11 +52,14 @@ impl RequestResumer {
 
     /// Sets the pause after a search that found nothing. The default is 10 seconds.
     ///
-    /// # Errors
+    /// # Panics
     ///
-    /// [`InvalidDuration`] under 100 ms or over a day.
-    pub fn with_interval(self, interval: Duration) -> Result<Self, InvalidDuration> {
-        Ok(Self { interval: within("interval", interval, INTERVALS)?, ..self })
+    /// Under 100 ms or over a day.
+    #[must_use]
+    #[track_caller]
+    pub fn interval(self, interval: Duration) -> Self {
+        assert!(is_in(&INTERVALS, interval), "the interval of a resumer must be between 100 ms and a day");
+        Self { interval, ..self }
     }
 
     /// [Resumes](IdempotencyLayer::resume_one) requests until `shutdown` is ready. Then it finishes those in progress, and

@@ -15,13 +15,13 @@ use super::places::Run;
 use super::request::Resumed;
 use super::stored_request::restored;
 use crate::caught::caught;
-use crate::lease::{Lease, LeaseOwner, Leasing};
+use crate::lease::{Lease, LeaseOptions, LeaseOwner};
 use crate::observe::{EXHAUSTED, FAILED, PERFORMED, REFUSED};
 use crate::record::{Candidate, Record, StoredAs};
 use crate::route::has_names;
-use crate::session::{Opening, ended_or_closed, in_pooled_transaction, within};
+use crate::session::{Opening, bounded, ended_or_closed, in_pooled_transaction};
 use crate::shutdown::{is_ready, no_later};
-use crate::{BoxError, Error, Key, observe};
+use crate::{BoxError, Error, Key, Misuse, observe};
 
 /// What the service decides about a stored request, before its operation is claimed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub(super) enum Abandoned {
 
 /// An abandoned request that is claimed, and has its place.
 pub(super) struct Taken {
-    options: Leasing,
+    options: LeaseOptions,
     owner: LeaseOwner,
     resumed: Resumed,
     request: Request<Bytes>,
@@ -66,29 +66,29 @@ pub(super) struct Taken {
 
 impl IdempotencyLayer {
     /// Takes over one request of this operation that has lapsed or was released, and whose client has not come back for
-    /// the time of [`with_resume_after`](Leasing::with_resume_after). Sends it to `service`, and stores the answer as
-    /// this layer would: a retry gets it. `None` means that there is no such request at this moment, or no [place](Self::with_max_runs)
+    /// the time of [`resume_after`](LeaseOptions::resume_after). Sends it to `service`, and stores the answer as
+    /// this layer would: a retry gets it. `None` means that there is no such request at this moment, or no [place](Self::max_runs)
     /// for it: it counts as a run. In this process, one request of each scope is resumed at a time.
     ///
     /// First, `decide` finds out who the user is, from the scope of the key, and whether they may still do this. It
     /// puts into the request what the service expects from its authentication. Nothing is claimed yet, so it may be
     /// asked again, also by another resumer at the same time. If it returns an error, panics, or takes longer than the
-    /// [time of a run](Self::with_run_timeout), the request is left for the next search, and another one is tried.
+    /// [time of a run](Self::run_timeout), the request is left for the next search, and another one is tried.
     ///
     /// The request has its method, the path with its query, its body, and the [stored
-    /// headers](Self::with_stored_header). Its extensions contain the [`Key`] and the [`Lease`], with which this layer
+    /// headers](Self::store_header). Its extensions contain the [`Key`] and the [`Lease`], with which this layer
     /// passes it on. `service` is **the router without its authentication**, which would answer 401: a final
     /// refusal, after which the record forgets the request.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidLeasing`] if this layer stores no requests, under `AtMostOnce`, or without
-    /// [`with_max_attempts`](Leasing::with_max_attempts), and for an `operation` that [no request
+    /// [`Error::Misuse`] if this layer stores no requests, under `AtMostOnce`, or without
+    /// [`max_attempts`](LeaseOptions::max_attempts), and for an `operation` that [no request
     /// has](super::RequestResumer::new); errors of the database.
     ///
     /// # Cancellation
     ///
-    /// As [`Leasing::resume_one`].
+    /// As [`LeaseOptions::resume_one`].
     pub async fn resume_one<D, E, S, R>(
         &self,
         operation: &str,
@@ -161,27 +161,31 @@ impl IdempotencyLayer {
     }
 
     /// The options with which requests of this operation are resumed.
-    pub(super) fn resumable(&self, operation: &str) -> Result<Leasing, Error> {
+    pub(super) fn resumable(&self, operation: &str) -> Result<LeaseOptions, Error> {
         if self.operation.is_none() && has_names(operation) {
             // It would find nothing, and nobody would notice.
-            let problem = "a layer without with_operation leaves the names of parameters out of its operations; write \
+            let problem = "a layer without operation leaves the names of parameters out of its operations; write \
                            {} for each {name}, and {*} for each {*name}, as in POST /accounts/{}/pay";
-            return Err(Error::InvalidLeasing { problem });
+            return Err(Misuse::options(problem));
         }
         match self.mode {
             LayerMode::Leased(options) if options.stores_requests() => options.resumable_attempts().map(|_| options),
-            _ => Err(Error::InvalidLeasing {
-                problem: "the requests are not stored; use a leased layer with Leasing::with_stored_request(true)",
-            }),
+            _ => Err(Misuse::options(
+                "the requests are not stored; use a leased layer with LeaseOptions::store_request(true)",
+            )),
         }
     }
 
     /// The request as it is stored, and as it is sent. `None` if the record has changed since the search.
-    async fn stored(&self, options: Leasing, found: &Candidate) -> Result<Option<(Vec<u8>, Request<Bytes>)>, Error> {
-        let record = Record { key: &found.key, deployment: options.deployment() };
+    async fn stored(
+        &self,
+        options: LeaseOptions,
+        found: &Candidate,
+    ) -> Result<Option<(Vec<u8>, Request<Bytes>)>, Error> {
+        let record = Record { key: &found.key, deployment: options.deployment };
         let reading =
             in_pooled_transaction(&self.pool, Opening::Plain, async |conn| record.request(conn, found.token).await);
-        let Some(stored) = within(options.claim_limit(&self.pool), reading).await? else { return Ok(None) };
+        let Some(stored) = bounded(options.claim_limit(&self.pool), reading).await? else { return Ok(None) };
         let request = restored(&stored);
         if request.is_none() {
             let (operation, token) = (found.key.operation(), found.token);
@@ -195,13 +199,13 @@ impl IdempotencyLayer {
     }
 
     /// `false` means that the record has changed since the search.
-    async fn refuse(&self, options: Leasing, found: &Candidate, reason: &str) -> Result<bool, Error> {
+    async fn refuse(&self, options: LeaseOptions, found: &Candidate, reason: &str) -> Result<bool, Error> {
         let (operation, token) = (found.key.operation(), found.token);
-        let record = Record { key: &found.key, deployment: options.deployment() };
+        let record = Record { key: &found.key, deployment: options.deployment };
         let refusing = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| {
             record.refuse_request(conn, token, reason).await
         });
-        let refused = within(options.claim_limit(&self.pool), refusing).await?;
+        let refused = bounded(options.claim_limit(&self.pool), refusing).await?;
         if refused {
             tracing::warn!(operation, token, "the service refused a stored request, which waits for an operator");
             observe::resumed(operation, REFUSED);

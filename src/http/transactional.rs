@@ -17,9 +17,9 @@ use super::request::Ticket;
 use crate::claim::Claimed;
 use crate::observe::{call_span, spanned};
 use crate::outcome::Response as Stored;
-use crate::session::{Opening, Polls, Session, or_closed, within};
+use crate::session::{Opening, Polls, Session, bounded, or_closed};
 use crate::transaction::{Call, Won};
-use crate::{Error, Idempotency, InFlight, Mode, observe};
+use crate::{Error, Idempotency, Mode, OnDuplicate, observe};
 
 /// A claim that lost against a concurrent transaction, above READ COMMITTED or to a sweep, starts over this often.
 const RETRIES: usize = 3;
@@ -52,7 +52,7 @@ impl Transactional<'_> {
             session.begin(&Opening::Exempt).await?;
             Ok(session)
         };
-        let session = within(self.claim_limit(), beginning).await?;
+        let session = bounded(self.claim_limit(), beginning).await?;
         Ok(self.perform(session, None, handler).await?.response)
     }
 
@@ -92,12 +92,12 @@ impl Transactional<'_> {
     async fn claim<'k>(self, ticket: &'k Ticket, place: &mut Place<'_>) -> Result<Claimed<Holding<'k>>, Error> {
         let isolated = !self.layer.stored_errors.is_empty();
         // The call itself does not wait, because a request that waits holds no connection between two polls.
-        let call = Call::new(&self.options, &ticket.key, ticket.fingerprint, Some(InFlight::Reject), isolated);
+        let call = Call::new(&self.options, &ticket.key, ticket.fingerprint, Some(OnDuplicate::Reject), isolated);
         let call = call.made_at(ticket.arrived);
         let mut retries = 0;
         let mut first = true;
         loop {
-            match within(self.claim_limit(), self.claim_once(&call, first)).await {
+            match bounded(self.claim_limit(), self.claim_once(&call, first)).await {
                 Err(Error::Retryable(_)) if retries < RETRIES => retries += 1,
                 Err(Error::InFlight { .. }) if place.rest().await => {}
                 claimed => return claimed,

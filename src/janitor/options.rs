@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use sqlx::PgPool;
 
-use crate::InvalidDuration;
-use crate::limits::{RETENTION, within};
+use crate::limits::{RETENTION, is_in};
 
 /// A batch of this size takes milliseconds, so a claim of a swept key hardly waits.
 const BATCH_SIZE: NonZeroU32 = NonZeroU32::new(1000).unwrap();
@@ -27,7 +26,7 @@ const GRACE: Duration = Duration::from_secs(60);
 /// Deletes the records of one database that are past their retention, a batch at a time.
 ///
 /// Every answer is right without it: a claim ignores an expired record. It changes an answer only if a call waits for
-/// longer than the [grace](Self::with_grace), or may not wait and meets the sweep at an expired record. The janitor
+/// longer than the [grace](Self::grace), or may not wait and meets the sweep at an expired record. The janitor
 /// frees the space. Run it from cron (`idempotency-janitor sweep`), or let each process of a service
 /// [`run`](Janitor::run) one: they share the work, because each skips the rows that another has locked.
 ///
@@ -65,7 +64,7 @@ impl Janitor {
     /// Batches of a table that Citus distributes are chosen by time: records that expired in the same microsecond are
     /// deleted together, so a batch may be somewhat larger.
     #[must_use]
-    pub fn with_batch_size(mut self, batch_size: NonZeroU32) -> Self {
+    pub fn batch_size(mut self, batch_size: NonZeroU32) -> Self {
         self.batch_size = batch_size;
         self
     }
@@ -73,23 +72,29 @@ impl Janitor {
     /// Sets the pause after a full batch. The default is 50 ms. With a pause of zero, the janitor sweeps as fast as
     /// possible.
     ///
-    /// # Errors
+    /// # Panics
     ///
-    /// [`InvalidDuration`] over a day.
-    pub fn with_pause(mut self, pause: Duration) -> Result<Self, InvalidDuration> {
-        self.pause = within("pause", pause, Duration::ZERO..=*INTERVALS.end())?;
-        Ok(self)
+    /// Over a day.
+    #[must_use]
+    #[track_caller]
+    pub fn pause(mut self, pause: Duration) -> Self {
+        assert!(pause <= *INTERVALS.end(), "a pause must be at most a day");
+        self.pause = pause;
+        self
     }
 
     /// Sets the time from the start of one pass of [`run`](Self::run) to the start of the next, which is between half
     /// of it and all of it. The default is a minute.
     ///
-    /// # Errors
+    /// # Panics
     ///
-    /// [`InvalidDuration`] under a second or over a day.
-    pub fn with_interval(mut self, interval: Duration) -> Result<Self, InvalidDuration> {
-        self.interval = within("interval", interval, INTERVALS)?;
-        Ok(self)
+    /// Under a second or over a day.
+    #[must_use]
+    #[track_caller]
+    pub fn interval(mut self, interval: Duration) -> Self {
+        assert!(is_in(&INTERVALS, interval), "the interval of a janitor must be between a second and a day");
+        self.interval = interval;
+        self
     }
 
     /// Sets how long an expired record is left alone. The default is a minute. The grace does not prolong the
@@ -98,11 +103,14 @@ impl Janitor {
     /// longest upload: the layer judges a record as of the arrival of its request, and reads the body before it looks.
     /// If the record is deleted during the upload, the operation is performed again.
     ///
-    /// # Errors
+    /// # Panics
     ///
-    /// [`InvalidDuration`] over ten years, which is the longest retention.
-    pub fn with_grace(mut self, grace: Duration) -> Result<Self, InvalidDuration> {
-        self.grace = within("grace", grace, Duration::ZERO..=*RETENTION.end())?;
-        Ok(self)
+    /// Over ten years, which is the longest retention.
+    #[must_use]
+    #[track_caller]
+    pub fn grace(mut self, grace: Duration) -> Self {
+        assert!(grace <= *RETENTION.end(), "a grace must be at most ten years");
+        self.grace = grace;
+        self
     }
 }

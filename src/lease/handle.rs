@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::deadline::Deadline;
 use super::memory::Memory;
-use super::options::Leasing;
+use super::options::LeaseOptions;
 use crate::record::Record;
 use crate::session::Opening;
 use crate::shutdown::unless;
@@ -25,7 +25,7 @@ use crate::{Fingerprint, Key, Mode};
 /// `http::LeasedBody`.
 #[derive(Clone, Debug)]
 pub struct Lease {
-    pub(super) leasing: Leasing,
+    pub(super) leasing: LeaseOptions,
     pub(super) pool: PgPool,
     pub(super) key: Key,
     pub(super) fingerprint: Fingerprint,

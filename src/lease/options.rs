@@ -4,8 +4,8 @@ use std::num::NonZeroU32;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use crate::limits::{DEFAULT_RETENTION, RETENTION, checked, retention_checked, within};
-use crate::{Deployment, Error, InFlight, InvalidDuration, Mode};
+use crate::limits::{DEFAULT_RETENTION, RETENTION, assert_retention, assert_wait, check_wait, in_range, is_in};
+use crate::{Deployment, Error, Misuse, Mode, OnDuplicate};
 
 /// 10 ms is short enough for tests. A lease above 12 hours is probably meant as a retention.
 const LEASE: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(12 * 60 * 60);
@@ -64,43 +64,40 @@ impl Policy {
 /// The options of lease mode: the policy, the retention, the number of attempts, and how long to wait for another
 /// owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Leasing {
+pub struct LeaseOptions {
     pub(super) policy: Policy,
     pub(super) retention: Duration,
     pub(super) max_attempts: Option<NonZeroU32>,
-    in_flight: InFlight,
-    pub(super) deployment: Deployment,
+    on_duplicate: OnDuplicate,
+    pub(crate) deployment: Deployment,
     pub(super) stored_request: bool,
     pub(super) resume_after: Duration,
 }
 
-impl Leasing {
+impl LeaseOptions {
     /// The defaults are a retention of 24 hours, unlimited attempts, and no waiting.
     ///
-    /// # Errors
+    /// # Panics
     ///
-    /// [`InvalidDuration`] for a lease under 10 ms or over 12 hours.
-    pub fn new(policy: Policy) -> Result<Self, InvalidDuration> {
-        within("lease", policy.lease(), LEASE)?;
-        Ok(Self {
+    /// For a lease under 10 ms or over 12 hours. In a constant, this is an error of the compiler.
+    #[must_use]
+    #[track_caller]
+    pub const fn new(policy: Policy) -> Self {
+        assert!(is_in(&LEASE, policy.lease()), "a lease must be between 10 ms and 12 hours");
+        Self {
             policy,
             retention: DEFAULT_RETENTION,
             max_attempts: None,
-            in_flight: InFlight::Reject,
+            on_duplicate: OnDuplicate::Reject,
             deployment: Deployment::new(),
             stored_request: false,
             resume_after: RESUME_AFTER,
-        })
+        }
     }
 
     #[cfg(feature = "http")]
     pub(crate) fn stores_requests(&self) -> bool {
         self.stored_request
-    }
-
-    #[cfg(feature = "http")]
-    pub(crate) fn deployment(&self) -> Deployment {
-        self.deployment
     }
 
     #[cfg(feature = "http")]
@@ -118,16 +115,17 @@ impl Leasing {
     ///   process dies, the key is remembered for one lease after the lapse. **After that a retry performs, also at most
     ///   once**, so make the retention longer than the work and the time to settle it.
     ///
-    /// # Errors
+    /// The retention must be at least twice the lease, because a claim must not be forgotten while it is renewed. A call
+    /// with other options returns [`Misuse`], and no SQL runs.
     ///
-    /// [`InvalidDuration`] under twice the lease (a claim must not be forgotten while it is renewed) or over ten years,
-    /// or if a chosen wait is not shorter.
-    pub const fn with_retention(self, retention: Duration) -> Result<Self, InvalidDuration> {
-        let shortest = self.policy.lease().saturating_mul(2);
-        match retention_checked(retention, shortest..=*RETENTION.end(), Some(self.in_flight)) {
-            Ok(retention) => Ok(Self { retention, ..self }),
-            Err(invalid) => Err(invalid),
-        }
+    /// # Panics
+    ///
+    /// Under a millisecond or over ten years.
+    #[must_use]
+    #[track_caller]
+    pub const fn retention(self, retention: Duration) -> Self {
+        assert_retention(retention);
+        Self { retention, ..self }
     }
 
     /// After how many attempts a call returns [`Error::Exhausted`](crate::Error::Exhausted): the operation is then a
@@ -136,21 +134,24 @@ impl Leasing {
     /// attempt ([`grant_attempt`](crate::operator::grant_attempt())). Do not [forget](crate::operator::forget) an
     /// operation with finished steps, because the next call would perform them again.
     #[must_use]
-    pub const fn with_max_attempts(self, max_attempts: NonZeroU32) -> Self {
+    pub const fn max_attempts(self, max_attempts: NonZeroU32) -> Self {
         Self { max_attempts: Some(max_attempts), ..self }
     }
 
-    /// What to do while another owner holds the key. The default is [`InFlight::Reject`]. A call that waits polls, with
+    /// What to do while another owner holds the key. The default is [`OnDuplicate::Reject`]. A call that waits polls, with
     /// jitter, and holds no connection between two polls.
     ///
-    /// # Errors
+    /// The wait must be shorter than the [retention](Self::retention). A call with other options returns [`Misuse`], and
+    /// no SQL runs.
     ///
-    /// [`InvalidDuration`] for a wait under a millisecond, over an hour, or not shorter than the retention.
-    pub const fn with_in_flight(self, in_flight: InFlight) -> Result<Self, InvalidDuration> {
-        match checked(in_flight, self.retention) {
-            Ok(in_flight) => Ok(Self { in_flight, ..self }),
-            Err(invalid) => Err(invalid),
-        }
+    /// # Panics
+    ///
+    /// For a wait under a millisecond or over an hour.
+    #[must_use]
+    #[track_caller]
+    pub const fn on_duplicate(self, on_duplicate: OnDuplicate) -> Self {
+        assert_wait(on_duplicate);
+        Self { on_duplicate, ..self }
     }
 
     /// Whether the claim stores the request, so that [`resume_one`](Self::resume_one) or a
@@ -165,9 +166,9 @@ impl Leasing {
     /// stores the request of the client, for a `http::RequestResumer`.
     ///
     /// With a [`Fingerprint`](crate::Fingerprint) in place of a body, every call then returns
-    /// [`Error::InvalidLeasing`](crate::Error::InvalidLeasing).
+    /// [`Misuse`].
     #[must_use]
-    pub const fn with_stored_request(self, stored_request: bool) -> Self {
+    pub const fn store_request(self, stored_request: bool) -> Self {
         Self { stored_request, ..self }
     }
 
@@ -175,37 +176,43 @@ impl Leasing {
     /// with each attempt. The default is a minute. Make it longer than the pauses between your clients' retries, so
     /// that usually the client itself gets the response.
     ///
-    /// # Errors
+    /// # Panics
     ///
-    /// [`InvalidDuration`] over a day.
-    pub const fn with_resume_after(self, resume_after: Duration) -> Result<Self, InvalidDuration> {
-        match within("resume_after", resume_after, RESUMES) {
-            Ok(resume_after) => Ok(Self { resume_after, ..self }),
-            Err(invalid) => Err(invalid),
-        }
+    /// Over a day.
+    #[must_use]
+    #[track_caller]
+    pub const fn resume_after(self, resume_after: Duration) -> Self {
+        assert!(is_in(&RESUMES, resume_after), "the time before an operation is resumed must be at most a day");
+        Self { resume_after, ..self }
     }
 
     /// How the service reaches the database, for example behind a pooler.
     #[must_use]
-    pub const fn with_deployment(self, deployment: Deployment) -> Self {
+    pub const fn deployment(self, deployment: Deployment) -> Self {
         Self { deployment, ..self }
+    }
+
+    /// Refuses settings that contradict each other.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        in_range("retention", self.retention, self.policy.lease().saturating_mul(2)..=*RETENTION.end())?;
+        check_wait(Some(self.on_duplicate), self.retention)
     }
 
     /// Whether somebody may do the work again without a person.
     pub(super) fn check_resumable(&self) -> Result<(), Error> {
         match self.policy {
-            Policy::AtMostOnce { .. } => Err(Error::InvalidLeasing {
-                problem: "under Policy::AtMostOnce nobody may do the work again; use Policy::InSteps or AtLeastOnce",
-            }),
+            Policy::AtMostOnce { .. } => Err(Misuse::options(
+                "under Policy::AtMostOnce nobody may do the work again; use Policy::InSteps or AtLeastOnce",
+            )),
             Policy::AtLeastOnce { .. } | Policy::InSteps { .. } => Ok(()),
         }
     }
 
     /// Zero: not at all.
     pub(crate) fn wait(&self) -> Duration {
-        match self.in_flight {
-            InFlight::Wait(limit) => limit,
-            InFlight::Reject => Duration::ZERO,
+        match self.on_duplicate {
+            OnDuplicate::Wait(limit) => limit,
+            OnDuplicate::Reject => Duration::ZERO,
         }
     }
 }

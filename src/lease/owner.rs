@@ -13,14 +13,14 @@ use tokio::time::Instant;
 use super::deadline::Deadline;
 use super::handle::Lease;
 use super::memory::Memory;
-use super::options::Leasing;
+use super::options::LeaseOptions;
 use super::renewal::renew;
 use super::retry::{committed, within_a_lease};
 use super::unbegun::Unbegun;
 use crate::observe::{call_span, spanned};
 use crate::outcome::{Response, encode};
 use crate::record::{Actor, Claim, StoredSteps};
-use crate::session::{ANSWER, within};
+use crate::session::{ANSWER, bounded};
 use crate::{Error, Fingerprint, Key, observe};
 
 /// The right and the duty to do the work of one key. The lease renews itself until it is completed, released, lost or
@@ -57,7 +57,7 @@ impl Deref for LeaseOwner {
 
 impl LeaseOwner {
     pub(super) fn new(
-        leasing: Leasing,
+        leasing: LeaseOptions,
         pool: &PgPool,
         key: &Key,
         fingerprint: Fingerprint,
@@ -116,7 +116,7 @@ impl LeaseOwner {
     }
 
     async fn store(mut self, encoded: &Response) -> Result<(), Error> {
-        let Leasing { policy, retention, .. } = self.leasing;
+        let LeaseOptions { policy, retention, .. } = self.leasing;
         let (record, token) = (self.record(), self.token);
         let stored = within_a_lease(policy.lease(), || {
             committed(&self.pool, self.durable(), async move |conn| {
@@ -244,7 +244,7 @@ impl LeaseOwner {
     /// Stops waiting for a statement after the length of one lease, or after a minute if that is shorter. If the
     /// network drops all packets, the wait would last until TCP gives up, and the claim lapses meanwhile.
     async fn for_a_lease(&self, statement: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
-        within(self.leasing.policy.lease().min(ANSWER * 2), statement).await
+        bounded(self.leasing.policy.lease().min(ANSWER * 2), statement).await
     }
 
     pub(crate) fn failed(&self, error: Error) -> Error {

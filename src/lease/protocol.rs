@@ -9,7 +9,7 @@ use sqlx::{PgConnection, PgPool};
 use tokio::time::Instant;
 
 use super::handle::Lease;
-use super::options::Leasing;
+use super::options::LeaseOptions;
 use super::owner::{LeaseOwner, Won};
 use super::unbegun::Unbegun;
 use crate::caught::caught;
@@ -17,14 +17,14 @@ use crate::claim::{CalledAt, Claimed, contend};
 use crate::observe::{Failure, call_span, spanned};
 use crate::outcome::{Response, decode, encode};
 use crate::record::{Claim, Record, StoredSteps, Terms};
-use crate::session::{ANSWER, Opening, Polls, PollsUntil, in_pooled_transaction, within};
-use crate::{Body, Error, Fingerprint, InFlight, Key, Mode, Outcome, observe};
+use crate::session::{ANSWER, Opening, Polls, PollsUntil, bounded, in_pooled_transaction};
+use crate::{Body, Error, Fingerprint, Key, Misuse, Mode, OnDuplicate, Outcome, observe};
 
 /// A claim is a transaction of a millisecond. A longer wait means a stuck server, or a caller that uses the key in
 /// transaction mode.
 const CLAIM_WAIT: Duration = Duration::from_secs(1);
 
-/// The answer of [`Leasing::acquire`].
+/// The answer of [`LeaseOptions::acquire`].
 #[allow(clippy::large_enum_variant, reason = "moved once for each claim, which costs two transactions")]
 #[derive(Debug)]
 #[must_use = "a lease that is dropped is neither completed nor released"]
@@ -35,7 +35,7 @@ pub enum Acquired<T> {
     Replayed(T),
 }
 
-impl Leasing {
+impl LeaseOptions {
     /// Does the work under a lease, stores at most one result for each key, and returns it to every retry.
     ///
     /// `work` runs under a [`Lease`] that renews itself. When the lease is lost, `work` is dropped. When `work` returns
@@ -149,9 +149,10 @@ impl Leasing {
         asked: CalledAt,
         polls: &mut impl Polls,
     ) -> Result<Acquired<Response>, Error> {
+        self.check()?;
         if self.stored_request && request.is_none() {
             let problem = "the call has no body to store; give the body itself, and not its fingerprint";
-            return Err(Error::InvalidLeasing { problem });
+            return Err(Misuse::options(problem));
         }
         let span = call_span!("lease.acquire", self.policy.mode(), key);
         spanned(span, self.claim_when_free(pool, key, fingerprint, request, asked, polls), |acquired| match acquired {
@@ -163,12 +164,12 @@ impl Leasing {
     }
 
     /// The terms of a claim with these options.
-    pub(super) fn terms(&self, fingerprint: Fingerprint, in_flight: InFlight) -> Terms {
+    pub(super) fn terms(&self, fingerprint: Fingerprint, on_duplicate: OnDuplicate) -> Terms {
         Terms {
             mode: self.policy.mode(),
             fingerprint: Some(fingerprint),
             retention: self.retention,
-            in_flight: Some(in_flight),
+            on_duplicate: Some(on_duplicate),
             lease: Some(self.policy.lease()),
             max_attempts: self.max_attempts,
         }
@@ -205,7 +206,7 @@ impl Leasing {
         polls: &mut impl Polls,
     ) -> Result<Acquired<Response>, Error> {
         let _ = tokio::runtime::Handle::current();
-        let terms = self.terms(fingerprint, InFlight::Wait(CLAIM_WAIT));
+        let terms = self.terms(fingerprint, OnDuplicate::Wait(CLAIM_WAIT));
         let record = Record { key, deployment: self.deployment };
         let started = Instant::now();
         let (claimed_at, claimed) = loop {
@@ -223,7 +224,7 @@ impl Leasing {
                 let unbegun = Unbegun::of(pool, record, claim.token, self.policy.lease());
                 Ok(Claimed::Won(Won { claim, steps, unbegun }))
             });
-            let claimed = within(self.claim_limit(pool), claiming).await;
+            let claimed = bounded(self.claim_limit(pool), claiming).await;
             if !matches!(claimed, Err(Error::InFlight { .. })) || !polls.rest().await {
                 break (claimed_at, claimed);
             }

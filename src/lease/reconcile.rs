@@ -9,7 +9,7 @@ use super::finding::{Finding, InDoubt};
 use super::reconciler::{Reconciler, Visit};
 use crate::caught::caught;
 use crate::record::{Doubt, LooksAt, Record, Writing, storable};
-use crate::session::{Opening, in_pooled_transaction, within};
+use crate::session::{Opening, bounded, in_pooled_transaction};
 use crate::{Error, observe};
 
 /// The later looks are at most this power of two of the first distance apart; half of the retention comes earlier.
@@ -30,7 +30,7 @@ impl Reconciler {
     ///
     /// # Errors
     ///
-    /// Errors of the database, [`Error::Unanswered`]. An error or a panic of `look_up` is stored with the look, and
+    /// [`Error::Misuse`] as [`run`](Self::run), errors of the database, [`Error::Unanswered`]. An error or a panic of `look_up` is stored with the look, and
     /// is not returned.
     ///
     /// # Cancellation
@@ -41,6 +41,7 @@ impl Reconciler {
         E: Display,
         F: AsyncFnOnce(&InDoubt) -> Result<Finding, E>,
     {
+        self.check()?;
         let (deployment, retention) = (self.leasing.deployment, self.leasing.retention);
         let (mode, lease) = (self.leasing.policy.mode(), self.leasing.policy.lease());
         let mut doubts = self
@@ -86,7 +87,7 @@ impl Reconciler {
         opening: Opening,
         work: impl AsyncFnOnce(&mut PgConnection) -> Result<R, Error>,
     ) -> Result<R, Error> {
-        within(self.leasing.claim_limit(pool), in_pooled_transaction(pool, opening, work)).await
+        bounded(self.leasing.claim_limit(pool), in_pooled_transaction(pool, opening, work)).await
     }
 
     pub(super) fn gives_up(&self, look: &Look<'_>) -> bool {
@@ -109,7 +110,7 @@ impl Reconciler {
     }
 
     /// The time from a look with this state to the next. The limit of the service is not exceeded by a long distance.
-    pub(super) fn distance(&self, look: &Look<'_>, state: &LooksAt) -> Duration {
+    pub(super) fn next_distance(&self, look: &Look<'_>, state: &LooksAt) -> Duration {
         let longest = *Self::distances(&self.leasing).end();
         if self.dry_run {
             return self.distance.min(longest);
@@ -144,7 +145,7 @@ impl Reconciler {
             error: None,
             ..before.clone()
         };
-        let after = self.distance(&look, &state).max(self.time_out);
+        let after = self.next_distance(&look, &state).max(self.time_out);
         let opening = Opening::durable(self.leasing.deployment);
         let request = self
             .transaction(pool, opening, async |conn| {

@@ -8,13 +8,13 @@ use std::time::Duration;
 use sqlx::PgPool;
 
 use super::finding::{Finding, InDoubt};
-use super::options::{Leasing, Policy};
+use super::options::{LeaseOptions, Policy};
 use crate::caught::caught;
-use crate::limits::{RETENTION, within};
+use crate::limits::{RETENTION, in_range, is_in};
 use crate::route::has_names;
 use crate::session::Rests;
 use crate::shutdown::{Shutdown, unless};
-use crate::{Error, InvalidDuration};
+use crate::{Error, Misuse};
 
 /// The default interval and time-out. A search costs one statement on a small index.
 const DEFAULT_TIME: Duration = Duration::from_secs(10);
@@ -32,12 +32,12 @@ const MOST_LOOKS: u32 = 10;
 ///
 /// ```no_run
 /// # use std::time::Duration;
-/// # use pg_idempotency::lease::{Finding, InDoubt, Leasing, Policy, Reconciler};
+/// # use pg_idempotency::lease::{Finding, InDoubt, LeaseOptions, Policy, Reconciler};
 /// # struct Gateway;
 /// # impl Gateway { async fn find(&self, _: &str) -> std::io::Result<Option<String>> { Ok(None) } }
 /// # async fn f(pool: sqlx::PgPool, gateway: &'static Gateway, shutdown: impl Future<Output = ()> + Send + 'static) -> anyhow::Result<()> {
 /// let policy = Policy::AtMostOnce { lease: Duration::from_secs(40) };
-/// let leasing = Leasing::new(policy)?.with_stored_request(true);
+/// let leasing = LeaseOptions::new(policy).store_request(true);
 /// // No request of a dead process takes effect later than two minutes after its lease has lapsed.
 /// let reconciler = Reconciler::new(leasing, "sms.arrived", Duration::from_secs(120))?;
 /// tokio::spawn(async move {
@@ -53,7 +53,7 @@ const MOST_LOOKS: u32 = 10;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Reconciler {
-    pub(super) leasing: Leasing,
+    pub(super) leasing: LeaseOptions,
     pub(super) operation: String,
     pub(super) quiet: Duration,
     pub(super) distance: Duration,
@@ -105,7 +105,7 @@ impl Visit {
 
 impl Reconciler {
     /// A reconciler for the operations of one name. The callers and the reconciler use the same options. The operations of
-    /// an HTTP layer without `with_operation` have no names of parameters, as in `POST /accounts/{}/text`: a `{name}` is
+    /// an HTTP layer without `operation` have no names of parameters, as in `POST /accounts/{}/text`: a `{name}` is
     /// logged as a warning, because a reconciler does not know the layer.
     ///
     /// `quiet` is the longest time after the lapse of a lease in which a request of its **dead** process can still take
@@ -115,23 +115,22 @@ impl Reconciler {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidLeasing`] under [`AtLeastOnce`](Policy::AtLeastOnce), or without
-    /// [`Leasing::with_stored_request`]. [`Error::InvalidDuration`] for a quiet time under a millisecond, or over half
-    /// of the retention.
-    pub fn new(leasing: Leasing, operation: &str, quiet: Duration) -> Result<Self, Error> {
+    /// [`Misuse`] under [`AtLeastOnce`](Policy::AtLeastOnce), or without [`LeaseOptions::store_request`], or for a quiet
+    /// time under a millisecond or over half of the retention.
+    pub fn new(leasing: LeaseOptions, operation: &str, quiet: Duration) -> Result<Self, Error> {
         if matches!(leasing.policy, Policy::AtLeastOnce { .. }) {
             let problem = "under Policy::AtLeastOnce nothing is in doubt; run a Resumer";
-            return Err(Error::InvalidLeasing { problem });
+            return Err(Misuse::options(problem));
         }
         if !leasing.stored_request {
             // The search needs the index of the stored requests.
-            let problem = "the claims do not store their requests; set Leasing::with_stored_request";
-            return Err(Error::InvalidLeasing { problem });
+            let problem = "the claims do not store their requests; set LeaseOptions::store_request";
+            return Err(Misuse::options(problem));
         }
         if has_names(operation) {
             tracing::warn!(
                 operation,
-                "the operation of a reconciler names a parameter; a layer without with_operation leaves the names out, as \
+                "the operation of a reconciler names a parameter; a layer without operation leaves the names out, as \
                  in POST /accounts/{{}}/pay, and this reconciler then finds nothing"
             );
         }
@@ -139,7 +138,7 @@ impl Reconciler {
         Ok(Self {
             leasing,
             operation: operation.to_owned(),
-            quiet: within("quiet time", quiet, Self::distances(&leasing))?,
+            quiet: in_range("quiet time", quiet, Self::distances(&leasing))?,
             distance: quiet,
             looks: LOOKS,
             most_looks: MOST_LOOKS,
@@ -151,13 +150,13 @@ impl Reconciler {
     }
 
     /// Each look remembers the record for the retention, and the next one must come before its end.
-    pub(super) const fn distances(leasing: &Leasing) -> RangeInclusive<Duration> {
+    pub(super) const fn distances(leasing: &LeaseOptions) -> RangeInclusive<Duration> {
         Duration::from_millis(1)..=leasing.retention.checked_div(2).expect("two is not zero")
     }
 
     /// A killed owner's record is remembered for one lease after the lapse, and the first visit must come before its
     /// end.
-    fn longest_time(leasing: &Leasing) -> Duration {
+    fn longest_time(leasing: &LeaseOptions) -> Duration {
         leasing.policy.lease() / 2
     }
 
@@ -165,65 +164,96 @@ impl Reconciler {
     /// left to a person if it is not settled. `Unknown`, a panic or a time-out begins the row anew. The defaults are 3
     /// and 10.
     ///
-    /// # Errors
+    /// # Panics
     ///
-    /// [`Error::InvalidLeasing`] unless `no_trace` is between 2 and `most`. One look is not enough, because the first
-    /// request may take effect after it.
-    pub fn with_looks(self, no_trace: u32, most: u32) -> Result<Self, Error> {
-        if !(2..=most).contains(&no_trace) {
-            let problem = "the looks without a trace are at least 2, and at most as many as all looks";
-            return Err(Error::InvalidLeasing { problem });
-        }
-        Ok(Self { looks: no_trace, most_looks: most, ..self })
+    /// Unless `no_trace` is between 2 and `most`. One look is not enough, because the first request may take effect after
+    /// it.
+    #[must_use]
+    #[track_caller]
+    pub fn looks(self, no_trace: u32, most: u32) -> Self {
+        assert!(
+            (2..=most).contains(&no_trace),
+            "the looks without a trace must be at least 2, and at most as many as all looks"
+        );
+        Self { looks: no_trace, most_looks: most, ..self }
     }
 
     /// The distance between the first two looks. It doubles after each look, up to half of the retention. The default
     /// is the quiet time.
     ///
-    /// # Errors
+    /// [`run`](Self::run) refuses a distance over half of the retention.
     ///
-    /// [`InvalidDuration`] under a millisecond, or over half of the retention.
-    pub fn with_distance(self, distance: Duration) -> Result<Self, InvalidDuration> {
-        Ok(Self { distance: within("distance", distance, Self::distances(&self.leasing))?, ..self })
+    /// # Panics
+    ///
+    /// Under a millisecond or over ten years.
+    #[must_use]
+    #[track_caller]
+    pub fn distance(self, distance: Duration) -> Self {
+        assert!(is_in(&RETENTION, distance), "a distance must be between a millisecond and ten years");
+        Self { distance, ..self }
     }
 
     /// Also leaves an operation to a person when it has been in doubt for this time; no distance is longer than what is
     /// left of it. The default is the number of looks alone.
     ///
-    /// # Errors
+    /// # Panics
     ///
-    /// [`InvalidDuration`] under a millisecond or over ten years.
-    pub fn with_give_up_after(self, time: Duration) -> Result<Self, InvalidDuration> {
-        Ok(Self { give_up_after: Some(within("time after which to give up", time, RETENTION)?), ..self })
+    /// Under a millisecond or over ten years.
+    #[must_use]
+    #[track_caller]
+    pub fn give_up_after(self, time: Duration) -> Self {
+        assert!(is_in(&RETENTION, time), "the time after which to give up must be between a millisecond and ten years");
+        Self { give_up_after: Some(time), ..self }
     }
 
     /// How long one look-up may take. After that it is dropped, and the looks without a trace are counted anew. The
     /// default is 10 seconds, or half of the lease if that is shorter.
     ///
-    /// # Errors
+    /// [`run`](Self::run) refuses a time over half of the lease: the first visit of another key waits for it.
     ///
-    /// [`InvalidDuration`] under a millisecond, or over half of the lease: the first visit of another key waits for it.
-    pub fn with_time_out(self, time_out: Duration) -> Result<Self, InvalidDuration> {
-        let longest = Self::longest_time(&self.leasing);
-        Ok(Self { time_out: within("time-out", time_out, Duration::from_millis(1)..=longest)?, ..self })
+    /// # Panics
+    ///
+    /// Under a millisecond or over ten years.
+    #[must_use]
+    #[track_caller]
+    pub fn time_out(self, time_out: Duration) -> Self {
+        assert!(is_in(&RETENTION, time_out), "a time-out must be between a millisecond and ten years");
+        Self { time_out, ..self }
     }
 
     /// The pause after a search that found nothing. The default is 10 seconds, or half of the lease if that is shorter.
     ///
-    /// # Errors
+    /// [`run`](Self::run) refuses an interval over half of the lease: **a key in doubt must be visited once before it
+    /// expires**, and a killed owner leaves at least one lease for that.
     ///
-    /// [`InvalidDuration`] under a millisecond, or over half of the lease: **a key in doubt must be visited once before
-    /// it expires**, and a killed owner leaves at least one lease for that.
-    pub fn with_interval(self, interval: Duration) -> Result<Self, InvalidDuration> {
-        let longest = Self::longest_time(&self.leasing);
-        Ok(Self { interval: within("interval", interval, Duration::from_millis(1)..=longest)?, ..self })
+    /// # Panics
+    ///
+    /// Under a millisecond or over ten years.
+    #[must_use]
+    #[track_caller]
+    pub fn interval(self, interval: Duration) -> Self {
+        assert!(
+            is_in(&RETENTION, interval),
+            "the interval of a reconciler must be between a millisecond and ten years"
+        );
+        Self { interval, ..self }
+    }
+
+    /// Refuses settings that contradict each other.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        self.leasing.check()?;
+        in_range("distance", self.distance, Self::distances(&self.leasing))?;
+        let times = Duration::from_millis(1)..=Self::longest_time(&self.leasing);
+        in_range("time-out", self.time_out, times.clone())?;
+        in_range("interval", self.interval, times)?;
+        Ok(())
     }
 
     /// Whether to ask and log only. A dry run counts no look, settles nothing and gives nothing up, so that a service
     /// can watch it for a week and then switch it on. Its looks are at the first distance, and prolong the time for
     /// which an operation in doubt is remembered. The default is `false`.
     #[must_use]
-    pub fn with_dry_run(self, dry_run: bool) -> Self {
+    pub fn dry_run(self, dry_run: bool) -> Self {
         Self { dry_run, ..self }
     }
 
@@ -233,14 +263,19 @@ impl Reconciler {
     /// It logs errors and panics, and goes on. The look-up returns an error only if the other service has said nothing:
     /// if it knows the operation, and its answer does not load, the finding is [`Unknown`](Finding::Unknown).
     ///
+    /// # Errors
+    ///
+    /// [`Misuse`] at once, if settings contradict each other.
+    ///
     /// # Cancellation
     ///
     /// Safe at every point. A look that nobody stored is made again after its distance.
-    pub async fn run<E, F>(&self, pool: &PgPool, shutdown: impl Future<Output = ()>, look_up: F)
+    pub async fn run<E, F>(&self, pool: &PgPool, shutdown: impl Future<Output = ()>, look_up: F) -> Result<(), Error>
     where
         E: Display,
         F: AsyncFnOnce(&InDoubt) -> Result<Finding, E> + Clone,
     {
+        self.check()?;
         let shutdown = pin!(shutdown);
         let mut shutdown = Shutdown::new(shutdown);
         let mut rests = Rests::of(self.interval);
@@ -263,5 +298,6 @@ impl Reconciler {
                 }
             };
         }
+        Ok(())
     }
 }

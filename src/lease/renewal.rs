@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::handle::Lease;
 use crate::Error;
-use crate::session::{ANSWER, Opening, in_pooled_transaction, within};
+use crate::session::{ANSWER, Opening, bounded, in_pooled_transaction};
 
 /// A renewal that succeeds is followed by the next after a third of the lease, one that fails after a twelfth.
 const RENEWALS: u32 = 3;
@@ -26,7 +26,7 @@ pub(super) async fn renew(lease: Lease, claimed_at: Instant) {
             // The work was told to stop, so the claim must not be renewed.
             return;
         }
-        match within(longest_try(time, left), heartbeat(&lease)).await {
+        match bounded(longest_try(time, left), heartbeat(&lease)).await {
             Ok(true) => {
                 next = sent_at + time / RENEWALS;
                 deadline.prolong(sent_at, time);

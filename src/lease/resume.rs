@@ -9,16 +9,16 @@ use sqlx::PgPool;
 use tokio::time::Instant;
 
 use super::handle::Lease;
-use super::options::Leasing;
+use super::options::LeaseOptions;
 use super::owner::{LeaseOwner, Won};
 use super::protocol::work_and_complete;
 use super::unbegun::Unbegun;
 use crate::claim::{CalledAt, Claimed, contend};
 use crate::observe::{EXHAUSTED, FAILED, Failure, PERFORMED};
 use crate::record::{Candidate, Record, StoredAs};
-use crate::session::{Opening, ended_or_closed, in_pooled_transaction, within};
+use crate::session::{Opening, bounded, ended_or_closed, in_pooled_transaction};
 use crate::shutdown::{is_ready, no_later};
-use crate::{Error, InFlight, observe};
+use crate::{Error, Misuse, OnDuplicate, observe};
 
 /// One attempt to resume an operation.
 pub(super) enum Resumed<T, E> {
@@ -28,12 +28,12 @@ pub(super) enum Resumed<T, E> {
     Failed(Failure<E>),
 }
 
-impl Leasing {
+impl LeaseOptions {
     /// Takes over one operation that has lapsed or was released, and whose caller has not come back for the time of
-    /// [`with_resume_after`](Self::with_resume_after). Does the work with the stored request, stores its response, and
+    /// [`resume_after`](Self::resume_after). Does the work with the stored request, stores its response, and
     /// returns it. `None` means that there is no such operation at this moment.
     ///
-    /// Only operations whose claim has [stored the request](Self::with_stored_request) are resumed, and only if none of
+    /// Only operations whose claim has [stored the request](Self::store_request) are resumed, and only if none of
     /// their steps is in doubt and attempts are left. If the caller comes back at the same time, one of the two does
     /// the work, and the other gets [`Error::InFlight`] or tries another operation.
     ///
@@ -44,8 +44,8 @@ impl Leasing {
     ///
     /// # Errors
     ///
-    /// As [`ensure`](Self::ensure), and [`Error::InvalidLeasing`] under `AtMostOnce`, or without
-    /// [`with_max_attempts`](Self::with_max_attempts).
+    /// As [`ensure`](Self::ensure), and [`Error::Misuse`] under `AtMostOnce`, or without
+    /// [`max_attempts`](Self::max_attempts).
     ///
     /// # Cancellation
     ///
@@ -115,10 +115,11 @@ impl Leasing {
 
     /// Whether these options allow to resume operations.
     pub(crate) fn resumable_attempts(&self) -> Result<i32, Error> {
+        self.check()?;
         self.check_resumable()?;
         // Work that always fails would be resumed for ever.
-        let problem = "the number of attempts is unlimited; set Leasing::with_max_attempts";
-        let most = self.max_attempts.ok_or(Error::InvalidLeasing { problem })?;
+        let problem = "the number of attempts is unlimited; set LeaseOptions::max_attempts";
+        let most = self.max_attempts.ok_or_else(|| Misuse::options(problem))?;
         Ok(i32::try_from(most.get()).unwrap_or(i32::MAX))
     }
 
@@ -209,7 +210,7 @@ impl Leasing {
         stored: Option<&[u8]>,
     ) -> Result<(LeaseOwner, Vec<u8>), Error> {
         let record = Record { key: &candidate.key, deployment: self.deployment };
-        let terms = self.terms(candidate.fingerprint, InFlight::Reject);
+        let terms = self.terms(candidate.fingerprint, OnDuplicate::Reject);
         // An error rolls the claim back.
         let changed = || Error::InFlight { retry_after: self.resume_after };
         let claimed_at = Instant::now();
@@ -230,7 +231,7 @@ impl Leasing {
             let won = Won { unbegun: Unbegun::of(pool, record, claim.token, self.policy.lease()), claim, steps };
             Ok((won, request))
         });
-        let (won, request) = within(self.claim_limit(pool), claiming).await?;
+        let (won, request) = bounded(self.claim_limit(pool), claiming).await?;
         Ok((LeaseOwner::new(self, pool, &candidate.key, candidate.fingerprint, won, claimed_at), request))
     }
 }

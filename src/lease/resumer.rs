@@ -9,14 +9,14 @@ use serde::de::DeserializeOwned;
 use sqlx::PgPool;
 
 use super::handle::Lease;
-use super::options::Leasing;
+use super::options::LeaseOptions;
 use super::resume::Resumed;
+use crate::Error;
 use crate::caught::caught;
-use crate::limits::within;
+use crate::limits::is_in;
 use crate::observe::Failure;
 use crate::session::Rests;
 use crate::shutdown::{Shutdown, unless};
-use crate::{Error, InvalidDuration};
 
 /// A search costs one statement on a small index. Callers have waited for longer already.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(10);
@@ -30,19 +30,22 @@ pub(crate) const INTERVALS: std::ops::RangeInclusive<Duration> =
 /// # use std::num::NonZeroU32;
 /// # use std::time::Duration;
 /// # use pg_idempotency::Error;
-/// # use pg_idempotency::lease::{Lease, Leasing, Policy, Resumer};
+/// # use pg_idempotency::lease::{Lease, LeaseOptions, Policy, Resumer};
 /// # async fn ride(_: &Lease, _: String) -> Result<String, Error> { Ok(String::new()) }
 /// # async fn f(pool: sqlx::PgPool, shutdown: impl Future<Output = ()> + Send + 'static) -> anyhow::Result<()> {
-/// let policy = Policy::InSteps { lease: Duration::from_secs(40) }; let leasing =
-/// Leasing::new(policy)?.with_stored_request(true).with_max_attempts(NonZeroU32::MIN.saturating_add(9)); let resumer =
-/// Resumer::new(leasing, "create_ride")?; tokio::spawn(async move { resumer.run(&pool, shutdown, async |lease: &Lease,
-/// body: String| ride(lease, body).await).await });
+/// let leasing = LeaseOptions::new(Policy::InSteps { lease: Duration::from_secs(40) })
+///     .store_request(true)
+///     .max_attempts(NonZeroU32::new(10).expect("ten"));
+/// let resumer = Resumer::new(leasing, "create_ride")?;
+/// tokio::spawn(async move {
+///     resumer.run(&pool, shutdown, async |lease: &Lease, body: String| ride(lease, body).await).await
+/// });
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Debug)]
 pub struct Resumer {
-    leasing: Leasing,
+    leasing: LeaseOptions,
     operation: String,
     interval: Duration,
 }
@@ -52,20 +55,22 @@ impl Resumer {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidLeasing`] under `AtMostOnce`, or without [`Leasing::with_max_attempts`].
-    pub fn new(leasing: Leasing, operation: &str) -> Result<Self, Error> {
+    /// [`Error::Misuse`] under `AtMostOnce`, or without [`LeaseOptions::max_attempts`].
+    pub fn new(leasing: LeaseOptions, operation: &str) -> Result<Self, Error> {
         leasing.resumable_attempts()?;
         Ok(Self { leasing, operation: operation.to_owned(), interval: INTERVAL })
     }
 
     /// Sets the pause after a search that found nothing. The default is 10 seconds.
     ///
-    /// # Errors
+    /// # Panics
     ///
-    /// [`InvalidDuration`] under 100 ms or over a day.
-    pub fn with_interval(mut self, interval: Duration) -> Result<Self, InvalidDuration> {
-        self.interval = within("interval", interval, INTERVALS)?;
-        Ok(self)
+    /// Under 100 ms or over a day.
+    #[must_use]
+    #[track_caller]
+    pub fn interval(self, interval: Duration) -> Self {
+        assert!(is_in(&INTERVALS, interval), "the interval of a resumer must be between 100 ms and a day");
+        Self { interval, ..self }
     }
 
     /// Resumes one operation after the other until `shutdown` is ready. Then it finishes the operation in progress, and

@@ -6,7 +6,7 @@ use sqlx::{PgConnection, PgPool};
 use tokio::time::Instant;
 
 use crate::Error;
-use crate::session::{ANSWER, Opening, in_pooled_transaction, jittered, within};
+use crate::session::{ANSWER, Opening, bounded, in_pooled_transaction, jittered};
 
 /// The number of tries to store a result that fit into one lease, if each try takes its longest time.
 const TRIES: u32 = 3;
@@ -23,7 +23,7 @@ where
     let deadline = Instant::now() + lease;
     loop {
         // A network that drops all packets must not take the time of the next try.
-        match within((lease / TRIES).min(ANSWER * 2), statement()).await {
+        match bounded((lease / TRIES).min(ANSWER * 2), statement()).await {
             Ok(value) => return Ok(value),
             // Another try would get the same error.
             Err(error @ (Error::LeaseLost | Error::SchemaMissing { .. } | Error::InvalidStep { .. })) => {

@@ -22,7 +22,7 @@ impl Reconciler {
         let releases = !self.dry_run && !state.took_effect && found_no_trace && state.no_trace >= self.looks;
         let given_up = !releases && self.gives_up(&look);
         state.given_up = given_up;
-        let after = (!given_up).then(|| self.distance(&look, &state));
+        let after = (!given_up).then(|| self.next_distance(&look, &state));
         let opening = Opening::durable(self.leasing.deployment);
         let visit = self
             .transaction(pool, opening, async |conn| {

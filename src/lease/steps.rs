@@ -10,7 +10,7 @@ use super::memory::{Asked, Known};
 use super::retry::{committed, within_a_lease};
 use super::step::{Step, decoded, encode_result, invalid};
 use crate::error::MAX_NAME_BYTES;
-use crate::session::{Opening, in_pooled_transaction, within};
+use crate::session::{Opening, bounded, in_pooled_transaction};
 use crate::{Error, InvalidStep, Mode, observe, record};
 
 tokio::task_local! {
@@ -229,7 +229,7 @@ impl Lease {
         let stored = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| -> Result<_, Error> {
             self.record().steps(conn, token).await
         });
-        let mut steps = within(self.leasing.claim_limit(&self.pool), stored).await?.ok_or(Error::LeaseLost)?;
+        let mut steps = bounded(self.leasing.claim_limit(&self.pool), stored).await?.ok_or(Error::LeaseLost)?;
         let found = steps.remove(asked.name);
         self.steps.resize(asked.name, found.iter().flatten().map(String::len).sum());
         match found {

@@ -7,7 +7,7 @@ use crate::record::{self, Distribution};
 use crate::session::{Opening, in_pooled_transaction};
 
 /// Distributes the table by `scope` over the workers of Citus. If it is distributed so already, does nothing. Then set
-/// [`Deployment::with_distributed`](crate::Deployment::with_distributed) in every process.
+/// [`Deployment::distributed`](crate::Deployment::distributed) in every process.
 ///
 /// A business table that is written in the same transaction should have its rows beside the key: give it a column of
 /// the type `text collate "C"` with the scope, and distribute it by that, `colocate_with => 'idempotency.record'`. Then

@@ -116,7 +116,7 @@ impl std::fmt::Display for Warning {
             }
             Self::NotDistributed => f.write_str(
                 "the database has Citus, and the table is not distributed; run `idempotency-janitor migrate --distributed` \
-                 and set Deployment::with_distributed(true) if the business tables are distributed",
+                 and set Deployment::distributed(true) if the business tables are distributed",
             ),
             Self::WronglyDistributed => f.write_str(
                 "Citus distributes the table, and not by the hash of scope; undistribute it, then run \

@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use sqlx::{PgConnection, PgPool};
 
 use crate::lease::{encode_result, store_result_of_step};
-use crate::limits::{RETENTION, within};
+use crate::limits::{RETENTION, in_range};
 use crate::outcome::encode;
 use crate::record::{Actor, Fence, Record};
 use crate::session::{Opening, in_pooled_transaction};
@@ -33,7 +33,7 @@ pub async fn resolve<T: Serialize + DeserializeOwned>(
     response: &T,
     retention: Duration,
 ) -> Result<(), Error> {
-    let (retention, seen) = (within("retention", retention, RETENTION)?, seen.into());
+    let (retention, seen) = (in_range("retention", retention, RETENTION)?, seen.into());
     let encoded = encode(response)?;
     decided(pool, async |conn| {
         let resolved =
@@ -148,7 +148,7 @@ where
 }
 
 /// Permits one more attempt of an operation that was released or has lapsed, even if it exceeds
-/// [`with_max_attempts`](crate::lease::Leasing::with_max_attempts): of an [exhausted](Error::Exhausted) one, when the cause
+/// [`max_attempts`](crate::lease::LeaseOptions::max_attempts): of an [exhausted](Error::Exhausted) one, when the cause
 /// of its failures is repaired. The next caller or a resumer makes the attempt. `token` is the token in that error. The
 /// record keeps `reason` for the next operator. Returns the new token, which fences an owner that was only suspended.
 ///

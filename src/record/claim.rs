@@ -13,7 +13,7 @@ use sqlx::postgres::PgRow;
 
 use super::distributed;
 use super::statement::{Record, age, draw_token, interval};
-use crate::{Error, Fingerprint, InFlight, Mode};
+use crate::{Error, Fingerprint, Mode, OnDuplicate};
 
 /// Adds a token to the claims of this transaction: the setting `idempotency.claim`, which ends with the transaction,
 /// and goes back with a savepoint. `claimed_at = now()` would not tell whose claim it is, because two transactions may
@@ -78,7 +78,7 @@ pub(crate) struct Terms {
     /// A mark has none.
     pub(crate) fingerprint: Option<Fingerprint>,
     pub(crate) retention: Duration,
-    pub(crate) in_flight: Option<InFlight>,
+    pub(crate) on_duplicate: Option<OnDuplicate>,
     /// How long the claim lasts, if it outlives the transaction.
     pub(crate) lease: Option<Duration>,
     pub(crate) max_attempts: Option<NonZeroU32>,

@@ -84,7 +84,7 @@ impl Shown {
         Fence { token: self.token, lease_until: self.lease_until.clone() }
     }
 
-    /// Whether a service with this [limit](crate::lease::Leasing::with_max_attempts) refuses the next attempt as
+    /// Whether a service with this [limit](crate::lease::LeaseOptions::max_attempts) refuses the next attempt as
     /// [exhausted](crate::Error::Exhausted). Then the operation waits for an operator:
     /// [`grant_attempt`](crate::operator::grant_attempt()) permits one more attempt.
     #[must_use]

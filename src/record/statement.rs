@@ -23,7 +23,7 @@ pub(crate) struct Record<'k> {
 impl<'k> Record<'k> {
     /// The record for an operator. An operator sends a statement once, so it is not worth preparing.
     pub(crate) fn unprepared(key: &'k Key) -> Self {
-        Self { key, deployment: Deployment::new().with_prepared_statements(false) }
+        Self { key, deployment: Deployment::new().prepared_statements(false) }
     }
 
     /// A statement on this record, whose parameters $1 to $3 are the key.

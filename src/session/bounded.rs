@@ -29,7 +29,7 @@ pub(crate) const ANSWER: Duration = Duration::from_secs(30);
 /// # use std::time::Duration;
 /// # use pg_idempotency::{Error, operator};
 /// # async fn f(pool: &sqlx::PgPool) -> Result<(), Error> {
-/// let stats = operator::within(Duration::from_secs(10), operator::stats(pool)).await?;
+/// let stats = operator::bounded(Duration::from_secs(10), operator::stats(pool)).await?;
 /// # Ok(()) }
 /// ```
 ///
@@ -40,15 +40,15 @@ pub(crate) const ANSWER: Duration = Duration::from_secs(30);
 /// # Cancellation
 ///
 /// As `work`.
-pub fn within<R>(
+pub fn bounded<R>(
     limit: Duration,
     work: impl Future<Output = Result<R, Error>>,
 ) -> impl Future<Output = Result<R, Error>> {
-    let within = or_closed(limit, work);
-    async { within.await.unwrap_or(Err(Error::Unanswered)) }
+    let bounded = or_closed(limit, work);
+    async { bounded.await.unwrap_or(Err(Error::Unanswered)) }
 }
 
-/// As [`within`], for any work. `None` if the time is over.
+/// As [`bounded`], for any work. `None` if the time is over.
 pub(crate) fn or_closed<R>(limit: Duration, work: impl Future<Output = R>) -> impl Future<Output = Option<R>> {
     // Asynchronous, because the timer needs a runtime.
     ended_or_closed(async move { sleep(limit).await }, work)

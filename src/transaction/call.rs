@@ -14,7 +14,7 @@ use crate::observe::{Failure, Watch};
 use crate::outcome::{Outcome, Response, Verdict, decode, encode};
 use crate::record::{Claim, Record, Terms};
 use crate::session::{Opening, Savepoint, Session, depth, roll_back_to};
-use crate::{Error, Fingerprint, InFlight, Key, Mode};
+use crate::{Error, Fingerprint, Key, Mode, OnDuplicate};
 
 /// One call: its record, and the terms of its claim.
 pub(crate) struct Call<'k> {
@@ -42,7 +42,7 @@ impl<'k> Call<'k> {
         options: &Idempotency,
         key: &'k Key,
         fingerprint: Fingerprint,
-        in_flight: Option<InFlight>,
+        on_duplicate: Option<OnDuplicate>,
         isolated: bool,
     ) -> Self {
         Self {
@@ -51,7 +51,7 @@ impl<'k> Call<'k> {
                 mode: Mode::Transaction,
                 fingerprint: Some(fingerprint),
                 retention: options.retention,
-                in_flight,
+                on_duplicate,
                 lease: None,
                 max_attempts: None,
             },

@@ -5,6 +5,7 @@ use serde::de::DeserializeOwned;
 use sqlx::{PgConnection, PgPool};
 
 use super::call::Call;
+use crate::limits::check_wait;
 use crate::observe::{call_span, observed};
 use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 
@@ -182,7 +183,7 @@ impl Idempotency {
     /// If the pool's connection has a transaction that nobody owns, the crate rolls that transaction back, and begins
     /// again, with one exception that the guide's page *promises* names. (A replay under
     /// [`RoundTrips::SelectFirst`](crate::RoundTrips::SelectFirst) reads in it, and leaves it as it is.) A duplicate
-    /// that [waits](crate::InFlight::Wait) holds its connection.
+    /// that [waits](crate::OnDuplicate::Wait) holds its connection.
     ///
     /// # Errors
     ///
@@ -222,6 +223,7 @@ impl Idempotency {
     }
 
     fn call<'k, B: Body + ?Sized>(&self, key: &'k Key, body: &B, isolated: bool) -> Result<Call<'k>, Error> {
-        Ok(Call::new(self, key, body.fingerprint()?, self.in_flight, isolated))
+        check_wait(self.on_duplicate, self.retention)?;
+        Ok(Call::new(self, key, body.fingerprint()?, self.on_duplicate, isolated))
     }
 }

@@ -2,31 +2,27 @@
 
 use std::time::Duration;
 
-use crate::limits::{DEFAULT_RETENTION, RETENTION, checked, retention_checked};
-use crate::{Deployment, InFlight, InvalidDuration};
+use crate::limits::{DEFAULT_RETENTION, assert_retention, assert_wait};
+use crate::{Deployment, OnDuplicate};
 
-/// The options of transaction mode: retention, in-flight policy, deployment and round trips.
+/// The options of transaction mode: retention, what a duplicate is told, deployment and round trips.
 ///
 /// It is cheap to copy, and its setters are `const`, so it can be a constant of your service. The calls are
 /// [`ensure`](Self::ensure), [`ensure_isolated`](Self::ensure_isolated), [`run`](Self::run) and
 /// [`run_isolated`](Self::run_isolated).
 ///
 /// ```
-/// # use pg_idempotency::{Idempotency, InFlight, InvalidDuration};
+/// # use pg_idempotency::{Idempotency, OnDuplicate};
 /// # use std::time::Duration;
-/// const ORDERS: Idempotency = match Idempotency::new().with_retention(Duration::from_secs(3 * 3600)) {
-///     Ok(options) => options,
-///     Err(_) => panic!("three hours are a retention"),
-/// };
+/// const ORDERS: Idempotency = Idempotency::new().retention(Duration::from_secs(3 * 3600));
 ///
-/// let nonces = Idempotency::new().with_retention(Duration::from_secs(300))?.with_in_flight(InFlight::Reject)?;
+/// let nonces = Idempotency::new().retention(Duration::from_secs(300)).on_duplicate(OnDuplicate::Reject);
 /// # let _ = (ORDERS, nonces);
-/// # Ok::<(), InvalidDuration>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Idempotency {
     pub(crate) retention: Duration,
-    pub(crate) in_flight: Option<InFlight>,
+    pub(crate) on_duplicate: Option<OnDuplicate>,
     pub(crate) deployment: Deployment,
     pub(crate) round_trips: RoundTrips,
 }
@@ -37,7 +33,7 @@ impl Idempotency {
     pub const fn new() -> Self {
         Self {
             retention: DEFAULT_RETENTION,
-            in_flight: None,
+            on_duplicate: None,
             deployment: Deployment::new(),
             round_trips: RoundTrips::Plain,
         }
@@ -47,33 +43,35 @@ impl Idempotency {
     /// retry that comes later is performed again.** Make the retention longer than the transaction that holds the
     /// claim. If the transaction outlives it, the call returns [`OutlivedRetention`](crate::Error::OutlivedRetention).
     ///
-    /// # Errors
+    /// # Panics
     ///
-    /// [`InvalidDuration`] under a millisecond or over ten years, or if a chosen wait is not shorter.
-    pub const fn with_retention(self, retention: Duration) -> Result<Self, InvalidDuration> {
-        match retention_checked(retention, RETENTION, self.in_flight) {
-            Ok(retention) => Ok(Self { retention, ..self }),
-            Err(invalid) => Err(invalid),
-        }
+    /// Under a millisecond or over ten years. In a constant, this is an error of the compiler.
+    #[must_use]
+    #[track_caller]
+    pub const fn retention(self, retention: Duration) -> Self {
+        assert_retention(retention);
+        Self { retention, ..self }
     }
 
     /// What to do about a concurrent duplicate. The default is to wait for 5 seconds, or for half the retention if that
-    /// is shorter. Behind the HTTP layer the default is [`InFlight::Reject`].
+    /// is shorter. Behind the HTTP layer the default is [`OnDuplicate::Reject`].
     ///
-    /// # Errors
+    /// The wait must be shorter than the [retention](Self::retention), whose end would forget the first response during
+    /// the wait. A call with such options returns [`Misuse`](crate::Misuse), and no SQL runs.
     ///
-    /// [`InvalidDuration`] for a wait under a millisecond (use [`InFlight::Reject`]), over an hour, or not shorter than
-    /// the retention, whose end would forget the first response during the wait.
-    pub const fn with_in_flight(self, in_flight: InFlight) -> Result<Self, InvalidDuration> {
-        match checked(in_flight, self.retention) {
-            Ok(in_flight) => Ok(Self { in_flight: Some(in_flight), ..self }),
-            Err(invalid) => Err(invalid),
-        }
+    /// # Panics
+    ///
+    /// For a wait under a millisecond (use [`OnDuplicate::Reject`]) or over an hour.
+    #[must_use]
+    #[track_caller]
+    pub const fn on_duplicate(self, on_duplicate: OnDuplicate) -> Self {
+        assert_wait(on_duplicate);
+        Self { on_duplicate: Some(on_duplicate), ..self }
     }
 
     /// How the service reaches the database, for example behind a pooler.
     #[must_use]
-    pub const fn with_deployment(self, deployment: Deployment) -> Self {
+    pub const fn deployment(self, deployment: Deployment) -> Self {
         Self { deployment, ..self }
     }
 
@@ -81,12 +79,12 @@ impl Idempotency {
     /// [`RoundTrips::Plain`]. In a transaction of the caller the setting has no effect: there the caller's next
     /// statement would have to wait for the answer to a ROLLBACK.
     #[must_use]
-    pub const fn with_round_trips(self, round_trips: RoundTrips) -> Self {
+    pub const fn round_trips(self, round_trips: RoundTrips) -> Self {
         Self { round_trips, ..self }
     }
 }
 
-/// Which round trips a call in a transaction of the crate's own saves, for [`Idempotency::with_round_trips`] and for
+/// Which round trips a call in a transaction of the crate's own saves, for [`Idempotency::round_trips`] and for
 /// the transactional HTTP layer. The answers are the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -98,8 +96,8 @@ pub enum RoundTrips {
     /// Look for a stored response before the transaction begins. For services where most calls are retries.
     ///
     /// A replay then takes one round trip instead of four, and a first call takes one more. This has no effect without
-    /// [prepared statements](Deployment::with_prepared_statements), because a pooler could mix up unprepared statements
-    /// outside a transaction, nor on a [distributed](Deployment::with_distributed) table.
+    /// [prepared statements](Deployment::prepared_statements), because a pooler could mix up unprepared statements
+    /// outside a transaction, nor on a [distributed](Deployment::distributed) table.
     SelectFirst,
     /// Send the claim together with BEGIN, and the completion together with COMMIT. A first call then takes as many
     /// round trips as its bare transaction, two fewer than [`Plain`](Self::Plain). It pays off if the database is
@@ -119,7 +117,7 @@ pub enum RoundTrips {
     ///   connection returns to the pool with an empty transaction, and the pool rolls that transaction back first. So
     ///   the round trips are saved only if the pool has another connection for the next call.
     ///
-    /// It has no effect on a [distributed](Deployment::with_distributed) table. Roles need
+    /// It has no effect on a [distributed](Deployment::distributed) table. Roles need
     /// EXECUTE on `idempotency.claim_at_begin`, `idempotency.try_claim` and `idempotency.store_response`. PUBLIC has it
     /// by default.
     Fewest,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use pg_idempotency::lease::{Leasing, Policy};
-use pg_idempotency::mark::{Marked, Marking};
+use pg_idempotency::lease::{LeaseOptions, Policy};
+use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::{Error, Idempotency, Janitor, Key, Outcome};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -31,9 +31,9 @@ struct Told {
 /// Claims, take-overs, completions and marks of a few milliseconds on keys that all callers share, and now and then a
 /// record and a lease that are to last.
 async fn call(pool: &PgPool, caller: usize, done: &AtomicBool) -> Result<Told, Error> {
-    let brief = Idempotency::new().with_retention(Duration::from_millis(2))?;
-    let marks = Marking::new(Duration::from_millis(1))?;
-    let leasing = Leasing::new(Policy::AtMostOnce { lease: Duration::from_secs(40) })?;
+    let brief = Idempotency::new().retention(Duration::from_millis(2));
+    let marks = MarkOptions::new(Duration::from_millis(1));
+    let leasing = LeaseOptions::new(Policy::AtMostOnce { lease: Duration::from_secs(40) });
     let mut told = Told::default();
     for n in 0_u64.. {
         if done.load(Ordering::Relaxed) {
@@ -84,8 +84,8 @@ async fn no_live_record_is_lost(_: PgPoolOptions, options: PgConnectOptions) -> 
     let janitors: Vec<_> = (0..JANITORS)
         .map(|_| {
             let (done, purged) = (done.clone(), purged.clone());
-            let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO).expect("in range");
-            let janitor = janitor.with_pause(Duration::ZERO).expect("in range");
+            let janitor = Janitor::new(pool.clone()).grace(Duration::ZERO);
+            let janitor = janitor.pause(Duration::ZERO);
             tokio::spawn(async move {
                 while !done.load(Ordering::Relaxed) {
                     let swept = janitor.sweep_once(500).await?;

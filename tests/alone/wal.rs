@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pg_idempotency::Error;
-use pg_idempotency::mark::{Marked, Marking, mark};
+use pg_idempotency::mark::{MarkOptions, Marked, mark};
 use sqlx::PgPool;
 
 use crate::support::key;
@@ -43,11 +43,7 @@ async fn duplicates_of_settled_keys_write_no_wal(pool: PgPool) -> anyhow::Result
     let keys: Vec<_> = (0..100).map(|n| key(&n.to_string())).collect();
     let batch = async || {
         let mut tx = pool.begin().await.expect("a transaction");
-        let marked = Marking::new(Duration::from_secs(300))
-            .expect("a retention")
-            .mark_many(&mut tx, &keys)
-            .await
-            .expect("marked");
+        let marked = MarkOptions::new(Duration::from_secs(300)).mark_many(&mut tx, &keys).await.expect("marked");
         tx.commit().await.expect("a commit");
         marked
     };

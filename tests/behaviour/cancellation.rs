@@ -4,8 +4,8 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Leasing, Policy};
-use pg_idempotency::mark::{Marked, Marking, mark};
+use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
+use pg_idempotency::mark::{MarkOptions, Marked, mark};
 use pg_idempotency::{Error, Idempotency, Key, Outcome, Verdict, ensure_idempotent};
 use rig::gate::cancel_after;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -174,7 +174,7 @@ async fn a_lease_can_be_dropped_at_every_poll_of_claim_and_completion(
 ) -> anyhow::Result<()> {
     let (pool, observer) = pools(options).await?;
     tables(&observer).await;
-    let leasing = Leasing::new(Policy::AtMostOnce { lease: Duration::from_secs(40) })?;
+    let leasing = LeaseOptions::new(Policy::AtMostOnce { lease: Duration::from_secs(40) });
     at_every_poll(async |polls| {
         let key = key(&polls.to_string());
         let call = leasing.ensure(&pool, &key, "body", async |_| Ok::<_, Error>(polls));
@@ -198,7 +198,7 @@ async fn a_lease_can_be_dropped_at_every_poll_of_claim_and_completion(
 async fn a_release_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let (pool, observer) = pools(options).await?;
     tables(&observer).await;
-    let leasing = Leasing::new(Policy::AtMostOnce { lease: Duration::from_secs(40) })?;
+    let leasing = LeaseOptions::new(Policy::AtMostOnce { lease: Duration::from_secs(40) });
     at_every_poll(async |polls| {
         let key = key(&polls.to_string());
         let Acquired::Owner(lease) = leasing.acquire::<i64, _>(&pool, &key, "body").await? else { panic!() };
@@ -223,7 +223,7 @@ async fn marks_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> 
         let mut tx = pool.begin().await?;
         let marking = async {
             let single = mark(&mut tx, &keys[0], window).await?;
-            let batch = Marking::new(window)?.mark_many(&mut tx, &keys[1..]).await?;
+            let batch = MarkOptions::new(window).mark_many(&mut tx, &keys[1..]).await?;
             Ok::<_, Error>((single, batch))
         };
         let done = cancel_after(polls, marking).await.transpose()?;
@@ -233,7 +233,7 @@ async fn marks_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<()> 
         }
         let mut tx = pool.begin().await?;
         assert_eq!(
-            Marking::new(window)?.mark_many(&mut tx, &keys).await?,
+            MarkOptions::new(window).mark_many(&mut tx, &keys).await?,
             [Marked::First; 3],
             "{polls} polls: rolled back"
         );

@@ -7,8 +7,8 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use pg_idempotency::lease::{Finding, InDoubt, Lease, Leasing, Policy, Visit};
-use pg_idempotency::mark::{Marked, Marking};
+use pg_idempotency::lease::{Finding, InDoubt, Lease, LeaseOptions, Policy, Visit};
+use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::operator::{self, State};
 use pg_idempotency::testing::{age, expire, lapse};
 use pg_idempotency::{
@@ -308,7 +308,7 @@ impl Doors<'_> {
     }
 
     async fn mark(&self) -> anyhow::Result<()> {
-        let marking = Marking::new(HOUR)?;
+        let marking = MarkOptions::new(HOUR);
         let keys = ["marked", "other"].map(key);
         let mut tx = self.pool.begin().await?;
         ensure!(marking.mark(&mut tx, &keys[0]).await? == Marked::First, "a new key");
@@ -333,7 +333,7 @@ impl Doors<'_> {
                     performed.set(performed.get() + 1);
                     Ok::<_, Error>((lease.attempt(), lease.downstream_key()))
                 };
-                Leasing::new(policy)?.ensure(self.pool, &key, "body", work).await
+                LeaseOptions::new(policy).ensure(self.pool, &key, "body", work).await
             })
             .await
             .with_context(|| format!("{policy:?}"))?;
@@ -356,7 +356,7 @@ impl Doors<'_> {
                 let text = lease.step_at_most_once("text", async |_| count()).await?;
                 if attempt == 1 { Err(Error::NotInTransaction) } else { Ok((row, repeated, text, lease.attempt())) }
             };
-            let answer = Leasing::new(IN_STEPS)?.ensure(self.pool, &key("steps"), "body", work).await;
+            let answer = LeaseOptions::new(IN_STEPS).ensure(self.pool, &key("steps"), "body", work).await;
             match answer {
                 Err(Error::NotInTransaction) if attempt == 1 => {}
                 Ok(Outcome::Performed((_, 1, 2, 2))) if attempt == 2 => {}
@@ -502,14 +502,14 @@ impl Doors<'_> {
         refused("ensure", ensure_idempotent(&mut tx, &key("new"), "body", perform).await)?;
         tx.rollback().await?;
         let mut tx = self.pool.begin().await?;
-        refused("mark", Marking::new(HOUR)?.mark(&mut tx, &key("new")).await)?;
+        refused("mark", MarkOptions::new(HOUR).mark(&mut tx, &key("new")).await)?;
         tx.rollback().await?;
         let mut tx = self.pool.begin().await?;
-        refused("mark_many", Marking::new(HOUR)?.mark_many(&mut tx, &["new", "newer"].map(key)).await)?;
+        refused("mark_many", MarkOptions::new(HOUR).mark_many(&mut tx, &["new", "newer"].map(key)).await)?;
         tx.rollback().await?;
         let work = async |_: &Lease| -> Result<i64, Error> { panic!("it has no lease") };
         for policy in [Policy::AtLeastOnce { lease: LEASE }, IN_STEPS, Policy::AtMostOnce { lease: LEASE }] {
-            let leased = Leasing::new(policy)?.ensure(self.pool, &key("new"), "body", work).await;
+            let leased = LeaseOptions::new(policy).ensure(self.pool, &key("new"), "body", work).await;
             refused(&format!("{policy:?}"), leased)?;
         }
         let resumed = async |_: &Lease, _: String| -> Result<i64, Error> { panic!("it has no lease") };

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Leasing, Policy};
+use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
 use pg_idempotency::{Error, Idempotency, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
@@ -38,7 +38,7 @@ async fn what_a_schema_behind_pg_catalog_contains_decides_nothing(
     // A call on a distributed table passes the lock_timeout on.
     let pool = wide_pool(&options.options([("search_path", "evil, public"), ("lock_timeout", "60s")]), 3).await;
     for (number, deployment) in DEPLOYMENTS.iter().enumerate() {
-        let idempotency = Idempotency::new().with_deployment(*deployment);
+        let idempotency = Idempotency::new().deployment(*deployment);
         let key = key(&format!("deployment {number}"));
         for replayed in [false, true] {
             let outcome = idempotency.run(&pool, &key, "body", async |_| Ok::<_, Error>(1)).await?;
@@ -55,12 +55,12 @@ async fn what_a_schema_behind_pg_catalog_contains_decides_nothing(
         assert!(run().await?.is_replayed(), "{way:?}");
         let keys = [key(&format!("{number} a")), key(&format!("{number} b"))];
         let mut tx = pool.begin().await?;
-        let marked = pg_idempotency::mark::Marking::new(Duration::from_secs(60))?.mark_many(&mut tx, &keys).await?;
+        let marked = pg_idempotency::mark::MarkOptions::new(Duration::from_secs(60)).mark_many(&mut tx, &keys).await?;
         assert_eq!(marked, [pg_idempotency::mark::Marked::First; 2]);
         tx.commit().await?;
     }
     // A lease that is claimed and completed, one that is live, and a sweep.
-    let leasing = Leasing::new(Policy::AtMostOnce { lease: Duration::from_secs(60) })?;
+    let leasing = LeaseOptions::new(Policy::AtMostOnce { lease: Duration::from_secs(60) });
     let Acquired::Owner(lease) = leasing.acquire::<i64, _>(&pool, &key("leased"), "body").await? else { panic!() };
     lease.complete(&7).await?;
     let Acquired::Owner(_live) = leasing.acquire::<i64, _>(&pool, &key("live"), "body").await? else { panic!() };

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use pg_idempotency::mark::{Marked, Marking};
+use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::{InvalidKey, Key, KeyPart};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
@@ -170,7 +170,7 @@ async fn any_text_is_refused_by_name_or_is_a_key_of_its_own(pool: PgPool) -> any
     for expected in [Marked::First, Marked::Duplicate] {
         for batch in marks.chunks(100) {
             let mut tx = pool.begin().await?;
-            let marked = Marking::new(Duration::from_secs(60))?.mark_many(&mut tx, batch).await?;
+            let marked = MarkOptions::new(Duration::from_secs(60)).mark_many(&mut tx, batch).await?;
             tx.commit().await?;
             assert!(marked.iter().all(|marked| *marked == expected));
         }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Finding, InDoubt, Leasing, Policy};
-use pg_idempotency::mark::{Marking, mark};
+use pg_idempotency::lease::{Finding, InDoubt, LeaseOptions, Policy};
+use pg_idempotency::mark::{MarkOptions, mark};
 use pg_idempotency::{Error, Idempotency, RoundTrips, ensure_idempotent};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgPool, Row as _};
@@ -34,8 +34,8 @@ async fn the_server_keeps_the_plan_of_each_statement(
         println!("skipped: PostgreSQL plans for the values, because it then has one partition to plan for");
         return Ok(());
     }
-    let select_first = Idempotency::new().with_round_trips(RoundTrips::SelectFirst);
-    let leasing = Leasing::new(Policy::AtLeastOnce { lease: Duration::from_secs(30) })?;
+    let select_first = Idempotency::new().round_trips(RoundTrips::SelectFirst);
+    let leasing = LeaseOptions::new(Policy::AtLeastOnce { lease: Duration::from_secs(30) });
     for call in 0..CALLS {
         for _ in ["first", "replay"] {
             let mut tx = pool.begin().await?;
@@ -43,7 +43,7 @@ async fn the_server_keeps_the_plan_of_each_statement(
             let _ = ensure_idempotent(&mut tx, &one, "body", async |_| Ok::<_, Error>(1)).await?;
             let _ = mark(&mut tx, &key(&format!("mark {call}")), WINDOW).await?;
             // Of the smallest size, for which the values change the estimates most.
-            let _ = Marking::new(WINDOW)?.mark_many(&mut tx, &[key(&format!("batch {call}"))]).await?;
+            let _ = MarkOptions::new(WINDOW).mark_many(&mut tx, &[key(&format!("batch {call}"))]).await?;
             tx.commit().await?;
             let _ = select_first.run(&pool, &one, "body", async |_| Ok::<_, Error>(1)).await?;
         }
@@ -71,11 +71,11 @@ async fn no_plan_asks_whether_the_table_is_plain(pool: PgPool) -> anyhow::Result
         return Ok(());
     }
     let pool = crate::support::wide_pool(&pool.connect_options(), 1).await;
-    let select_first = Idempotency::new().with_round_trips(RoundTrips::SelectFirst);
+    let select_first = Idempotency::new().round_trips(RoundTrips::SelectFirst);
     let _ = select_first.run(&pool, &key("a"), "body", async |_| Ok::<_, Error>(1)).await?;
     let mut conn = pool.acquire().await?;
     let mut tx = conn.begin().await?;
-    let _ = Marking::new(WINDOW)?.mark_many(&mut tx, &[key("batch")]).await?;
+    let _ = MarkOptions::new(WINDOW).mark_many(&mut tx, &[key("batch")]).await?;
     tx.commit().await?;
     let statements: Vec<(String, i32)> = sqlx::query_as(
         "select name, cardinality(parameter_types) from pg_prepared_statements

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Janitor, Key, OnEscape, Outcome, RoundTrips, protect};
+use pg_idempotency::{
+    Deployment, Error, Idempotency, Janitor, Key, OnDuplicate, OnEscape, Outcome, RoundTrips, protect,
+};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
@@ -13,25 +15,25 @@ pub(crate) fn key(value: &str) -> Key {
 }
 
 pub(crate) fn rejecting() -> Idempotency {
-    Idempotency::new().with_in_flight(InFlight::Reject).expect("Reject has no duration")
+    Idempotency::new().on_duplicate(OnDuplicate::Reject)
 }
 
 pub(crate) fn waiting(limit: Duration) -> Idempotency {
-    Idempotency::new().with_in_flight(InFlight::Wait(limit)).expect("a sensible wait")
+    Idempotency::new().on_duplicate(OnDuplicate::Wait(limit))
 }
 
 /// Every way to make a call by `run`: they differ in their round trips, and in nothing else.
 pub(crate) const WAYS: [Idempotency; 3] = [
     Idempotency::new(),
-    Idempotency::new().with_round_trips(RoundTrips::SelectFirst),
-    Idempotency::new().with_round_trips(RoundTrips::Fewest),
+    Idempotency::new().round_trips(RoundTrips::SelectFirst),
+    Idempotency::new().round_trips(RoundTrips::Fewest),
 ];
 
 /// The settings that fit the table. A plain one works with both.
 pub(crate) const DEPLOYMENTS: &[Deployment] = if cfg!(idempotency_distributed) {
     &[Deployment::new()]
 } else {
-    &[Deployment::new(), Deployment::new().with_distributed(true)]
+    &[Deployment::new(), Deployment::new().distributed(true)]
 };
 
 /// Between two of them.
@@ -76,7 +78,7 @@ pub(crate) async fn expire_in(pool: &PgPool, key: &Key, left: Duration) -> Resul
 
 /// Deletes what is expired at once.
 pub(crate) fn janitor(pool: &PgPool) -> Janitor {
-    Janitor::new(pool.clone()).with_grace(Duration::ZERO).expect("in range")
+    Janitor::new(pool.clone()).grace(Duration::ZERO)
 }
 
 /// Runs the usual operation once, in a transaction of the crate's.

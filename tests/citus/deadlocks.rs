@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use pg_idempotency::mark::{Marked, Marking};
-use pg_idempotency::{Error, InFlight, Key, Outcome};
+use pg_idempotency::mark::{MarkOptions, Marked};
+use pg_idempotency::{Error, Key, OnDuplicate, Outcome};
 use rig::gate::PATIENCE;
 use sqlx::{PgConnection, PgPool};
 use tokio::sync::Barrier;
@@ -133,9 +133,9 @@ async fn two_calls_that_deadlock_in_perform_take_effect_once_each() -> anyhow::R
 #[tokio::test]
 async fn two_consumers_with_batches_in_opposite_orders_mark_each_key_once() -> anyhow::Result<()> {
     let Some(citus) = citus().await else { return Ok(()) };
-    let marking = Marking::new(Duration::from_secs(3600))?
-        .with_deployment(DISTRIBUTED)
-        .with_in_flight(InFlight::Wait(Duration::from_millis(500)))?;
+    let marking = MarkOptions::new(Duration::from_secs(3600))
+        .deployment(DISTRIBUTED)
+        .on_duplicate(OnDuplicate::Wait(Duration::from_millis(500)));
     for rows in BOTH {
         let scopes = scopes(&citus.pool, rows).await?;
         let keys = |scope: &str| -> Vec<Key> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, LeaseOwner, Leasing, Policy};
+use pg_idempotency::lease::{Acquired, LeaseOptions, LeaseOwner, Policy};
 use pg_idempotency::operator::{release, resolve};
 use pg_idempotency::{Error, Key};
 use rig::fixture::Fixture;
@@ -14,8 +14,8 @@ const LEASE: Duration = Duration::from_secs(40);
 const REPEATS: Policy = Policy::AtLeastOnce { lease: LEASE };
 const NEVER_REPEATS: Policy = Policy::AtMostOnce { lease: LEASE };
 
-fn leasing(policy: Policy) -> Leasing {
-    Leasing::new(policy).expect("a lease").with_deployment(DISTRIBUTED)
+fn leasing(policy: Policy) -> LeaseOptions {
+    LeaseOptions::new(policy).deployment(DISTRIBUTED)
 }
 
 async fn acquired(pool: &PgPool, key: &Key, policy: Policy) -> anyhow::Result<LeaseOwner> {

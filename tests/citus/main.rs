@@ -12,12 +12,12 @@ mod transactions;
 use std::sync::Once;
 use std::time::Duration;
 
-use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Key, Outcome, distribute, migrate};
+use pg_idempotency::{Deployment, Error, Idempotency, Key, OnDuplicate, Outcome, distribute, migrate};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-const DISTRIBUTED: Deployment = Deployment::new().with_distributed(true);
+const DISTRIBUTED: Deployment = Deployment::new().distributed(true);
 
 /// Tests that count what the whole server does run alone.
 static TURN: RwLock<()> = RwLock::const_new(());
@@ -99,15 +99,15 @@ fn scope() -> String {
 }
 
 fn calls() -> Idempotency {
-    Idempotency::new().with_deployment(DISTRIBUTED)
+    Idempotency::new().deployment(DISTRIBUTED)
 }
 
 fn rejecting() -> Idempotency {
-    calls().with_in_flight(InFlight::Reject).expect("Reject has no duration")
+    calls().on_duplicate(OnDuplicate::Reject)
 }
 
 fn waiting(limit: Duration) -> Idempotency {
-    calls().with_in_flight(InFlight::Wait(limit)).expect("a sensible wait")
+    calls().on_duplicate(OnDuplicate::Wait(limit))
 }
 
 /// Leaves an effect beside the key, and counts those of its scope.

@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use pg_idempotency::Key;
-use pg_idempotency::mark::{Marked, Marking};
+use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::testing;
 
 use crate::{DISTRIBUTED, citus, scope};
 
 const WINDOW: Duration = Duration::from_secs(3600);
 
-fn marking() -> Marking {
-    Marking::new(WINDOW).expect("a window").with_deployment(DISTRIBUTED)
+fn marking() -> MarkOptions {
+    MarkOptions::new(WINDOW).deployment(DISTRIBUTED)
 }
 
 /// So many keys over so many new scopes.

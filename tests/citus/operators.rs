@@ -32,9 +32,9 @@ async fn the_sweep_deletes_what_is_due_and_nothing_else() -> anyhow::Result<()> 
             .await?;
     }
     let janitor = Janitor::new(citus.pool.clone())
-        .with_grace(Duration::ZERO)?
-        .with_pause(Duration::ZERO)?
-        .with_batch_size(NonZeroU32::new(10).expect("not zero"));
+        .grace(Duration::ZERO)
+        .pause(Duration::ZERO)
+        .batch_size(NonZeroU32::new(10).expect("not zero"));
     let first = janitor.sweep_once(10).await?;
     assert!(first.limited);
     let rest = janitor.sweep_once(u64::MAX).await?;
@@ -58,7 +58,7 @@ async fn the_sweep_leaves_a_record_that_is_taken_over_while_it_waits() -> anyhow
     let taking = crate::calls().ensure(&mut taker, &key, "second", async |_| -> Result<i32, Error> { Ok(2) });
     assert!(!taking.await?.is_replayed());
     let sweep = tokio::spawn({
-        let janitor = Janitor::new(citus.pool.clone()).with_grace(Duration::ZERO)?;
+        let janitor = Janitor::new(citus.pool.clone()).grace(Duration::ZERO);
         async move { janitor.sweep_once(u64::MAX).await }
     });
     crate::a_moment().await;

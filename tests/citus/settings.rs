@@ -10,8 +10,8 @@ use axum::http::request::Parts;
 use axum::http::{Request, StatusCode};
 use axum::routing::post;
 use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, NoTransaction, Rejection};
-use pg_idempotency::lease::{Leasing, Policy};
-use pg_idempotency::mark::Marking;
+use pg_idempotency::lease::{LeaseOptions, Policy};
+use pg_idempotency::mark::MarkOptions;
 use pg_idempotency::{Deployment, Error, Idempotency, Key, RoundTrips, Verdict, migrate};
 use rig::fixture::Fixture;
 use sqlx::postgres::PgPoolOptions;
@@ -20,12 +20,12 @@ use tower::ServiceExt as _;
 
 use crate::{citus_alone, key, options};
 
-const PLAIN: Deployment = Deployment::new().with_distributed(false);
+const PLAIN: Deployment = Deployment::new().distributed(false);
 /// PostgreSQL plans a prepared statement five times with its values, and then without them.
 const CALLS: usize = 7;
 
 fn plain() -> Idempotency {
-    Idempotency::new().with_deployment(PLAIN)
+    Idempotency::new().deployment(PLAIN)
 }
 
 /// An entry of the library that claims, or replays without a claim.
@@ -108,27 +108,27 @@ impl Door {
                 pg_idempotency::commit(tx).await
             }
             Self::SelectFirst => {
-                plain().with_round_trips(RoundTrips::SelectFirst).run(pool, key, "body", perform).await.map(drop)
+                plain().round_trips(RoundTrips::SelectFirst).run(pool, key, "body", perform).await.map(drop)
             }
             Self::FewestRoundTrips => {
-                plain().with_round_trips(RoundTrips::Fewest).run(pool, key, "body", perform).await.map(drop)
+                plain().round_trips(RoundTrips::Fewest).run(pool, key, "body", perform).await.map(drop)
             }
             Self::Isolated => {
                 let perform = async |conn: &mut PgConnection| perform(conn).await.map(Verdict::Keep);
                 plain().run_isolated(pool, key, "body", perform).await.map(drop)
             }
             Self::Lease => {
-                let leasing = Leasing::new(REPEATS)?.with_deployment(PLAIN);
+                let leasing = LeaseOptions::new(REPEATS).deployment(PLAIN);
                 leasing.ensure(pool, key, "body", async |_| perform_outside(performed)).await.map(drop)
             }
             Self::Resume => {
-                let leasing = Leasing::new(REPEATS)?.with_deployment(PLAIN).with_stored_request(true);
-                let leasing = leasing.with_max_attempts(NonZeroU32::MAX);
+                let leasing = LeaseOptions::new(REPEATS).deployment(PLAIN).store_request(true);
+                let leasing = leasing.max_attempts(NonZeroU32::MAX);
                 let work = async |_: &_, _: String| perform_outside(performed);
                 leasing.resume_one(pool, key.operation(), work).await.map(drop)
             }
             Self::Mark | Self::MarkMany => {
-                let marking = Marking::new(Duration::from_secs(3600))?.with_deployment(PLAIN);
+                let marking = MarkOptions::new(Duration::from_secs(3600)).deployment(PLAIN);
                 let mut tx = pool.begin().await?;
                 match self {
                     Self::Mark => drop(marking.mark(&mut tx, key).await?),
@@ -151,10 +151,10 @@ impl Door {
         let router = Router::new().route("/", handler);
         let router = match self {
             Self::Http => router.layer(transactional(plain())),
-            Self::HttpSelectFirst => router.layer(transactional(plain().with_round_trips(RoundTrips::SelectFirst))),
-            Self::HttpFewestRoundTrips => router.layer(transactional(plain().with_round_trips(RoundTrips::Fewest))),
+            Self::HttpSelectFirst => router.layer(transactional(plain().round_trips(RoundTrips::SelectFirst))),
+            Self::HttpFewestRoundTrips => router.layer(transactional(plain().round_trips(RoundTrips::Fewest))),
             _ => {
-                let options = Leasing::new(REPEATS)?.with_deployment(PLAIN);
+                let options = LeaseOptions::new(REPEATS).deployment(PLAIN);
                 router.layer(IdempotencyLayer::leased(pool.clone(), options, scope))
             }
         };

@@ -10,7 +10,7 @@ use axum::http::{HeaderValue, Request, StatusCode};
 use axum::routing::post;
 use pg_idempotency::Key;
 use pg_idempotency::http::{Decision, IdempotencyLayer, RequestResumer, ResumedRequest};
-use pg_idempotency::lease::{Lease, Leasing, Policy};
+use pg_idempotency::lease::{Lease, LeaseOptions, Policy};
 use pg_idempotency::testing::age;
 use rig::gate::{Gate, PATIENCE};
 use sqlx::PgPool;
@@ -37,10 +37,10 @@ struct Service {
 
 impl Service {
     fn new(pool: &PgPool) -> anyhow::Result<Self> {
-        let options = Leasing::new(Policy::AtLeastOnce { lease: MINUTE })?.with_stored_request(true);
+        let options = LeaseOptions::new(Policy::AtLeastOnce { lease: MINUTE }).store_request(true);
         let layer =
-            IdempotencyLayer::leased(pool.clone(), options.with_max_attempts(NonZeroU32::MIN.saturating_add(4)), user);
-        let layer = layer.with_stored_header(axum::http::HeaderName::from_static("x-user"))?;
+            IdempotencyLayer::leased(pool.clone(), options.max_attempts(NonZeroU32::MIN.saturating_add(4)), user);
+        let layer = layer.store_header(axum::http::HeaderName::from_static("x-user"));
         Ok(Self { layer, gate: Gate::new(), resumed: Arc::default() })
     }
 
@@ -82,7 +82,7 @@ async fn an_abandoned_request_that_takes_for_ever_delays_its_own_scope_alone(poo
         }
     }
     let (stop, stopped) = oneshot::channel::<()>();
-    let resumer = RequestResumer::new(&service.layer, OPERATION)?.with_interval(Duration::from_millis(100))?;
+    let resumer = RequestResumer::new(&service.layer, OPERATION)?.interval(Duration::from_millis(100));
     let routes = service.routes();
     let resuming = tokio::spawn(async move { resumer.run(async { drop(stopped.await) }, permit, routes).await });
     until(&pool, "select count(*) = 2 from idempotency.record where scope = 'ada' and completed_at is not null").await;
@@ -112,7 +112,7 @@ async fn an_abandoned_request_that_takes_for_ever_delays_its_own_scope_alone(poo
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn without_a_place_an_abandoned_request_stays_as_it_is(pool: PgPool) -> anyhow::Result<()> {
     let mut service = Service::new(&pool)?;
-    service.layer = service.layer.with_max_runs(1);
+    service.layer = service.layer.max_runs(1);
     service.abandoned(&pool, "ada", "key-1").await?;
     let of_eve = || of("eve", request("POST", "/payments", Some("key-1"), "x"));
     assert_eq!(send(&service.routes(), of_eve()).await.status, StatusCode::SERVICE_UNAVAILABLE);

@@ -15,8 +15,7 @@ async fn a_key_that_nobody_can_see_is_malformed(pool: PgPool) {
     for key in ["\" \"", "\"   \""] {
         assert_eq!(post_to(&from_header, "/effects", key, "x").await.problem(), "malformed-key", "{key:?}");
     }
-    let from_body =
-        app(transactional(&pool).with_key_from(|_, body| Ok(Some(String::from_utf8_lossy(body).into_owned()))));
+    let from_body = app(transactional(&pool).key_from(|_, body| Ok(Some(String::from_utf8_lossy(body).into_owned()))));
     for body in [" ", "\u{a0}", "\u{200b}\u{feff}"] {
         let refused = send(&from_body, request("POST", "/effects", None, body)).await;
         assert_eq!((refused.status, &*refused.problem()), (StatusCode::BAD_REQUEST, "malformed-key"), "{body:?}");

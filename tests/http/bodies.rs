@@ -114,7 +114,7 @@ async fn a_response_of_known_length_that_never_comes_is_not_stored(pool: PgPool)
         insert(&mut tx, "never").await;
         late(std::future::pending())
     };
-    let layer = transactional(&pool).with_run_timeout(Duration::from_millis(100)).expect("a time-out");
+    let layer = transactional(&pool).run_timeout(Duration::from_millis(100));
     let app = Router::new().route("/never", post(handler)).layer(layer);
     let first = tower::ServiceExt::oneshot(app.clone(), crate::support::request("POST", "/never", Some("key-1"), "x"));
     let first = tokio::time::timeout(rig::gate::PATIENCE, first).await.expect("in time");
@@ -137,7 +137,7 @@ async fn a_body_in_many_small_chunks_is_replayed_whole(pool: PgPool) {
         let answer = post_to(&app, "/crumbs", "key-1", "x").await;
         assert_eq!((answer.is_replayed(), &*answer.body), (replayed, expected.as_bytes()));
     }
-    let too_large = Router::new().route("/crumbs", post(handler)).layer(transactional(&pool).with_response_limit(100));
+    let too_large = Router::new().route("/crumbs", post(handler)).layer(transactional(&pool).response_limit(100));
     assert_eq!(post_to(&too_large, "/crumbs", "key-2", "x").await.body, expected, "nothing is lost or moved");
 }
 

@@ -35,9 +35,9 @@ async fn a_run_over_the_limit_is_refused_before_it_begins(_: PgPoolOptions, opti
         PgPoolOptions::new().acquire_timeout(Duration::from_secs(1)).connect_with(options).await.expect("a pool");
     create_effects(&pool).await;
     let gate = Gate::new();
-    let layer = transactional(&pool).with_max_runs(1);
+    let layer = transactional(&pool).max_runs(1);
     let runs = layer.runs();
-    let app = stops_at(&gate).merge(app_without_layer()).layer(layer.with_optional_key(true));
+    let app = stops_at(&gate).merge(app_without_layer()).layer(layer.optional_key(true));
     let first = spawned_post(&app, "/gate", "key-1", "x");
     gate.reached().await;
     for key in [Some("key-2"), None] {
@@ -95,7 +95,7 @@ async fn a_handler_that_never_returns_is_dropped_and_undone(_: PgPoolOptions, op
         insert(&mut tx, "never").await;
         pending::<&'static str>().await
     };
-    let layer = transactional(&pool).with_optional_key(true).with_run_timeout(LIMIT).expect("a time-out");
+    let layer = transactional(&pool).optional_key(true).run_timeout(LIMIT);
     let runs = layer.runs();
     let app = app_without_layer().route("/never", post(never)).layer(layer);
     for key in [Some("key-1"), None] {
@@ -115,7 +115,7 @@ async fn a_leased_handler_that_never_returns_is_a_failure(pool: PgPool) {
     for (policy, key) in [(Policy::AtLeastOnce { lease }, "released"), (Policy::AtMostOnce { lease }, "indeterminate")]
     {
         let layer = leased(&pool, policy);
-        let layer = layer.with_optional_key(true).with_run_timeout(LIMIT).expect("a time-out");
+        let layer = layer.optional_key(true).run_timeout(LIMIT);
         let app = Router::new().route("/never", post(async || pending::<&'static str>().await)).layer(layer);
         assert_is(&post_to(&app, "/never", key, "x").await, "timed-out");
         assert_is(&send(&app, request("POST", "/never", None, "x")).await, "timed-out");
@@ -147,7 +147,7 @@ async fn a_time_out_is_answered_while_a_task_still_has_the_transaction(pool: PgP
         kept.await.expect("joined");
         "done"
     };
-    let layer = transactional(&pool).with_run_timeout(LIMIT).expect("a time-out");
+    let layer = transactional(&pool).run_timeout(LIMIT);
     let app = Router::new().route("/spawns", post(spawns)).layer(layer);
     assert_is(&post_to(&app, "/spawns", "key-1", "x").await, "timed-out");
     gate.open();

@@ -95,7 +95,7 @@ async fn an_order_is_shown_as_it_is_now(pool: PgPool) {
     let one = one.connect_with((*pool.connect_options()).clone()).await.expect("a pool");
     for (case, layer) in layers(&one).into_iter().enumerate() {
         outside(&pool, "delete from idempotency.record; delete from effect").await;
-        let app = orders(&pool).layer(layer.with_replay(OrdersById::default()));
+        let app = orders(&pool).layer(layer.replay(OrdersById::default()));
         let first = post_to(&app, "/orders", "key-1", "x").await;
         assert_eq!((first.status, first.is_replayed()), (StatusCode::CREATED, false), "{case}: {first:?}");
         assert_eq!(first.headers["set-cookie"], "session=1", "the first answer is the handler's");
@@ -157,7 +157,7 @@ async fn the_record_of_a_large_report_is_small(pool: PgPool) {
             (AnswerBy(7), [(header::CONTENT_TYPE, "text/csv")], content.to_string())
         };
         // The limit is that of a stored body, and no body is stored.
-        let layer = layer.with_replay(Reports).with_response_limit(1000);
+        let layer = layer.replay(Reports).response_limit(1000);
         let app = Router::new().route("/reports", post(handler)).layer(layer);
         for replayed in [false, true] {
             let answer = post_to(&app, "/reports", "b5b6a1e0-8a1c-4c6e-9f63-0e9f5a3d6c11", "x").await;
@@ -179,7 +179,7 @@ async fn a_reference_that_does_not_resolve_is_gone_and_never_performed_again(poo
     create_effects(&pool).await;
     for layer in layers(&pool) {
         outside(&pool, "delete from idempotency.record; delete from effect").await;
-        let app = orders(&pool).layer(layer.with_replay(OrdersById::default()));
+        let app = orders(&pool).layer(layer.replay(OrdersById::default()));
         post_to(&app, "/orders", "key-1", "x").await;
         outside(&pool, "delete from effect").await;
         for _ in 0..2 {
@@ -209,7 +209,7 @@ async fn a_reference_that_cannot_be_replayed_commits_nothing_or_is_never_perform
                 _ => panic!("{answer:?}"),
             }
         };
-        let layered = if of_another_type { layer.clone().with_replay(Failing) } else { layer.clone() };
+        let layered = if of_another_type { layer.clone().replay(Failing) } else { layer.clone() };
         let app = orders(&pool).layer(layered);
         let first = post_to(&app, "/orders", "key-1", "x").await;
         if case != LEASED {
@@ -224,7 +224,7 @@ async fn a_reference_that_cannot_be_replayed_commits_nothing_or_is_never_perform
         assert!(!format!("{repeat:?}").contains("type: integer"), "no log shows the reference");
         assert_eq!(effects(&pool).await, 1);
         // The next deployment repairs it.
-        let repaired = orders(&pool).layer(layer.with_replay(OrdersById::default()));
+        let repaired = orders(&pool).layer(layer.replay(OrdersById::default()));
         assert!(post_to(&repaired, "/orders", "key-1", "x").await.is_replayed());
     }
 }
@@ -233,7 +233,7 @@ async fn a_reference_that_cannot_be_replayed_commits_nothing_or_is_never_perform
 async fn a_stored_body_is_replayed_as_it_is(pool: PgPool) {
     create_effects(&pool).await;
     let replay = OrdersById::default();
-    let app = app(transactional(&pool).with_replay(replay.clone()));
+    let app = app(transactional(&pool).replay(replay.clone()));
     let first = post_to(&app, "/effects", "key-1", "x").await;
     let repeat = post_to(&app, "/effects", "key-1", "x").await;
     assert_eq!((repeat.is_replayed(), &repeat.body), (true, &first.body));
@@ -281,7 +281,7 @@ async fn a_replay_that_fails_leaves_nothing_open_and_performs_nothing(pool: PgPo
     create_effects(&pool).await;
     for layer in layers(&pool) {
         outside(&pool, "delete from idempotency.record; delete from effect").await;
-        let layer = layer.with_replay(Failing).with_run_timeout(Duration::from_secs(1)).expect("a time");
+        let layer = layer.replay(Failing).run_timeout(Duration::from_secs(1));
         let effect_pool = pool.clone();
         let handler = async move |Path(how): Path<String>, tx: Result<IdempotentTx, NoTransaction>| {
             new_effect(tx, &effect_pool, "performed").await;
@@ -352,8 +352,8 @@ async fn the_reference_follows_the_rules_of_a_response(pool: PgPool) {
                 (AnswerBy(std::collections::BTreeMap::from([((1, 2), 3)])), "a key of JSON is a text")
             }),
         );
-    let layer = transactional(&pool).with_optional_key(true).with_replay(Failing);
-    let app = route.layer(layer.with_stored_errors([StatusCode::PAYMENT_REQUIRED]).expect("a client error"));
+    let layer = transactional(&pool).optional_key(true).replay(Failing);
+    let app = route.layer(layer.store_errors([StatusCode::PAYMENT_REQUIRED]));
     assert_eq!(post_to(&app, "/declined", "key-1", "x").await.body, "no money");
     let declined = post_to(&app, "/declined", "key-1", "x").await;
     assert_eq!((declined.status, declined.is_replayed()), (StatusCode::PAYMENT_REQUIRED, true));
@@ -415,7 +415,7 @@ impl Replay for Long {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_rebuilt_answer_has_a_bound_and_an_end(pool: PgPool) {
     const MOST: usize = 64 * 1024 * 1024;
-    let layer = transactional(&pool).with_replay(Long);
+    let layer = transactional(&pool).replay(Long);
     let place = async |_: IdempotentTx, Json(reference): Json<(usize, u64)>| (AnswerBy(reference), "placed");
     let app = Router::new().route("/long", post(place)).layer(layer);
     for (number, (bytes, more, status)) in [

@@ -53,7 +53,7 @@ async fn pass_on(upstream: SocketAddr, method: Method) -> Response {
 /// The handler behind each kind of layer, for requests of one method.
 fn services(pool: &PgPool, upstream: SocketAddr, method: &Method) -> Vec<(&'static str, Router)> {
     let service = |layer: IdempotencyLayer, transactional| {
-        let layer = layer.with_methods([method.clone()]);
+        let layer = layer.methods([method.clone()]);
         let route = match transactional {
             true => any(async move |_: IdempotentTx, method: Method| pass_on(upstream, method).await),
             false => any(async move |method: Method| pass_on(upstream, method).await),

@@ -83,7 +83,7 @@ async fn collect(request: Request, next: Next) -> Response {
 
 /// `name` is a part of each key.
 async fn no_cut_upload_is_performed(name: &str, layer: IdempotencyLayer, transactional: bool) {
-    let layer = layer.with_optional_key(true);
+    let layer = layer.optional_key(true);
     let runs = layer.runs();
     let performed = Arc::new(Mutex::new(Vec::new()));
     let noting = performed.clone();

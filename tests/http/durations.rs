@@ -2,15 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pg_idempotency::http::{IdempotencyLayer, InvalidSetting, RequestResumer};
-use pg_idempotency::lease::{Leasing, Policy, Reconciler, Resumer};
-use pg_idempotency::mark::{Marking, mark};
-use pg_idempotency::operator::{health, resolve, unsettled, within};
+use pg_idempotency::http::{IdempotencyLayer, RequestResumer};
+use pg_idempotency::lease::{LeaseOptions, Policy, Reconciler, Resumer};
+use pg_idempotency::mark::{MarkOptions, mark};
+use pg_idempotency::operator::{bounded, health, resolve, unsettled};
 use pg_idempotency::testing::age;
-use pg_idempotency::{Error, Idempotency, InFlight, InvalidDuration, Janitor, Key};
+use pg_idempotency::{Error, Idempotency, Janitor, Key, Misuse, OnDuplicate};
 use quote::ToTokens as _;
 use sqlx::PgPool;
 
@@ -19,16 +20,6 @@ use crate::support::{transactional, user};
 /// A service that means *never* types one of the last two.
 const EXTREMES: [Duration; 4] =
     [Duration::ZERO, Duration::from_nanos(1), Duration::from_secs(100 * 366 * 24 * 3600), Duration::MAX];
-
-/// What the function makes of a duration.
-enum Takes {
-    /// It refuses all four extremes.
-    ARange,
-    /// It takes zero and a nanosecond.
-    AnyShort,
-    /// It takes each, and the longest means never.
-    Any,
-}
 
 /// The public functions with a duration among their arguments: the name, after that of the type.
 fn functions_with_a_duration() -> BTreeSet<String> {
@@ -63,82 +54,94 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 
 fn takes_a_duration(visibility: &syn::Visibility, signature: &syn::Signature) -> bool {
     let arguments = signature.inputs.to_token_stream().to_string();
-    let units = ["Duration", "InFlight", "Policy"];
+    let units = ["Duration", "OnDuplicate", "Policy"];
     matches!(visibility, syn::Visibility::Public(_)) && arguments.split_whitespace().any(|word| units.contains(&word))
 }
 
+/// A setter panics for a duration that it does not take.
+fn set<T>(setter: impl FnOnce() -> T) -> Result<(), String> {
+    catch_unwind(AssertUnwindSafe(|| drop(setter()))).map_err(|_| "it panicked".to_owned())
+}
+
+/// A function returns an error for an argument that it does not take.
+fn refusal(error: Error) -> Result<(), String> {
+    match error {
+        Error::Misuse(Misuse::Options { problem, .. }) => Err(problem),
+        error => panic!("{error:?}"),
+    }
+}
+
 /// Calls the function with this duration. `None` means that this test does not know it.
-async fn call(pool: &PgPool, function: &str, given: Duration) -> Option<Result<(), anyhow::Error>> {
+async fn call(pool: &PgPool, function: &str, given: Duration) -> Option<Result<(), String>> {
     let hour = Duration::from_secs(3600);
     let key = Key::new("scope", "operation", "value").expect("a key");
-    let wait = InFlight::Wait(given);
-    let leasing = || Leasing::new(Policy::AtMostOnce { lease: hour }).expect("a lease").with_stored_request(true);
+    let wait = || OnDuplicate::Wait(given);
+    let leasing = || LeaseOptions::new(Policy::AtMostOnce { lease: hour }).store_request(true);
     let resumable = || {
-        let leasing = Leasing::new(Policy::AtLeastOnce { lease: hour }).expect("a lease").with_stored_request(true);
-        leasing.with_max_attempts(std::num::NonZeroU32::MIN)
+        let leasing = LeaseOptions::new(Policy::AtLeastOnce { lease: hour }).store_request(true);
+        leasing.max_attempts(std::num::NonZeroU32::MIN)
     };
     let reconciler = || Reconciler::new(leasing(), "operation", hour).expect("a reconciler");
     let janitor = || Janitor::new(pool.clone());
     Some(match function {
-        "Idempotency::with_retention" => Idempotency::new().with_retention(given).map(drop).map_err(Into::into),
-        "Idempotency::with_in_flight" => Idempotency::new().with_in_flight(wait).map(drop).map_err(Into::into),
-        "Janitor::with_pause" => janitor().with_pause(given).map(drop).map_err(Into::into),
-        "Janitor::with_interval" => janitor().with_interval(given).map(drop).map_err(Into::into),
-        "Janitor::with_grace" => match janitor().with_grace(given) {
-            Ok(janitor) => janitor.sweep_once(1).await.map(drop).map_err(Into::into),
-            Err(invalid) => Err(invalid.into()),
+        "Idempotency::retention" => set(|| Idempotency::new().retention(given)),
+        "Idempotency::on_duplicate" => set(|| Idempotency::new().on_duplicate(wait())),
+        "Janitor::pause" => set(|| janitor().pause(given)),
+        "Janitor::interval" => set(|| janitor().interval(given)),
+        "Janitor::grace" => match catch_unwind(AssertUnwindSafe(|| janitor().grace(given))) {
+            Ok(janitor) => janitor.sweep_once(1).await.map(drop).or_else(refusal),
+            Err(_) => Err("it panicked".to_owned()),
         },
-        "IdempotencyLayer::with_run_timeout" => {
-            transactional(pool).with_run_timeout(given).map(drop).map_err(Into::into)
-        }
-        "RequestResumer::with_interval" => {
+        "IdempotencyLayer::run_timeout" => set(|| transactional(pool).run_timeout(given)),
+        "RequestResumer::interval" => {
             let layer = IdempotencyLayer::leased(pool.clone(), resumable(), user);
             let resumer = RequestResumer::new(&layer, "operation").expect("a resumer");
-            resumer.with_interval(given).map(drop).map_err(Into::into)
+            set(|| resumer.interval(given))
         }
-        "Leasing::new" => {
+        "LeaseOptions::new" => {
             let policies: [fn(Duration) -> Policy; 3] = [
                 |lease| Policy::AtLeastOnce { lease },
                 |lease| Policy::InSteps { lease },
                 |lease| Policy::AtMostOnce { lease },
             ];
-            policies.into_iter().try_for_each(|policy| Leasing::new(policy(given)).map(drop)).map_err(Into::into)
+            let taken = policies.map(|policy| set(|| LeaseOptions::new(policy(given))));
+            assert_eq!(taken[0], taken[1], "{given:?}");
+            assert_eq!(taken[0], taken[2], "{given:?}");
+            taken[0].clone()
         }
-        "Leasing::with_retention" => leasing().with_retention(given).map(drop).map_err(Into::into),
-        "Leasing::with_in_flight" => leasing().with_in_flight(wait).map(drop).map_err(Into::into),
-        "Leasing::with_resume_after" => leasing().with_resume_after(given).map(drop).map_err(Into::into),
-        "Reconciler::new" => Reconciler::new(leasing(), "operation", given).map(drop).map_err(Into::into),
-        "Reconciler::with_distance" => reconciler().with_distance(given).map(drop).map_err(Into::into),
-        "Reconciler::with_give_up_after" => reconciler().with_give_up_after(given).map(drop).map_err(Into::into),
-        "Reconciler::with_time_out" => reconciler().with_time_out(given).map(drop).map_err(Into::into),
-        "Reconciler::with_interval" => reconciler().with_interval(given).map(drop).map_err(Into::into),
-        "Resumer::with_interval" => {
+        "LeaseOptions::retention" => set(|| leasing().retention(given)),
+        "LeaseOptions::on_duplicate" => set(|| leasing().on_duplicate(wait())),
+        "LeaseOptions::resume_after" => set(|| leasing().resume_after(given)),
+        "Reconciler::new" => Reconciler::new(leasing(), "operation", given).map(drop).or_else(refusal),
+        "Reconciler::distance" => set(|| reconciler().distance(given)),
+        "Reconciler::give_up_after" => set(|| reconciler().give_up_after(given)),
+        "Reconciler::time_out" => set(|| reconciler().time_out(given)),
+        "Reconciler::interval" => set(|| reconciler().interval(given)),
+        "Resumer::interval" => {
             let resumer = Resumer::new(resumable(), "operation").expect("a resumer");
-            resumer.with_interval(given).map(drop).map_err(Into::into)
+            set(|| resumer.interval(given))
         }
-        "Marking::new" => Marking::new(given).map(drop).map_err(Into::into),
-        "Marking::with_in_flight" => {
-            Marking::new(2 * hour).expect("a retention").with_in_flight(wait).map(drop).map_err(Into::into)
-        }
+        "MarkOptions::new" => set(|| MarkOptions::new(given)),
+        "MarkOptions::on_duplicate" => set(|| MarkOptions::new(2 * hour).on_duplicate(wait())),
         "mark" => {
             let mut tx = pool.begin().await.expect("a transaction");
-            mark(&mut tx, &key, given).await.map(drop).map_err(Into::into)
+            mark(&mut tx, &key, given).await.map(drop).or_else(refusal)
         }
-        "health" => health(pool, given).await.map(drop).map_err(Into::into),
+        "health" => health(pool, given).await.map(drop).or_else(refusal),
         // There is no record, so a retention in range is a change that comes too late.
         "resolve" => match resolve(pool, &key, 1, &"answer".to_owned(), given).await {
             Ok(()) | Err(Error::Changed) => Ok(()),
-            Err(error) => Err(error.into()),
+            Err(error) => refusal(error),
         },
-        "unsettled" => unsettled(pool, 1, None, Some(given)).await.map(drop).map_err(Into::into),
+        "unsettled" => unsettled(pool, 1, None, Some(given)).await.map(drop).or_else(refusal),
         // Work that is ready at once needs no time.
-        "within" => within(given, async { Ok(()) }).await.map_err(Into::into),
+        "bounded" => bounded(given, async { Ok(()) }).await.or_else(refusal),
         "age" => {
             mark_one(pool, &key).await;
             match age(pool, &key, given).await {
                 // The calendar of the server ends there.
                 Err(Error::Database(error)) if given == Duration::MAX && error.as_database_error().is_some() => Ok(()),
-                aged => aged.map_err(Into::into),
+                aged => aged.or_else(refusal),
             }
         }
         _ => return None,
@@ -151,57 +154,40 @@ async fn mark_one(pool: &PgPool, key: &Key) {
     tx.commit().await.expect("committed");
 }
 
-fn takes(function: &str) -> Takes {
-    match function {
-        "Janitor::with_pause" | "Janitor::with_grace" | "Leasing::with_resume_after" => Takes::AnyShort,
-        "health" | "unsettled" | "within" | "age" => Takes::Any,
-        _ => Takes::ARange,
-    }
-}
-
-/// The range, as the error tells it.
-fn refusal(error: &anyhow::Error) -> Option<InvalidDuration> {
-    match (error.downcast_ref(), error.downcast_ref()) {
-        (Some(Error::InvalidDuration(invalid)), _) | (_, Some(InvalidSetting::Duration(invalid))) => Some(*invalid),
-        _ => error.downcast_ref().copied(),
-    }
+/// The shortest and the longest duration that the function takes. `None`: it takes each, and the longest means never.
+fn range(function: &str) -> Option<(Duration, Duration)> {
+    let (millisecond, second, day) = (Duration::from_millis(1), Duration::from_secs(1), Duration::from_secs(86_400));
+    let years = day * 3660;
+    Some(match function {
+        "health" | "unsettled" | "bounded" | "age" => return None,
+        "Janitor::pause" | "LeaseOptions::resume_after" => (Duration::ZERO, day),
+        "Janitor::interval" => (second, day),
+        "Janitor::grace" => (Duration::ZERO, years),
+        "Resumer::interval" | "RequestResumer::interval" => (100 * millisecond, day),
+        "LeaseOptions::new" => (10 * millisecond, day / 2),
+        // Half of the retention.
+        "Reconciler::new" => (millisecond, day / 2),
+        _ if function.ends_with("::on_duplicate") => (millisecond, day / 24),
+        _ => (millisecond, years),
+    })
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn every_duration_has_a_range_or_means_what_it_says(pool: PgPool) -> anyhow::Result<()> {
+async fn every_duration_has_a_range_or_means_what_it_says(pool: PgPool) {
     let functions = functions_with_a_duration();
     assert!(functions.len() >= 24, "too few, so this test reads the list wrongly: {functions:?}");
-    let mut range = None;
     for function in &functions {
-        for (extreme, given) in EXTREMES.into_iter().enumerate() {
+        let range = range(function);
+        let nanosecond = Duration::from_nanos(1);
+        let edges = range.map_or(Vec::new(), |(shortest, longest)| {
+            vec![shortest.saturating_sub(nanosecond), shortest, longest, longest + nanosecond]
+        });
+        for given in EXTREMES.into_iter().chain(edges) {
             let Some(called) = call(&pool, function, given).await else {
                 panic!("{function} takes a duration; add it to this test");
             };
-            let is_refused = match takes(function) {
-                Takes::ARange => true,
-                Takes::AnyShort => extreme >= 2,
-                Takes::Any => false,
-            };
-            match called {
-                Ok(()) => assert!(!is_refused, "{function} takes {given:?}"),
-                Err(error) => {
-                    let refusal = refusal(&error).unwrap_or_else(|| panic!("{function} of {given:?}: {error:#}"));
-                    assert!(is_refused, "{function} refuses {given:?}");
-                    range = Some(refusal);
-                }
-            }
-        }
-        // The range that the error tells is the range that counts.
-        let Some(InvalidDuration { shortest, longest, .. }) = range.take() else { continue };
-        for given in [shortest, longest] {
-            let called = call(&pool, function, given).await.expect("it is known");
-            assert!(called.is_ok(), "{function} of {given:?}: {called:?}");
-        }
-        for given in [shortest.checked_sub(Duration::from_nanos(1)), Some(longest + Duration::from_nanos(1))] {
-            let Some(given) = given else { continue };
-            let called = call(&pool, function, given).await.expect("it is known");
-            assert!(called.is_err(), "{function} takes {given:?}");
+            let is_in_range = range.is_none_or(|(shortest, longest)| (shortest..=longest).contains(&given));
+            assert_eq!(called.is_ok(), is_in_range, "{function} of {given:?}: {called:?}");
         }
     }
-    Ok(())
 }

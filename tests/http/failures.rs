@@ -53,7 +53,7 @@ async fn a_commit_that_fails_is_a_503_or_a_500_if_it_always_will(pool: PgPool) {
         sqlx::raw_sql(sql).execute(&mut *conn).await.expect("made");
     }
     drop(conn);
-    let app = app(transactional(&pool).with_optional_key(true));
+    let app = app(transactional(&pool).optional_key(true));
     for body in ["cut", "cancelled", "lost", "refused"] {
         for key in [Some("key-1"), None] {
             let answer = send(&app, request("POST", "/effects", key, body)).await;
@@ -77,7 +77,7 @@ async fn a_connection_that_is_lost_under_the_handler_is_a_503(pool: PgPool) {
         let _ = sqlx::query("select pg_terminate_backend(pg_backend_pid())").execute(&mut *tx).await;
         "done, it believes"
     };
-    let app = Router::new().route("/cut", post(handler)).layer(transactional(&pool).with_optional_key(true));
+    let app = Router::new().route("/cut", post(handler)).layer(transactional(&pool).optional_key(true));
     for key in [Some("key-1"), None] {
         assert_transient(&send(&app, request("POST", "/cut", key, "x")).await);
     }

@@ -10,7 +10,7 @@ use crate::support::{app, create_effects, effects, post_to, request, send, trans
 const ACCOUNT: HeaderName = HeaderName::from_static("x-account");
 
 fn without(pool: &PgPool, pointers: &[&str]) -> IdempotencyLayer {
-    transactional(pool).with_canonical_json(pointers.iter().copied()).expect("pointers")
+    transactional(pool).canonical_json(pointers.iter().copied())
 }
 
 /// A handler may select the account by a header. Without that header in the fingerprint, one account would get the
@@ -19,7 +19,7 @@ fn without(pool: &PgPool, pointers: &[&str]) -> IdempotencyLayer {
 async fn fingerprinted_headers_and_several_lines_of_one_are_kept_apart(pool: PgPool) {
     create_effects(&pool).await;
     let [a, b] = ["x-a", "x-b"].map(HeaderName::from_static);
-    let layer = transactional(&pool).with_fingerprinted_header(a.clone()).with_fingerprinted_header(b.clone());
+    let layer = transactional(&pool).fingerprint_header(a.clone()).fingerprint_header(b.clone());
     let app = app(layer);
     let with = |lines: &[(&HeaderName, &str)]| {
         let mut request = request("POST", "/effects", Some("key-1"), "x");
@@ -75,7 +75,7 @@ async fn a_form_or_a_compressed_body_that_is_built_anew_is_another_request(pool:
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_fingerprinted_host_is_the_authority_of_http_2(pool: PgPool) {
     create_effects(&pool).await;
-    let app = app(transactional(&pool).with_fingerprinted_header(header::HOST));
+    let app = app(transactional(&pool).fingerprint_header(header::HOST));
     let asked = |authority: &str| request("POST", &format!("http://{authority}/effects"), Some("key-1"), "x");
     let asked_by = |host: &'static str| {
         let mut request = request("POST", "/effects", Some("key-1"), "x");
@@ -141,10 +141,10 @@ async fn a_record_that_was_made_under_another_choice_is_never_replayed(pool: PgP
     create_effects(&pool).await;
     let choices = [
         transactional(&pool),
-        transactional(&pool).with_canonical_json([]).expect("no pointer"),
-        transactional(&pool).with_fingerprinted_header(ACCOUNT),
-        transactional(&pool).with_fingerprinted_header(HeaderName::from_static("x-other")),
-        transactional(&pool).with_fingerprinted_header(ACCOUNT).with_canonical_json([]).expect("no pointer"),
+        transactional(&pool).canonical_json([]),
+        transactional(&pool).fingerprint_header(ACCOUNT),
+        transactional(&pool).fingerprint_header(HeaderName::from_static("x-other")),
+        transactional(&pool).fingerprint_header(ACCOUNT).canonical_json([]),
         without(&pool, &["/sent_at"]),
         without(&pool, &["/at"]),
         without(&pool, &["/at", "/sent_at"]),
@@ -171,10 +171,9 @@ async fn a_record_that_was_made_under_another_choice_is_never_replayed(pool: PgP
 async fn the_order_of_the_settings_does_not_change_the_fingerprint(pool: PgPool) {
     create_effects(&pool).await;
     let [a, b] = ["x-a", "x-b"].map(HeaderName::from_static);
-    let one =
-        app(without(&pool, &["/a", "/b"]).with_fingerprinted_header(a.clone()).with_fingerprinted_header(b.clone()));
-    let same = transactional(&pool).with_fingerprinted_header(b.clone()).with_fingerprinted_header(a.clone());
-    let same = app(same.with_fingerprinted_header(b).with_canonical_json(["/b", "/a", "/b"]).expect("pointers"));
+    let one = app(without(&pool, &["/a", "/b"]).fingerprint_header(a.clone()).fingerprint_header(b.clone()));
+    let same = transactional(&pool).fingerprint_header(b.clone()).fingerprint_header(a.clone());
+    let same = app(same.fingerprint_header(b).canonical_json(["/b", "/a", "/b"]));
     assert_eq!(post_to(&one, "/effects", "key-1", "{}").await.status, StatusCode::CREATED);
     assert!(post_to(&same, "/effects", "key-1", "{}").await.is_replayed());
 }
@@ -183,7 +182,7 @@ async fn the_order_of_the_settings_does_not_change_the_fingerprint(pool: PgPool)
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_default_digests_never_change(pool: PgPool) {
     create_effects(&pool).await;
-    let layers = [transactional(&pool), transactional(&pool).with_canonical_json([]).expect("no pointer")];
+    let layers = [transactional(&pool), transactional(&pool).canonical_json([])];
     for (layer, expected) in layers.into_iter().zip([
         "0380258ef38ba84653cab9a44273bbd757b70f5934f4cb495974bbc02c25702217",
         "01f8ce6284b5abab0fa54ed18faed0880547e457938f629ab5b8343a792570551a",

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::http::StatusCode;
-use pg_idempotency::InFlight;
+use pg_idempotency::OnDuplicate;
 use pg_idempotency::http::IdempotencyLayer;
 use pg_idempotency::lease::Policy;
 use rig::gate::{Gate, cancel_after};
@@ -22,7 +22,7 @@ fn app(gate: &Gate, layer: IdempotencyLayer) -> Router {
 }
 
 fn waiting(pool: &PgPool, limit: Duration) -> IdempotencyLayer {
-    let options = calls().with_in_flight(InFlight::Wait(limit)).expect("a sensible wait");
+    let options = calls().on_duplicate(OnDuplicate::Wait(limit));
     IdempotencyLayer::transactional(pool.clone(), options, user)
 }
 
@@ -104,8 +104,8 @@ async fn a_record_that_expires_while_a_duplicate_waits_in_the_process_is_its_ans
     .await
     .expect("a trigger");
     let policy = Policy::AtLeastOnce { lease: Duration::from_secs(60) };
-    let wait = InFlight::Wait(Duration::from_secs(20));
-    let leased = IdempotencyLayer::leased(pool.clone(), leasing(policy).with_in_flight(wait).expect("a wait"), user);
+    let wait = OnDuplicate::Wait(Duration::from_secs(20));
+    let leased = IdempotencyLayer::leased(pool.clone(), leasing(policy).on_duplicate(wait), user);
     let gate = Gate::new();
     let gated = gate.clone();
     let handler = async move || {

@@ -44,7 +44,7 @@ fn app(layer: IdempotencyLayer) -> (Router, Arc<AtomicU32>) {
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn at_least_once_a_failure_frees_the_key(pool: PgPool) {
-    let options = leasing(Policy::AtLeastOnce { lease: LEASE }).with_max_attempts(NonZeroU32::new(3).expect("three"));
+    let options = leasing(Policy::AtLeastOnce { lease: LEASE }).max_attempts(NonZeroU32::new(3).expect("three"));
     let (app, sent) = app(IdempotencyLayer::leased(pool.clone(), options, user));
     for attempt in 1..=3 {
         let answer = post_to(&app, "/send/503", "key-1", "x").await;
@@ -176,7 +176,7 @@ async fn a_response_that_an_operator_has_resolved_is_replayed_as_json(pool: PgPo
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn without_a_key_a_handler_has_no_lease(pool: PgPool) {
-    let (app, sent) = app(leased(&pool, Policy::AtLeastOnce { lease: LEASE }).with_optional_key(true));
+    let (app, sent) = app(leased(&pool, Policy::AtLeastOnce { lease: LEASE }).optional_key(true));
     let answer = send(&app, request("POST", "/send/202", None, "x")).await;
     assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR, "this handler asks for one");
     assert_eq!(sent.load(Ordering::SeqCst), 0);

@@ -29,8 +29,8 @@ async fn two_layers_on_one_router_are_a_mistake_that_is_named(pool: PgPool) {
         insert(&mut tx, "x").await;
         StatusCode::CREATED
     };
-    let transactional = || transactional(&pool).with_operation(|_| Some("POST /effects".to_owned()));
-    let leased = leased(&pool, STEPS).with_operation(|_| Some("POST /effects".to_owned()));
+    let transactional = || transactional(&pool).operation(|_| Some("POST /effects".to_owned()));
+    let leased = leased(&pool, STEPS).operation(|_| Some("POST /effects".to_owned()));
     for (key, app) in [
         ("a", Router::new().route("/effects", post(write)).route_layer(transactional()).route_layer(transactional())),
         ("b", Router::new().route("/effects", post(write)).route_layer(transactional()).route_layer(leased.clone())),
@@ -52,8 +52,8 @@ async fn two_layers_with_other_keys_or_without_one_are_the_same_mistake(pool: Pg
         StatusCode::CREATED
     };
     let of_another = || IdempotencyLayer::transactional(pool.clone(), calls(), |_| Ok("another".to_owned()));
-    let operation = |layer: IdempotencyLayer| layer.with_operation(|_| Some("POST /effects".to_owned()));
-    let without_key = |layer: IdempotencyLayer| layer.with_key_from(|_, _| Ok(None)).with_optional_key(true);
+    let operation = |layer: IdempotencyLayer| layer.operation(|_| Some("POST /effects".to_owned()));
+    let without_key = |layer: IdempotencyLayer| layer.key_from(|_, _| Ok(None)).optional_key(true);
     let app = |inner: IdempotencyLayer, outer: IdempotencyLayer| {
         Router::new().route("/effects", post(write)).route_layer(operation(inner)).route_layer(operation(outer))
     };
@@ -61,12 +61,9 @@ async fn two_layers_with_other_keys_or_without_one_are_the_same_mistake(pool: Pg
         ("of another scope", app(transactional(&pool), of_another())),
         (
             "of another scope, under a lease",
-            app(transactional(&pool), leased(&pool, STEPS).with_key_from(|_, _| Ok(Some("k".into())))),
+            app(transactional(&pool), leased(&pool, STEPS).key_from(|_, _| Ok(Some("k".into())))),
         ),
-        (
-            "both under a lease",
-            app(leased(&pool, STEPS), leased(&pool, STEPS).with_key_from(|_, _| Ok(Some("k".into())))),
-        ),
+        ("both under a lease", app(leased(&pool, STEPS), leased(&pool, STEPS).key_from(|_, _| Ok(Some("k".into()))))),
         ("the inner one without a key", app(without_key(transactional(&pool)), transactional(&pool))),
         ("the outer one without a key", app(transactional(&pool), without_key(transactional(&pool)))),
         ("both without a key", app(without_key(transactional(&pool)), without_key(transactional(&pool)))),
@@ -91,7 +88,7 @@ async fn a_forgotten_nested_transaction_is_never_acknowledged(_: PgPoolOptions, 
         StatusCode::from_bytes(&body).expect("a status")
     };
     for layer in [RoundTrips::Plain, RoundTrips::SelectFirst, RoundTrips::Fewest].map(|saved| saving(&pool, saved)) {
-        let layer = layer.with_optional_key(true).with_stored_errors([StatusCode::PAYMENT_REQUIRED]).expect("errors");
+        let layer = layer.optional_key(true).store_errors([StatusCode::PAYMENT_REQUIRED]);
         let app = Router::new().route("/forgets", post(forgets)).layer(layer);
         for key in [Some("key-1"), None] {
             // Neither an answer that releases the key nor an error without a key is stored.
@@ -123,7 +120,7 @@ async fn a_handler_that_ends_the_transaction_is_never_acknowledged(pool: PgPool)
         "done"
     };
     for layer in [RoundTrips::Plain, RoundTrips::Fewest].map(|saved| saving(&pool, saved)) {
-        let app = Router::new().route("/ends", post(ends)).layer(layer.with_optional_key(true));
+        let app = Router::new().route("/ends", post(ends)).layer(layer.optional_key(true));
         for body in ["rollback", "commit", "rollback; begin", "commit; begin", "rollback and chain", "commit and chain"]
         {
             for key in [Some("key-1"), None] {
@@ -154,7 +151,7 @@ async fn a_time_out_inside_the_handler_is_answered_while_its_statement_still_run
             Err(_) => StatusCode::GATEWAY_TIMEOUT,
         }
     };
-    let app = Router::new().route("/slow", post(handler)).layer(transactional(&pool).with_optional_key(true));
+    let app = Router::new().route("/slow", post(handler)).layer(transactional(&pool).optional_key(true));
     for key in [Some("key-1"), None] {
         let started = Instant::now();
         let answer = send(&app, request("POST", "/slow", key, "x")).await;
@@ -172,9 +169,9 @@ async fn a_panic_in_a_function_of_the_service_claims_nothing_and_stays_a_panic(p
     create_effects(&pool).await;
     let layers = [
         IdempotencyLayer::transactional(pool.clone(), calls(), |_| panic!("the scope")),
-        transactional(&pool).with_key_from(|_, _| panic!("the key")),
-        transactional(&pool).with_operation(|_| panic!("the operation")),
-        transactional(&pool).with_key_from(|_, _| Ok(None)).with_rejection(|_| panic!("the rejection")),
+        transactional(&pool).key_from(|_, _| panic!("the key")),
+        transactional(&pool).operation(|_| panic!("the operation")),
+        transactional(&pool).key_from(|_, _| Ok(None)).on_rejection(|_| panic!("the rejection")),
     ];
     for layer in layers {
         let runs = layer.runs();
@@ -194,7 +191,7 @@ async fn a_grpc_response_commits_nothing(pool: PgPool) {
         insert(&mut tx, "called").await;
         [("content-type", kind)]
     };
-    let app = Router::new().route("/grpc", post(handler)).layer(transactional(&pool).with_optional_key(true));
+    let app = Router::new().route("/grpc", post(handler)).layer(transactional(&pool).optional_key(true));
     for kind in ["application/grpc+proto", "Application/gRPC", "application/grpc-web", "application/connect+json"] {
         for key in [Some("key-1"), None] {
             let answer = send(&app, request("POST", "/grpc", key, kind)).await;
@@ -219,7 +216,7 @@ async fn an_aborted_transaction_still_stores_a_chosen_error(pool: PgPool) {
         sqlx::raw_sql("rollback").execute(&mut *tx).await.expect("rolled back");
         (StatusCode::PAYMENT_REQUIRED, "declined")
     };
-    let layer = transactional(&pool).with_stored_errors([StatusCode::PAYMENT_REQUIRED]).expect("a client error");
+    let layer = transactional(&pool).store_errors([StatusCode::PAYMENT_REQUIRED]);
     let app = Router::new().route("/declined", post(handler)).route("/ends", post(ends)).layer(layer);
     assert_eq!(post_to(&app, "/declined", "key-1", "x").await.status, StatusCode::PAYMENT_REQUIRED);
     assert!(post_to(&app, "/declined", "key-1", "x").await.is_replayed());
@@ -253,7 +250,7 @@ async fn a_handler_that_never_takes_the_transaction_is_a_mistake_of_the_service(
             (status.expect("a status"), "done, it believes")
         }
     };
-    let layer = transactional(&pool).with_stored_errors([StatusCode::PAYMENT_REQUIRED]).expect("a client error");
+    let layer = transactional(&pool).store_errors([StatusCode::PAYMENT_REQUIRED]);
     let app = Router::new().route("/apart", post(handler)).layer(layer);
     for status in ["200", "201", "303"] {
         let answer = post_to(&app, "/apart", "key-1", status).await;
@@ -313,7 +310,7 @@ async fn a_retry_inside_the_layer_does_not_write_twice(pool: PgPool) {
         assert_eq!(IdempotentTx::take(&extensions).err(), Some(NoTransaction::GivenBack));
         StatusCode::CREATED
     };
-    let layer = transactional(&pool).with_optional_key(true);
+    let layer = transactional(&pool).optional_key(true);
     let app = Router::new()
         .route("/fails-once", post(fails_once))
         .layer(axum::middleware::from_fn(retried))

@@ -12,7 +12,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use pg_idempotency::http::{IdempotencyLayer, LeasedBody, method_not_allowed, not_found};
-use pg_idempotency::lease::{Lease, Leasing, Policy};
+use pg_idempotency::lease::{Lease, LeaseOptions, Policy};
 use pg_idempotency::operator::{State as Stands, unsettled};
 use sqlx::PgPool;
 
@@ -49,7 +49,7 @@ async fn a_request_that_the_extractor_refuses_leaves_its_key_free(pool: PgPool) 
         sqlx::raw_sql("truncate idempotency.record").execute(&pool).await?;
         let sent = Sent::default();
         // At most one attempt: none of these counts.
-        let leasing = Leasing::new(policy)?.with_stored_request(true).with_max_attempts(NonZeroU32::MIN);
+        let leasing = LeaseOptions::new(policy).store_request(true).max_attempts(NonZeroU32::MIN);
         let layer = IdempotencyLayer::leased(pool.clone(), leasing, user);
         let limit = DefaultBodyLimit::max(30);
         let app =
@@ -78,7 +78,7 @@ async fn a_request_that_the_extractor_refuses_leaves_its_key_free(pool: PgPool) 
 async fn a_request_without_a_handler_leaves_its_key_free_with_the_fallbacks_of_the_crate(pool: PgPool) {
     for policy in POLICIES {
         let routes = || Router::new().route("/status", get(async || "fine"));
-        let layer = || leased(&pool, policy).with_operation(|parts| Some(format!("{} any", parts.method)));
+        let layer = || leased(&pool, policy).operation(|parts| Some(format!("{} any", parts.method)));
         let bare = routes().layer(layer());
         let with_fallbacks =
             routes().method_not_allowed_fallback(method_not_allowed).fallback(not_found).layer(layer());
@@ -111,7 +111,7 @@ fn key(operation: &str) -> pg_idempotency::Key {
 /// It says 404 itself, after its text; or passes on what a router behind it has refused.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn only_the_refusal_of_this_request_is_a_proof(pool: PgPool) -> anyhow::Result<()> {
-    let behind = leased(&pool, AT_MOST_ONCE).with_operation(|_| Some("behind".to_owned()));
+    let behind = leased(&pool, AT_MOST_ONCE).operation(|_| Some("behind".to_owned()));
     let behind =
         Router::new().route("/to/{whom}", post(text)).fallback(not_found).layer(behind).with_state(Sent::default());
     let passes_on = async move || -> Response {
@@ -147,7 +147,7 @@ impl<S: Sync> FromRequest<S> for Away {
 async fn an_extractor_that_fails_by_itself_leaves_the_request_to_a_retry(pool: PgPool) -> anyhow::Result<()> {
     for policy in POLICIES {
         sqlx::raw_sql("truncate idempotency.record").execute(&pool).await?;
-        let layer = IdempotencyLayer::leased(pool.clone(), Leasing::new(policy)?.with_stored_request(true), user);
+        let layer = IdempotencyLayer::leased(pool.clone(), LeaseOptions::new(policy).store_request(true), user);
         let app = Router::new().route("/", post(async |_: LeasedBody<Away>| "sent")).route_layer(layer);
         for attempt in 1..=2_u32 {
             assert_eq!(post_to(&app, "/", "key-1", "x").await.status, StatusCode::SERVICE_UNAVAILABLE);

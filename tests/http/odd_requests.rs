@@ -11,7 +11,7 @@ use axum::routing::{any, post};
 use futures_util::stream;
 use http_body_util::{BodyExt as _, Full};
 use pg_idempotency::http::{Decision, IdempotencyLayer, IdempotentTx, ResumedRequest};
-use pg_idempotency::lease::{Leasing, Policy};
+use pg_idempotency::lease::{LeaseOptions, Policy};
 use pg_idempotency::testing::age;
 use pg_idempotency::{Error, Key};
 use rig::gate::PATIENCE;
@@ -38,7 +38,7 @@ async fn a_target_without_a_path_is_the_root(pool: PgPool) {
 async fn a_request_that_could_not_be_restored_is_refused(pool: PgPool) -> anyhow::Result<()> {
     let lease = Duration::from_secs(60);
     let attempts = 3.try_into()?;
-    let options = Leasing::new(Policy::AtLeastOnce { lease })?.with_stored_request(true).with_max_attempts(attempts);
+    let options = LeaseOptions::new(Policy::AtLeastOnce { lease }).store_request(true).max_attempts(attempts);
     let targets = Arc::new(Mutex::new(Vec::new()));
     let asked = targets.clone();
     let fails_once = any(async move |uri: Uri| {
@@ -46,8 +46,8 @@ async fn a_request_that_could_not_be_restored_is_refused(pool: PgPool) -> anyhow
         asked.push(uri.to_string());
         if asked.len() == 1 { StatusCode::BAD_GATEWAY } else { StatusCode::CREATED }
     });
-    let layer = IdempotencyLayer::leased(pool.clone(), options, user).with_methods([Method::POST, Method::CONNECT]);
-    let layer = layer.with_operation(|_| Some("ask".to_owned()));
+    let layer = IdempotencyLayer::leased(pool.clone(), options, user).methods([Method::POST, Method::CONNECT]);
+    let layer = layer.operation(|_| Some("ask".to_owned()));
     let routes = Router::new().route("/", fails_once.clone()).fallback(fails_once).layer(layer.clone());
 
     let tunnel = send(&routes, request("CONNECT", "example.com:443", Some("key-1"), "x")).await;
@@ -67,7 +67,7 @@ async fn a_request_that_could_not_be_restored_is_refused(pool: PgPool) -> anyhow
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_operation_that_the_path_makes_unusable_is_a_mistake_of_the_client(pool: PgPool) {
     create_effects(&pool).await;
-    let layer = transactional(&pool).with_operation(|parts| Some(parts.uri.path().replace("%C2%85", "\u{85}")));
+    let layer = transactional(&pool).operation(|parts| Some(parts.uri.path().replace("%C2%85", "\u{85}")));
     let app = app(layer);
     for id in ["x".repeat(300), "%C2%85".to_owned()] {
         let refused = post_to(&app, &format!("/accounts/{id}/effects"), "key-1", "x").await;
@@ -83,7 +83,7 @@ async fn trailers_of_a_request_do_not_reach_the_handler(pool: PgPool) {
         let body = body.collect().await.expect("a body");
         format!("{:?}", body.trailers().is_some())
     });
-    let app = Router::new().route("/trailers", route).layer(transactional(&pool).with_optional_key(true));
+    let app = Router::new().route("/trailers", route).layer(transactional(&pool).optional_key(true));
     for key in [Some("key-1"), None] {
         let trailers = HeaderMap::from_iter([("x-amount".parse().expect("a name"), "1".parse().expect("a value"))]);
         let body = Full::new(Bytes::from("x")).with_trailers(async { Some(Ok(trailers)) });
@@ -97,7 +97,7 @@ async fn trailers_of_a_request_do_not_reach_the_handler(pool: PgPool) {
 async fn a_silent_upload_holds_no_place_of_a_limit_inside(pool: PgPool) {
     create_effects(&pool).await;
     let inside = GlobalConcurrencyLimitLayer::new(1).layer(app_without_layer());
-    let service = transactional(&pool).with_operation(|_| Some("limited".to_owned())).layer(inside);
+    let service = transactional(&pool).operation(|_| Some("limited".to_owned())).layer(inside);
     let silent = request("POST", "/effects", Some("silent"), "").map(|_| {
         let nothing = stream::pending::<Result<Bytes, std::io::Error>>();
         Body::from_stream(nothing)

@@ -24,7 +24,7 @@ fn chunks() -> Body {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_body_over_a_limit_further_out_is_too_large(pool: PgPool) {
     create_effects(&pool).await;
-    let app = app(transactional(&pool).with_optional_key(true)).layer(RequestBodyLimitLayer::new(1000));
+    let app = app(transactional(&pool).optional_key(true)).layer(RequestBodyLimitLayer::new(1000));
     for key in [Some("key-1"), None] {
         let refused = send(&app, request("POST", "/effects", key, "").map(|_| chunks())).await;
         assert_eq!((refused.status, &*refused.problem()), (StatusCode::PAYLOAD_TOO_LARGE, "body-too-large"));

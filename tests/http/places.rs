@@ -10,7 +10,7 @@ use axum::http::{HeaderValue, Request, StatusCode};
 use axum::routing::post;
 use pg_idempotency::http::{IdempotencyLayer, Runs};
 use pg_idempotency::lease::{Lease, Policy};
-use pg_idempotency::{InFlight, Key, operator};
+use pg_idempotency::{Key, OnDuplicate, operator};
 use rig::gate::{Gate, PATIENCE};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -33,18 +33,18 @@ async fn pool_of(connections: u32, options: &PgConnectOptions) -> PgPool {
 }
 
 fn waiting(pool: &PgPool) -> IdempotencyLayer {
-    let options = calls().with_in_flight(InFlight::Wait(LONG)).expect("a sensible wait");
+    let options = calls().on_duplicate(OnDuplicate::Wait(LONG));
     IdempotencyLayer::transactional(pool.clone(), options, user)
 }
 
 fn waiting_for_a_lease(pool: &PgPool, stores_requests: bool) -> IdempotencyLayer {
-    let options = leasing(AT_LEAST_ONCE).with_stored_request(stores_requests);
-    let options = options.with_in_flight(InFlight::Wait(LONG)).expect("a sensible wait");
+    let options = leasing(AT_LEAST_ONCE).store_request(stores_requests);
+    let options = options.on_duplicate(OnDuplicate::Wait(LONG));
     IdempotencyLayer::leased(pool.clone(), options, user)
 }
 
 fn app(gate: &Gate, layer: IdempotencyLayer) -> Router {
-    stops_at(gate).merge(app_without_layer()).layer(layer.with_optional_key(true))
+    stops_at(gate).merge(app_without_layer()).layer(layer.optional_key(true))
 }
 
 /// A route behind a lease that stops at the gate, and one that does not.
@@ -52,7 +52,7 @@ fn outside(gate: &Gate, layer: IdempotencyLayer) -> Router {
     let gate = gate.clone();
     let gated = async move || gate.pass().await;
     let routes = Router::new().route("/gate", post(gated)).route("/effects", post(async || StatusCode::CREATED));
-    routes.layer(layer.with_optional_key(true))
+    routes.layer(layer.optional_key(true))
 }
 
 fn of(user: &str, mut request: Request<Body>) -> Request<Body> {
@@ -97,7 +97,7 @@ async fn a_duplicate_that_waits_for_another_process_has_no_place(_: PgPoolOption
                 true => (waiting_for_a_lease(&elsewhere, false), waiting_for_a_lease(&pool, false)),
             };
             let runs = here.runs();
-            let here = here.with_max_runs(places);
+            let here = here.max_runs(places);
             let [there, here] =
                 [there, here].map(|layer| if is_leased { outside(&gate, layer) } else { app(&gate, layer) });
             let name = format!("{connections}-{places}-{is_leased}");
@@ -169,10 +169,10 @@ async fn a_storm_of_one_account_leaves_a_place_to_others(_: PgPoolOptions, optio
             let runs = layer.runs();
             // Under a lease a handler has no connection, so its places alone count.
             if let Some(places) = places.or(is_leased.then_some(connections as usize)) {
-                layer = layer.with_max_runs(places);
+                layer = layer.max_runs(places);
             }
             if let Some(most) = set {
-                layer = layer.with_max_runs_of_one_scope(most);
+                layer = layer.max_runs_of_one_scope(most);
             }
             let app = if is_leased { outside(&gate, layer) } else { app(&gate, layer) };
             let name = format!("{connections}-{places:?}-{set:?}-{number}");
@@ -214,7 +214,7 @@ async fn a_waiting_request_that_is_not_polled_stops_no_other(_: PgPoolOptions, o
     create_effects(&pool).await;
     for (number, places) in [1, 2, 1, 2].into_iter().enumerate() {
         let gate = Gate::new();
-        let layer = transactional(&pool).with_max_runs(places);
+        let layer = transactional(&pool).max_runs(places);
         let runs = layer.runs();
         let app = app(&gate, layer);
         let users = if number < 2 { ["eve"; 3] } else { ["eve", "bob", "mallory"] };

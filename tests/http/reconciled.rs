@@ -16,7 +16,7 @@ const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: Duration::from_secs(40)
 const OPERATION: &str = "POST /texts";
 
 fn storing(pool: &PgPool) -> IdempotencyLayer {
-    IdempotencyLayer::leased(pool.clone(), leasing(AT_MOST_ONCE).with_stored_request(true), user)
+    IdempotencyLayer::leased(pool.clone(), leasing(AT_MOST_ONCE).store_request(true), user)
 }
 
 /// A handler whose gateway breaks the connection, and a client that gets the first answer.
@@ -27,7 +27,7 @@ async fn in_doubt(pool: &PgPool, status: StatusCode) -> Router {
 }
 
 async fn reconciled(pool: &PgPool, finding: Finding) -> Visit {
-    let options = leasing(AT_MOST_ONCE).with_stored_request(true);
+    let options = leasing(AT_MOST_ONCE).store_request(true);
     let reconciler = Reconciler::new(options, OPERATION, Duration::from_millis(1)).expect("options");
     let nobody = async |_: &InDoubt| -> Result<Finding, Error> { panic!("too early") };
     assert_eq!(reconciler.visit_one(pool, nobody).await.expect("a visit"), Visit::Noted);
@@ -61,7 +61,7 @@ async fn a_retry_gets_the_status_the_headers_and_the_body_that_a_look_has_found(
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_response_that_no_retry_would_get_is_refused(pool: PgPool) {
-    let layer = leased(&pool, AT_MOST_ONCE).with_response_limit(4);
+    let layer = leased(&pool, AT_MOST_ONCE).response_limit(4);
     assert!(layer.took_effect(Response::new("four")).is_ok());
     let informational = Response::builder().status(StatusCode::CONTINUE).body("").expect("a response");
     for refused in [layer.took_effect(Response::new("fiver")), layer.took_effect(informational)] {

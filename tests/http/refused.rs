@@ -9,7 +9,7 @@ use axum::body::Bytes;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
-use pg_idempotency::lease::{Lease, Leasing, Policy};
+use pg_idempotency::lease::{Lease, LeaseOptions, Policy};
 use pg_idempotency::operator::{Shown, State, show};
 use pg_idempotency::testing::age;
 use pg_idempotency::{Error, Key};
@@ -116,8 +116,8 @@ async fn in_steps_a_task_with_a_step_keeps_the_body(pool: PgPool) -> anyhow::Res
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn what_a_client_was_told_is_refused_is_never_resumed(pool: PgPool) -> anyhow::Result<()> {
     for policy in [IN_STEPS, Policy::AtLeastOnce { lease: LEASE }] {
-        let leasing = Leasing::new(policy)?.with_max_attempts(std::num::NonZeroU32::new(9).expect("nine"));
-        let leasing = leasing.with_resume_after(Duration::ZERO)?;
+        let leasing = LeaseOptions::new(policy).max_attempts(std::num::NonZeroU32::new(9).expect("nine"));
+        let leasing = leasing.resume_after(Duration::ZERO);
         for (status, resumed) in [(404, false), (422, false), (409, true), (425, true), (429, true)] {
             sqlx::raw_sql("truncate idempotency.record").execute(&pool).await?;
             let status = StatusCode::from_u16(status)?;

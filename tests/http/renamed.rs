@@ -4,10 +4,10 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
 use pg_idempotency::http::{Decision, IdempotentTx, RequestResumer, ResumedRequest};
-use pg_idempotency::lease::{Leasing, Policy, Reconciler};
+use pg_idempotency::lease::{LeaseOptions, Policy, Reconciler};
 use pg_idempotency::operator::State;
 use pg_idempotency::testing::age;
-use pg_idempotency::{Error, operator};
+use pg_idempotency::{Error, Misuse, operator};
 use sqlx::PgPool;
 
 use crate::resumed::{MINUTE, OPERATION, Service, key, permit};
@@ -32,14 +32,17 @@ async fn a_resumer_refuses_an_operation_that_no_request_can_have(pool: PgPool) -
     let layer = Service::new(&pool).layer;
     for named in ["POST /payments/{of}", "POST /{*rest}", "POST /a/{b}/{}"] {
         let refused = RequestResumer::new(&layer, named).err();
-        assert!(matches!(refused, Some(Error::InvalidLeasing { problem, .. }) if problem.contains("{}")), "{named}");
+        assert!(
+            matches!(refused, Some(Error::Misuse(Misuse::Options { problem, .. })) if problem.contains("{}")),
+            "{named}"
+        );
         let routes = Service::new(&pool).routes();
         let refused = layer.resume_one(named, permit, routes).await.err();
-        assert!(matches!(refused, Some(Error::InvalidLeasing { .. })), "{named}");
-        let own = layer.clone().with_operation(move |_| Some(named.to_owned()));
+        assert!(matches!(refused, Some(Error::Misuse(Misuse::Options { .. }))), "{named}");
+        let own = layer.clone().operation(move |_| Some(named.to_owned()));
         RequestResumer::new(&own, named)?;
         // It knows no layer.
-        let asking = Leasing::new(Policy::AtMostOnce { lease: MINUTE })?.with_stored_request(true);
+        let asking = LeaseOptions::new(Policy::AtMostOnce { lease: MINUTE }).store_request(true);
         Reconciler::new(asking, named, MINUTE)?;
     }
     for operation in [OPERATION, "POST /{*}", "POST /{{id}}", "pay"] {

@@ -26,7 +26,7 @@ fn values<'a>(answer: &'a Answer, name: &str) -> Vec<&'a [u8]> {
 async fn headers_come_back_in_order_byte_by_byte_and_only_those_allowed(pool: PgPool) {
     create_effects(&pool).await;
     let request_id = HeaderName::from_static("x-request-id");
-    let layer = transactional(&pool).with_replayed_header(request_id.clone()).expect("harmless");
+    let layer = transactional(&pool).replay_header(request_id.clone());
     let app = app(layer);
     let first = post_to(&app, "/headers", "key-1", "x").await;
     assert_eq!(values(&first, "set-cookie"), [b"session=1"], "the first response is untouched");
@@ -101,10 +101,7 @@ async fn any_response_comes_back_from_the_database_unchanged(pool: PgPool) {
         }
     };
     let bare = Router::new().route("/any", post(handler));
-    let apps = [
-        bare.clone().layer(transactional.with_stored_errors(errors()).expect("client errors")),
-        bare.layer(leased.with_stored_errors(errors()).expect("client errors")),
-    ];
+    let apps = [bare.clone().layer(transactional.store_errors(errors())), bare.layer(leased.store_errors(errors()))];
     let mut runner = TestRunner::default();
     for (mode, app) in apps.into_iter().enumerate() {
         for case in 0..150 {
@@ -128,7 +125,7 @@ async fn any_response_comes_back_from_the_database_unchanged(pool: PgPool) {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_response_that_is_too_large_is_sent_once_and_never_performed_again(pool: PgPool) {
     create_effects(&pool).await;
-    let app = app(transactional(&pool).with_response_limit(1000));
+    let app = app(transactional(&pool).response_limit(1000));
     for (bytes, kept) in [(1000, true), (1001, false), (300_000, false)] {
         let (uri, key) = (format!("/large/{bytes}"), format!("key-{bytes}"));
         let first = post_to(&app, &uri, &key, "x").await;
@@ -212,8 +209,8 @@ async fn a_first_response_never_says_that_it_is_a_replay(pool: PgPool) {
     let policy = Policy::AtLeastOnce { lease: Duration::from_secs(60) };
     let bare = Router::new().route("/claims", post(handler));
     let apps = [
-        bare.clone().layer(transactional(&pool).with_optional_key(true)),
-        bare.layer(leased(&pool, policy).with_optional_key(true)),
+        bare.clone().layer(transactional(&pool).optional_key(true)),
+        bare.layer(leased(&pool, policy).optional_key(true)),
     ];
     for (mode, app) in apps.into_iter().enumerate() {
         let key = format!("key-{mode}");

@@ -61,7 +61,7 @@ async fn each_method_and_route_is_an_operation_of_its_own(pool: PgPool) {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_body_over_the_limit_claims_nothing(pool: PgPool) {
     create_effects(&pool).await;
-    let app = app(transactional(&pool).with_request_limit(10));
+    let app = app(transactional(&pool).request_limit(10));
     assert_eq!(post_to(&app, "/effects", "key-1", "0123456789").await.status, StatusCode::CREATED);
     let announced = request("POST", "/effects", Some("key-2"), "0123456789a");
     let chunks = ["01234", "56789", "a"].map(Ok::<_, std::io::Error>);
@@ -112,7 +112,7 @@ impl http_body::Body for Announcing {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_body_shorter_than_it_announced_claims_nothing(pool: PgPool) {
     create_effects(&pool).await;
-    let app = app(transactional(&pool).with_optional_key(true));
+    let app = app(transactional(&pool).optional_key(true));
     for (number, key) in [Some("key-1"), None].into_iter().enumerate() {
         let announcing = |length| {
             let data = Some(Bytes::from_static(b"amount=1"));
@@ -146,8 +146,7 @@ async fn without_a_matched_route_the_service_must_name_the_operation(pool: PgPoo
     let in_front = transactional(&pool).layer(app_without_layer());
     let refused = in_front.oneshot(request("POST", "/effects", Some("key-1"), "x")).await.expect("infallible");
     assert_eq!(refused.status(), StatusCode::INTERNAL_SERVER_ERROR);
-    let named =
-        transactional(&pool).with_operation(|parts| Some(parts.uri.path().to_owned())).layer(app_without_layer());
+    let named = transactional(&pool).operation(|parts| Some(parts.uri.path().to_owned())).layer(app_without_layer());
     let answer = named.oneshot(request("POST", "/effects", Some("key-1"), "x")).await.expect("infallible");
     assert_eq!(answer.status(), StatusCode::CREATED);
     let operation: String =

@@ -8,8 +8,8 @@ use axum::http::StatusCode;
 use axum::routing::post;
 use axum::{Extension, Router};
 use pg_idempotency::http::{Decision, IdempotencyLayer, RequestResumer, ResumedRequest};
-use pg_idempotency::lease::{Lease, Leasing, Policy};
-use pg_idempotency::{Error, Key, operator};
+use pg_idempotency::lease::{Lease, LeaseOptions, Policy};
+use pg_idempotency::{Error, Key, Misuse, operator};
 use rig::gate::Gate;
 use sqlx::{Executor as _, PgPool};
 use tokio::sync::oneshot;
@@ -81,8 +81,8 @@ async fn the_rejection_of_a_layer_is_not_stored_as_the_answer(pool: PgPool) -> a
         response
     };
     let other = IdempotencyLayer::leased(pool.clone(), options(), user)
-        .with_operation(|_| Some("another".into()))
-        .with_rejection(accepts);
+        .operation(|_| Some("another".into()))
+        .on_rejection(accepts);
     let routes = Router::new().route("/payments/{of}", post(async move || gated.pass().await)).layer(other);
     let first = spawned_post(&routes, "/payments/ada", "key-1", "another body");
     gate.reached().await;
@@ -98,14 +98,17 @@ async fn the_rejection_of_a_layer_is_not_stored_as_the_answer(pool: PgPool) -> a
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_layer_that_stores_no_requests_has_no_resumer(pool: PgPool) {
     let leased = |options| IdempotencyLayer::leased(pool.clone(), options, user);
-    let unlimited = Leasing::new(Policy::InSteps { lease: MINUTE }).expect("a lease").with_stored_request(true);
+    let unlimited = LeaseOptions::new(Policy::InSteps { lease: MINUTE }).store_request(true);
     let cases = [
-        (crate::support::transactional(&pool), "with_stored_request"),
-        (leased(options().with_stored_request(false)), "with_stored_request"),
-        (leased(unlimited), "with_max_attempts"),
+        (crate::support::transactional(&pool), "store_request"),
+        (leased(options().store_request(false)), "store_request"),
+        (leased(unlimited), "max_attempts"),
     ];
     for (layer, expected) in cases {
         let refused = RequestResumer::new(&layer, OPERATION).expect_err("refused");
-        assert!(matches!(refused, Error::InvalidLeasing { problem, .. } if problem.contains(expected)), "{refused:?}");
+        assert!(
+            matches!(&refused, Error::Misuse(Misuse::Options { problem, .. }) if problem.contains(expected)),
+            "{refused:?}"
+        );
     }
 }

@@ -41,7 +41,7 @@ async fn a_missing_key_is_refused_where_one_is_required(pool: PgPool) {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_optional_key_leaves_requests_without_one_unprotected(pool: PgPool) {
     create_effects(&pool).await;
-    let app = app(transactional(&pool).with_optional_key(true));
+    let app = app(transactional(&pool).optional_key(true));
     for _ in 0..2 {
         let answer = send(&app, request("POST", "/effects", None, "x")).await;
         assert_eq!(answer.status, StatusCode::CREATED);
@@ -72,7 +72,7 @@ async fn only_the_chosen_methods_are_covered(pool: PgPool) {
     // The layer does not cover the method, so the handler has no transaction.
     let uncovered = send(&by_default, request("PUT", "/effects", Some("key-1"), "x")).await;
     assert_eq!(uncovered.status, StatusCode::INTERNAL_SERVER_ERROR);
-    let with_put = app(transactional(&pool).with_methods([Method::PUT]));
+    let with_put = app(transactional(&pool).methods([Method::PUT]));
     for _ in 0..2 {
         assert_eq!(send(&with_put, request("PUT", "/effects", Some("key-1"), "x")).await.status, StatusCode::CREATED);
     }
@@ -85,7 +85,7 @@ async fn a_covered_get_needs_its_head_covered(pool: PgPool) {
     create_effects(&pool).await;
     let once = async |mut tx: IdempotentTx| insert(&mut tx, "read").await.to_string();
     let covering = |methods: &[Method]| {
-        let layer = transactional(&pool).with_methods(methods.iter().cloned());
+        let layer = transactional(&pool).methods(methods.iter().cloned());
         Router::new().route("/once", get(once)).route_layer(layer)
     };
     let head = || request("HEAD", "/once", Some("key-1"), "");
@@ -131,7 +131,7 @@ async fn an_error_of_the_scope_is_the_first_answer(pool: PgPool) {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn without_a_database_the_handler_never_runs_unprotected(pool: PgPool) {
     create_effects(&pool).await;
-    let app = app(transactional(&pool).with_optional_key(true));
+    let app = app(transactional(&pool).optional_key(true));
     pool.close().await;
     for key in [Some("key-1"), None] {
         let answer = send(&app, request("POST", "/effects", key, "x")).await;
@@ -162,7 +162,7 @@ async fn without_a_server_the_answer_comes_after_the_time_of_the_pool() {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_service_may_choose_the_form_of_rejections(pool: PgPool) {
     create_effects(&pool).await;
-    let own = app(transactional(&pool).with_rejection(|rejection| {
+    let own = app(transactional(&pool).on_rejection(|rejection| {
         let mut response = axum::http::Response::new(rejection.kind().into());
         *response.status_mut() = StatusCode::IM_A_TEAPOT;
         response
@@ -175,7 +175,7 @@ async fn the_service_may_choose_the_form_of_rejections(pool: PgPool) {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_key_may_come_from_the_body(pool: PgPool) {
     create_effects(&pool).await;
-    let from_body = transactional(&pool).with_key_from(|_, body| {
+    let from_body = transactional(&pool).key_from(|_, body| {
         let order: Option<serde_json::Value> = serde_json::from_slice(body).ok();
         Ok(order.and_then(|order| Some(order["reference"].as_str()?.to_owned())))
     });

@@ -1,26 +1,56 @@
 //! The layer refuses invalid settings when the service starts.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use axum::http::{HeaderName, StatusCode, header};
-use pg_idempotency::http::InvalidSetting;
+use pg_idempotency::http::IdempotencyLayer;
+use pg_idempotency::lease::{LeaseOptions, Policy};
+use pg_idempotency::{Idempotency, OnDuplicate};
 use sqlx::PgPool;
+use tower::Layer as _;
 
-use crate::support::transactional;
+use crate::support::{transactional, user};
+
+/// The text of the panic of a setter.
+fn refusal<R>(set: impl FnOnce() -> R) -> String {
+    let panic = catch_unwind(AssertUnwindSafe(|| drop(set()))).expect_err("the setting should be refused");
+    match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(panic) => (*panic.downcast::<&str>().expect("a text")).to_owned(),
+    }
+}
 
 #[sqlx::test(migrations = false)]
-async fn invalid_settings_are_refused(pool: PgPool) {
+async fn a_setter_of_the_layer_panics_for_what_no_layer_can_do(pool: PgPool) {
     let layer = || transactional(&pool);
     for status in [StatusCode::OK, StatusCode::INTERNAL_SERVER_ERROR] {
-        assert_eq!(layer().with_stored_errors([status]).err(), Some(InvalidSetting::StatusNotStorable(status)));
+        assert!(refusal(|| layer().store_errors([status])).contains("only 400 to 499"), "{status}");
     }
     for name in [header::SET_COOKIE, header::DATE, header::TRANSFER_ENCODING, HeaderName::from_static("keep-alive")] {
-        let error = layer().with_replayed_header(name.clone()).err();
-        assert_eq!(error, Some(InvalidSetting::HeaderNotReplayable(name)));
+        assert!(refusal(|| layer().replay_header(name.clone())).contains("must not be replayed"), "{name}");
+    }
+    for name in [header::AUTHORIZATION, header::COOKIE, header::PROXY_AUTHORIZATION] {
+        assert!(refusal(|| layer().store_header(name.clone())).contains("must not be stored"), "{name}");
     }
     for pointer in ["", "sent_at", "#/sent_at", "/a~2b", "/a~"] {
-        let error = layer().with_canonical_json(["/fine", pointer]).err();
-        assert_eq!(error, Some(InvalidSetting::NotAPointer(pointer.to_owned())));
+        assert!(refusal(|| layer().canonical_json(["/fine", pointer])).contains("JSON pointer"), "{pointer}");
     }
-    assert!(matches!(layer().with_run_timeout(Duration::ZERO), Err(InvalidSetting::Duration(_))));
+    assert!(refusal(|| layer().run_timeout(Duration::ZERO)).contains("run time-out"));
+}
+
+/// The order of the setters does not matter, so no setter can check this.
+#[sqlx::test(migrations = false)]
+async fn a_layer_whose_options_contradict_each_other_does_not_start(pool: PgPool) {
+    let second = Duration::from_secs(1);
+    let waits = Idempotency::new().on_duplicate(OnDuplicate::Wait(second)).retention(second);
+    let forgets = LeaseOptions::new(Policy::AtMostOnce { lease: second }).retention(second);
+    let layers = [
+        ("shorter than the retention", IdempotencyLayer::transactional(pool.clone(), waits, user)),
+        ("retention of 1s is out of range", IdempotencyLayer::leased(pool.clone(), forgets, user)),
+    ];
+    for (expected, layer) in layers {
+        let refused = refusal(|| layer.layer(()));
+        assert!(refused.contains(expected), "{refused}");
+    }
 }

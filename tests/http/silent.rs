@@ -55,11 +55,11 @@ async fn silent_sockets_hold_no_place_and_no_connection(_: PgPoolOptions, option
     let pool = PgPoolOptions::new().max_connections(3).acquire_timeout(Duration::from_secs(5));
     let pool = pool.connect_with(options).await.expect("a pool");
     create_effects(&pool).await;
-    let layer = transactional(&pool).with_optional_key(true);
+    let layer = transactional(&pool).optional_key(true);
     a_stranger_is_answered_beside_silent_sockets(app_without_layer().layer(layer.clone()), &layer, &pool).await;
 
-    let layer = leased(&pool, Policy::AtMostOnce { lease: Duration::from_secs(60) }).with_optional_key(true);
-    let layer = layer.with_max_runs(SILENT / 2).with_operation(|_| Some("leased".to_owned()));
+    let layer = leased(&pool, Policy::AtMostOnce { lease: Duration::from_secs(60) }).optional_key(true);
+    let layer = layer.max_runs(SILENT / 2).operation(|_| Some("leased".to_owned()));
     let route = post(async |_: String| StatusCode::CREATED).get(async || "read");
     let app = Router::new().route("/effects", route).layer(layer.clone());
     a_stranger_is_answered_beside_silent_sockets(app, &layer, &pool).await;

@@ -74,7 +74,7 @@ async fn a_key_from_another_place_is_not_echoed_and_the_echo_of_another_service_
     let answer = post_to(&of_header, "/passed-on", "key-1", "x").await;
     assert_eq!(echoed(&answer), ["key-1"]);
     assert!(!format!("{:?}", answer.headers).contains("key-1"), "no log of the headers shows it");
-    let of_body = router().layer(transactional(&pool).with_key_from(|_, _| Ok(Some("of the body".to_owned()))));
+    let of_body = router().layer(transactional(&pool).key_from(|_, _| Ok(Some("of the body".to_owned()))));
     assert!(echoed(&post_to(&of_body, "/none", "key-1", "x").await).is_empty());
 }
 
@@ -83,7 +83,7 @@ async fn a_key_from_another_place_is_not_echoed_and_the_echo_of_another_service_
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn with_the_path_as_operation_the_same_key_on_another_path_is_independent(pool: PgPool) {
     create_effects(&pool).await;
-    let by_path = transactional(&pool).with_operation(|parts| Some(format!("{} {}", parts.method, parts.uri.path())));
+    let by_path = transactional(&pool).operation(|parts| Some(format!("{} {}", parts.method, parts.uri.path())));
     for (app, other) in
         [(app(transactional(&pool)), StatusCode::UNPROCESSABLE_ENTITY), (app(by_path), StatusCode::CREATED)]
     {
@@ -97,7 +97,7 @@ async fn with_the_path_as_operation_the_same_key_on_another_path_is_independent(
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn in_canonical_json_trailing_zeros_are_equal_and_null_is_not_absent(pool: PgPool) {
     create_effects(&pool).await;
-    let app = app(transactional(&pool).with_canonical_json([]).expect("no pointer"));
+    let app = app(transactional(&pool).canonical_json([]));
     assert_eq!(post_to(&app, "/effects", "key-1", r#"{"a":1.0,"b":[1,2]}"#).await.status, StatusCode::CREATED);
     for same in [r#"{"a":1,"b":[1,2]}"#, r#"{ "b": [1.00, 2e0], "a": 1 }"#] {
         assert!(post_to(&app, "/effects", "key-1", same).await.is_replayed(), "{same}");
@@ -133,7 +133,7 @@ async fn a_key_lives_for_a_day_and_is_then_a_new_request(pool: PgPool) {
 async fn a_reused_key_can_be_a_409_on_post_and_put(pool: PgPool) {
     create_effects(&pool).await;
     let change = async |mut tx: IdempotentTx, body: String| insert(&mut tx, &body).await.to_string();
-    let layer = transactional(&pool).with_methods([Method::POST, Method::PUT]).with_rejection(|rejection| {
+    let layer = transactional(&pool).methods([Method::POST, Method::PUT]).on_rejection(|rejection| {
         let mut response = problem(rejection);
         if matches!(rejection, Rejection::KeyReused) {
             response = Response::new(Bytes::from(json!({ "code": rejection.kind() }).to_string()));

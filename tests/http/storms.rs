@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::http::StatusCode;
 use futures_util::future::join_all;
-use pg_idempotency::InFlight;
+use pg_idempotency::OnDuplicate;
 use pg_idempotency::http::{IdempotencyLayer, Runs};
 use rig::gate::{Gate, PATIENCE};
 use sqlx::PgPool;
@@ -30,7 +30,7 @@ async fn pool_of(connections: u32, options: &PgConnectOptions) -> PgPool {
 }
 
 fn waiting(pool: &PgPool) -> IdempotencyLayer {
-    let options = calls().with_in_flight(InFlight::Wait(PATIENCE)).expect("a sensible wait");
+    let options = calls().on_duplicate(OnDuplicate::Wait(PATIENCE));
     IdempotencyLayer::transactional(pool.clone(), options, user)
 }
 

@@ -11,7 +11,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Router};
 use http_body_util::BodyExt as _;
 use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, NoStore, Rejection};
-use pg_idempotency::lease::{Leasing, Policy};
+use pg_idempotency::lease::{LeaseOptions, Policy};
 use pg_idempotency::{Idempotency, Key, RoundTrips};
 use rig::gate::{Gate, PATIENCE};
 use sqlx::PgPool;
@@ -56,7 +56,7 @@ pub(crate) fn user(parts: &Parts) -> Result<String, Denied> {
 /// answer.
 pub(crate) fn calls() -> Idempotency {
     let saving = std::env::var_os("SAVE_ROUND_TRIPS").is_some();
-    Idempotency::new().with_round_trips(if saving { RoundTrips::Fewest } else { RoundTrips::Plain })
+    Idempotency::new().round_trips(if saving { RoundTrips::Fewest } else { RoundTrips::Plain })
 }
 
 pub(crate) fn transactional(pool: &PgPool) -> IdempotencyLayer {
@@ -64,11 +64,11 @@ pub(crate) fn transactional(pool: &PgPool) -> IdempotencyLayer {
 }
 
 pub(crate) fn saving(pool: &PgPool, round_trips: RoundTrips) -> IdempotencyLayer {
-    IdempotencyLayer::transactional(pool.clone(), Idempotency::new().with_round_trips(round_trips), user)
+    IdempotencyLayer::transactional(pool.clone(), Idempotency::new().round_trips(round_trips), user)
 }
 
-pub(crate) fn leasing(policy: Policy) -> Leasing {
-    Leasing::new(policy).expect("a sensible lease")
+pub(crate) fn leasing(policy: Policy) -> LeaseOptions {
+    LeaseOptions::new(policy)
 }
 
 pub(crate) fn leased(pool: &PgPool, policy: Policy) -> IdempotencyLayer {

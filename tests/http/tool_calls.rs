@@ -10,7 +10,7 @@ mod shown;
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_repeated_tool_call_is_performed_once_and_answered_under_its_own_id(pool: PgPool) {
     create_effects(&pool).await;
-    let app = shown::router(transactional(&pool)).expect("pointers");
+    let app = shown::router(transactional(&pool));
     let call = async |id: u32, reference: &str, item: &str| -> (Answer, serde_json::Value) {
         let body = serde_json::json!({
             "jsonrpc": "2.0", "id": id, "method": "tools/call",

@@ -35,7 +35,7 @@ async fn an_error_undoes_everything_and_frees_the_key(pool: PgPool) {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_chosen_error_is_stored_and_its_writes_are_undone(pool: PgPool) {
     create_effects(&pool).await;
-    let layer = transactional(&pool).with_stored_errors([StatusCode::PAYMENT_REQUIRED]).expect("a client error");
+    let layer = transactional(&pool).store_errors([StatusCode::PAYMENT_REQUIRED]);
     let app = app(layer);
     let first = post_to(&app, "/status/402", "key-1", "x").await;
     let repeat = post_to(&app, "/status/402", "key-1", "x").await;
@@ -129,7 +129,7 @@ async fn the_transaction_is_lent_once(pool: PgPool) {
 async fn a_request_without_a_key_leaves_no_exemption_on_its_connection(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await.expect("a pool");
     create_effects(&pool).await;
-    let app = app(transactional(&pool).with_optional_key(true));
+    let app = app(transactional(&pool).optional_key(true));
     for performed in 1..=2 {
         assert_eq!(send(&app, request("POST", "/effects", None, "x")).await.status, StatusCode::CREATED);
         let escaped = sqlx::raw_sql("insert into effect (note) values ('escapes')").execute(&pool).await;
@@ -158,7 +158,7 @@ async fn a_failed_begin_leaves_its_connection_outside_a_transaction(_: PgPoolOpt
     .expect("made");
     let spoilt = options.options([("search_path", "evil, pg_catalog, public")]);
     let pool = PgPoolOptions::new().max_connections(1).connect_with(spoilt).await.expect("a pool");
-    let app = app(saving(&pool, RoundTrips::Fewest).with_optional_key(true));
+    let app = app(saving(&pool, RoundTrips::Fewest).optional_key(true));
     for key in [Some("key-1"), None, Some("key-1"), None] {
         let answer = send(&app, request("POST", "/effects", key, "x")).await;
         assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);

@@ -12,7 +12,7 @@ use axum::http::{Request, StatusCode};
 use axum::response::Response;
 use axum::routing::post;
 use futures_util::{StreamExt as _, stream};
-use pg_idempotency::InFlight;
+use pg_idempotency::OnDuplicate;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
 use pg_idempotency::lease::Policy;
 use rig::gate::Gate;
@@ -58,7 +58,7 @@ fn stall(app: &Router, user: &str, key: &str, bytes: usize) -> Call {
 async fn stalled_uploads_of_one_account_leave_room_for_others(pool: PgPool) {
     let policy = Policy::AtLeastOnce { lease: Duration::from_secs(60) };
     for (mode, layer) in [("transaction", transactional(&pool)), ("lease", leased(&pool, policy))] {
-        let layer = layer.with_optional_key(true).with_request_limit(LIMIT).with_max_runs(PLACES);
+        let layer = layer.optional_key(true).request_limit(LIMIT).max_runs(PLACES);
         let route = match mode {
             "transaction" => post(async |_: IdempotentTx, body: Bytes| body.len().to_string()),
             _ => post(async |body: Bytes| body.len().to_string()),
@@ -80,7 +80,7 @@ async fn stalled_uploads_of_one_account_leave_room_for_others(pool: PgPool) {
 /// Accounts that share all bytes, and requests without a key, which share one part. None of them waits for the others.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn all_uploads_together_have_a_bound(pool: PgPool) {
-    let layer = transactional(&pool).with_optional_key(true).with_request_limit(LIMIT).with_max_runs(PLACES);
+    let layer = transactional(&pool).optional_key(true).request_limit(LIMIT).max_runs(PLACES);
     let app = Router::new().route("/uploads", post(async |_: IdempotentTx, body: Bytes| body)).layer(layer);
     let mut uploads: Vec<_> = ["eve", "ada"].into_iter().map(|user| stall(&app, user, "stalled", LIMIT)).collect();
     let mut without_key = Box::pin(app.clone().oneshot(of("ada", None, stalled(LIMIT))));
@@ -99,10 +99,10 @@ async fn all_uploads_together_have_a_bound(pool: PgPool) {
 /// Duplicates hold their bytes while they wait, and the request that is performed has given its own to the handler.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn requests_that_wait_hold_their_bytes(pool: PgPool) {
-    let options = calls().with_in_flight(InFlight::Wait(Duration::from_secs(60))).expect("a sensible wait");
+    let options = calls().on_duplicate(OnDuplicate::Wait(Duration::from_secs(60)));
     let layer = IdempotencyLayer::transactional(pool.clone(), options, user);
     let gate = Gate::new();
-    let app = stops_at(&gate).layer(layer.with_request_limit(10).with_max_runs(PLACES));
+    let app = stops_at(&gate).layer(layer.request_limit(10).max_runs(PLACES));
     crate::support::create_effects(&pool).await;
     let first = spawned_post(&app, "/gate", "key-1", "0123456789");
     gate.reached().await;
@@ -122,9 +122,9 @@ async fn requests_that_wait_hold_their_bytes(pool: PgPool) {
 /// The layer never reaches a database, so the clock may stand still while something else happens.
 fn without_database(limit: usize) -> Router {
     let pool = PgPoolOptions::new().connect_lazy("postgres://nowhere").expect("a pool");
-    let layer = transactional(&pool).with_request_limit(limit);
+    let layer = transactional(&pool).request_limit(limit);
     // Asked after the body has been read.
-    let layer = layer.with_key_from(|_, _| Err(StatusCode::IM_A_TEAPOT.into()));
+    let layer = layer.key_from(|_, _| Err(StatusCode::IM_A_TEAPOT.into()));
     Router::new().route("/uploads", post(async |_: IdempotentTx| "done")).layer(layer)
 }
 

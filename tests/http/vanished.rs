@@ -69,8 +69,8 @@ impl Behind {
 
     fn layers(&self) -> [IdempotencyLayer; 2] {
         [RoundTrips::Plain, RoundTrips::Fewest].map(|saved| {
-            let layer = saving(&self.pool, saved).with_optional_key(true);
-            layer.with_run_timeout(LIMIT).expect("a time-out")
+            let layer = saving(&self.pool, saved).optional_key(true);
+            layer.run_timeout(LIMIT)
         })
     }
 }

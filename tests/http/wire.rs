@@ -82,7 +82,7 @@ async fn send_slowly(client: &mut TcpStream, chunks: usize, framed: bool) -> std
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_slow_client_reads_that_its_body_is_too_large(pool: PgPool) {
     create_effects(&pool).await;
-    let server = Server::of(app(transactional(&pool).with_request_limit(LIMIT))).await;
+    let server = Server::of(app(transactional(&pool).request_limit(LIMIT))).await;
     let chunks = 4 * LIMIT / CHUNK;
     let client = async |number: usize| {
         let mut client = server.connect().await;
@@ -113,7 +113,7 @@ async fn a_slow_client_reads_that_its_body_is_too_large(pool: PgPool) {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_body_that_nobody_should_send_is_refused_unread(pool: PgPool) {
     create_effects(&pool).await;
-    let server = Server::of(app(transactional(&pool).with_request_limit(LIMIT))).await;
+    let server = Server::of(app(transactional(&pool).request_limit(LIMIT))).await;
     for announced in
         [format!("expect: 100-continue\r\ncontent-length: {}", 4 * LIMIT), format!("content-length: {}", u64::MAX / 2)]
     {
@@ -129,7 +129,7 @@ async fn a_body_that_nobody_should_send_is_refused_unread(pool: PgPool) {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn reading_on_is_bounded(pool: PgPool) {
     create_effects(&pool).await;
-    let server = Server::of(app(transactional(&pool).with_request_limit(LIMIT))).await;
+    let server = Server::of(app(transactional(&pool).request_limit(LIMIT))).await;
     let head = "POST /effects HTTP/1.1\r\nhost: x\r\nidempotency-key: key-1\r\ntransfer-encoding: chunked\r\n\r\n";
     let mut silent = server.connect().await;
     silent.write_all(head.as_bytes()).await.expect("sent");

@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use pg_idempotency::lease::{Leasing, Policy};
-use pg_idempotency::mark::{Marked, Marking};
+use pg_idempotency::lease::{LeaseOptions, Policy};
+use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::operator::unsettled;
-use pg_idempotency::{Deployment, Error, Idempotency, InFlight, Janitor, Key, Outcome, RoundTrips, migrate};
+use pg_idempotency::{Deployment, Error, Idempotency, Janitor, Key, OnDuplicate, Outcome, RoundTrips, migrate};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool};
 
-const UNPREPARED: Deployment = Deployment::new().with_prepared_statements(false);
+const UNPREPARED: Deployment = Deployment::new().prepared_statements(false);
 
 /// Long past any start.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -109,12 +109,9 @@ async fn migrations_and_calls_keep_their_promise_through_transaction_pooling(
     }
     sqlx::raw_sql("create table effect (note text)").execute(&direct).await?;
 
-    let unprepared = Idempotency::new().with_deployment(UNPREPARED);
-    let ways = [
-        unprepared,
-        unprepared.with_round_trips(RoundTrips::SelectFirst),
-        unprepared.with_round_trips(RoundTrips::Fewest),
-    ];
+    let unprepared = Idempotency::new().deployment(UNPREPARED);
+    let ways =
+        [unprepared, unprepared.round_trips(RoundTrips::SelectFirst), unprepared.round_trips(RoundTrips::Fewest)];
     let callers: Vec<_> = (0..12)
         .map(|caller| {
             let pool = pool.clone();
@@ -124,7 +121,7 @@ async fn migrations_and_calls_keep_their_promise_through_transaction_pooling(
                     // Every key is asked for by three callers.
                     let note = format!("{}/{n}", caller / 3);
                     let way = ways[caller % ways.len()];
-                    let options = if caller % 3 == 0 { way.with_in_flight(InFlight::Reject)? } else { way };
+                    let options = if caller % 3 == 0 { way.on_duplicate(OnDuplicate::Reject) } else { way };
                     let result = options
                         .run(&pool, &key(&note), &note, async |conn| -> Result<String, Error> {
                             sqlx::query("insert into effect values ($1)")
@@ -171,8 +168,8 @@ async fn leases_marks_and_the_janitor_work_through_transaction_pooling(
     let Some(bouncer) = PgBouncer::before(&server).await? else { return Ok(()) };
     let pool = PgPoolOptions::new().max_connections(12).connect_with(bouncer.options.clone()).await?;
     let policy = Policy::AtLeastOnce { lease: Duration::from_secs(40) };
-    let leasing = Leasing::new(policy)?.with_deployment(UNPREPARED);
-    let marking = Marking::new(Duration::from_millis(1))?.with_deployment(UNPREPARED);
+    let leasing = LeaseOptions::new(policy).deployment(UNPREPARED);
+    let marking = MarkOptions::new(Duration::from_millis(1)).deployment(UNPREPARED);
     let workers: Vec<_> = (0..12)
         .map(|worker| {
             let pool = pool.clone();
@@ -186,11 +183,7 @@ async fn leases_marks_and_the_janitor_work_through_transaction_pooling(
                     let marks: Vec<Key> = (0..5).map(|mark| key(&format!("mark {own} {mark}"))).collect();
                     assert_eq!(marking.mark_many(&mut tx, &marks).await?, [Marked::First; 5]);
                     tx.commit().await?;
-                    Janitor::new(pool.clone())
-                        .with_grace(Duration::ZERO)?
-                        .with_pause(Duration::ZERO)?
-                        .sweep_once(50)
-                        .await?;
+                    Janitor::new(pool.clone()).grace(Duration::ZERO).pause(Duration::ZERO).sweep_once(50).await?;
                 }
                 anyhow::Ok(())
             })
@@ -199,7 +192,7 @@ async fn leases_marks_and_the_janitor_work_through_transaction_pooling(
     for worker in workers {
         worker.await??;
     }
-    Janitor::new(pool.clone()).with_grace(Duration::ZERO)?.sweep_once(u64::MAX).await?;
+    Janitor::new(pool.clone()).grace(Duration::ZERO).sweep_once(u64::MAX).await?;
     let (completed, left): (i64, i64) = sqlx::query_as(
         "select count(*) filter (where mode = 'at_least_once' and completed_at is not null), count(*) from idempotency.record",
     )

@@ -3,7 +3,7 @@
 use std::error::Error as _;
 
 use pg_idempotency::http::{Misconfigured, Rejection};
-use pg_idempotency::{Deployment, Error, Fingerprint, Idempotency, InFlight, Key, Outcome, RoundTrips};
+use pg_idempotency::{Deployment, Error, Fingerprint, Idempotency, Key, OnDuplicate, Outcome, RoundTrips};
 use sqlx::PgConnection;
 
 use crate::history::What;
@@ -105,15 +105,15 @@ impl Request {
     }
 
     pub(crate) fn options(&self) -> Result<Idempotency, Error> {
-        let deployment = Deployment::new().with_distributed(self.distributed);
-        let options = Idempotency::new().with_deployment(deployment);
-        let options = options.with_round_trips(match self.door {
+        let deployment = Deployment::new().distributed(self.distributed);
+        let options = Idempotency::new().deployment(deployment);
+        let options = options.round_trips(match self.door {
             Door::RunSelectFirst => RoundTrips::SelectFirst,
             Door::RunFewest => RoundTrips::Fewest,
             Door::Layer(round_trips) => round_trips,
             _ => RoundTrips::Plain,
         });
-        Ok(if self.reject { options.with_in_flight(InFlight::Reject)? } else { options })
+        Ok(if self.reject { options.on_duplicate(OnDuplicate::Reject) } else { options })
     }
 
     pub(crate) async fn effect(&self, conn: &mut PgConnection) -> Result<String, Failure> {

@@ -12,7 +12,7 @@ use http_body_util::{BodyExt as _, Full};
 use pg_idempotency::http::{
     Denied, IDEMPOTENCY_KEY, IDEMPOTENT_REPLAYED, IdempotencyLayer, IdempotentTx, LayerBody, Rejection,
 };
-use pg_idempotency::{Error, Idempotency, InFlight, Outcome};
+use pg_idempotency::{Idempotency, OnDuplicate, Outcome};
 use sqlx::PgPool;
 use tokio::sync::mpsc;
 use tower::{Layer as _, ServiceExt as _, service_fn};
@@ -42,8 +42,8 @@ impl Service {
     /// Makes the call of a request, whose effect is in the layer's transaction.
     pub(crate) async fn transactional(&self, mutant: Option<Mutant>, request: &Request) -> Called {
         let options = request.options()?;
-        let in_flight = if request.reject { InFlight::Reject } else { InFlight::Wait(WAIT) };
-        let options = options.with_in_flight(in_flight).map_err(Error::from)?;
+        let in_flight = if request.reject { OnDuplicate::Reject } else { OnDuplicate::Wait(WAIT) };
+        let options = options.on_duplicate(in_flight);
         let layer = self.layer(options);
         let (shared, pool) = (Arc::new(request.clone()), self.pool.clone());
         let (early, mut answered_early) = mpsc::unbounded_channel();
@@ -81,7 +81,7 @@ impl Service {
         let mut layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || {
             let layer = IdempotencyLayer::transactional(self.pool.clone(), options, scope);
-            layer.with_operation(|_| Some("chaos".to_owned()))
+            layer.operation(|_| Some("chaos".to_owned()))
         };
         layers.entry(format!("{options:?}")).or_insert_with(new).clone()
     }

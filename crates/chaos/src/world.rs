@@ -244,7 +244,7 @@ impl World {
     }
 
     pub(crate) fn deployment(&self) -> Deployment {
-        Deployment::new().with_distributed(self.distributed)
+        Deployment::new().distributed(self.distributed)
     }
 
     pub(crate) fn request(&self, key: &str, call: &str) -> Request {

@@ -7,7 +7,7 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use pg_idempotency::http::Denied;
-use pg_idempotency::{Error, InvalidDuration, InvalidKey};
+use pg_idempotency::{Error, InvalidKey};
 use serde_json::json;
 
 /// For errors that do not say when a retry can help.
@@ -64,12 +64,6 @@ impl From<Problem> for Denied {
 impl From<InvalidKey> for Problem {
     fn from(error: InvalidKey) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "malformed-key", error.to_string())
-    }
-}
-
-impl From<InvalidDuration> for Problem {
-    fn from(error: InvalidDuration) -> Self {
-        Error::from(error).into()
     }
 }
 

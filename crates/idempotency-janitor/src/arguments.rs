@@ -149,7 +149,7 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) pace: Pace,
     /// The time from one pass to the next: half of it to all of it
-    #[arg(long, env = "IDEMPOTENCY_INTERVAL", default_value = "60s", value_parser = duration)]
+    #[arg(long, env = "IDEMPOTENCY_INTERVAL", default_value = "60s", value_parser = interval)]
     pub(crate) interval: Duration,
     /// Serve /metrics in Prometheus' text and /healthz on this address: 127.0.0.1:9187
     #[arg(long, env = "IDEMPOTENCY_METRICS_ADDR")]
@@ -184,10 +184,10 @@ pub(crate) struct Pace {
     #[arg(long, env = "IDEMPOTENCY_BATCH_SIZE", default_value = "1000")]
     pub(crate) batch_size: NonZeroU32,
     /// How long to rest after a full batch
-    #[arg(long, env = "IDEMPOTENCY_PAUSE", default_value = "50ms", value_parser = duration)]
+    #[arg(long, env = "IDEMPOTENCY_PAUSE", default_value = "50ms", value_parser = pause)]
     pub(crate) pause: Duration,
     /// How long an expired record is left alone: duplicates that asked before may still wait for it
-    #[arg(long, env = "IDEMPOTENCY_GRACE", default_value = "1m", value_parser = duration)]
+    #[arg(long, env = "IDEMPOTENCY_GRACE", default_value = "1m", value_parser = grace)]
     pub(crate) grace: Duration,
 }
 
@@ -268,4 +268,27 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         _ => None,
     }
     .ok_or_else(|| format!("{text:?} is not a duration; write 500ms, 30s, 5m, 2h or 7d"))
+}
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+fn interval(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        interval if (Duration::from_secs(1)..=DAY).contains(&interval) => Ok(interval),
+        _ => Err("it must be between a second and a day".to_owned()),
+    }
+}
+
+fn pause(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        pause if pause <= DAY => Ok(pause),
+        _ => Err("it must be at most a day".to_owned()),
+    }
+}
+
+fn grace(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        grace if grace <= DAY * 3660 => Ok(grace),
+        _ => Err("it must be at most ten years".to_owned()),
+    }
 }

@@ -3,7 +3,7 @@
 use std::str::FromStr as _;
 use std::time::Duration;
 
-use pg_idempotency::operator::{self, Shown, within};
+use pg_idempotency::operator::{self, Shown, bounded};
 use pg_idempotency::{Error, Key};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
@@ -22,7 +22,7 @@ pub(crate) const LONG_ANSWER: Duration = Duration::from_secs(600);
 
 /// Asks the library, and closes the connection if no answer comes.
 pub(crate) async fn ask<R>(limit: Duration, work: impl Future<Output = Result<R, Error>>) -> Result<R, Failure> {
-    Ok(within(limit, work).await?)
+    Ok(bounded(limit, work).await?)
 }
 
 /// The record of this key.

@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::time::Duration;
 
 use pg_idempotency::operator::State;
-use pg_idempotency::{Error, InvalidDuration, InvalidKey, Mode};
+use pg_idempotency::{Error, InvalidKey, Mode};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -40,8 +40,6 @@ pub(crate) enum Failure {
     Database(#[source] sqlx::Error),
     #[error(transparent)]
     Key(#[from] InvalidKey),
-    #[error(transparent)]
-    Duration(#[from] InvalidDuration),
     #[error("there is no record of this key")]
     NoRecord,
     #[error("the record is under a live lease for {seconds:.0} s more; its owner may be at work: wait for it")]
@@ -111,7 +109,6 @@ impl Failure {
             Self::NoDatabase
             | Self::MalformedUrl
             | Self::Key(_)
-            | Self::Duration(_)
             | Self::NotJson { .. }
             | Self::ResponseFile { .. }
             | Self::OpenConsole { .. }

@@ -7,11 +7,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Finding, InDoubt, Lease, Leasing, Policy, Reconciler, Step};
-use pg_idempotency::mark::{Marked, Marking};
+use pg_idempotency::lease::{Acquired, Finding, InDoubt, Lease, LeaseOptions, Policy, Reconciler, Step};
+use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::operator::{release, resolve, resolve_step};
 use pg_idempotency::testing;
-use pg_idempotency::{Error, Fingerprint, Idempotency, InFlight, Janitor, Key, Mode, Outcome, Verdict, operator};
+use pg_idempotency::{Error, Fingerprint, Idempotency, Janitor, Key, Mode, OnDuplicate, Outcome, Verdict, operator};
 use rig::fixture::Fixture;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool, PgTransaction};
 
@@ -142,15 +142,12 @@ fn told(answered: anyhow::Result<Outcome<String>>) -> String {
     }
 }
 
-const fn options(in_flight: InFlight) -> Idempotency {
-    match Idempotency::new().with_in_flight(in_flight) {
-        Ok(options) => options,
-        Err(_) => panic!("a limit"),
-    }
+const fn options(on_duplicate: OnDuplicate) -> Idempotency {
+    Idempotency::new().on_duplicate(on_duplicate)
 }
 
-pub(crate) const WAIT: Idempotency = options(InFlight::Wait(Duration::from_secs(600)));
-pub(crate) const REJECT: Idempotency = options(InFlight::Reject);
+pub(crate) const WAIT: Idempotency = options(OnDuplicate::Wait(Duration::from_secs(600)));
+pub(crate) const REJECT: Idempotency = options(OnDuplicate::Reject);
 
 /// A caller in transaction mode.
 pub(crate) fn call(way: Way, manner: Manner, options: Idempotency) -> Actor {
@@ -275,9 +272,9 @@ fn sql_cause(error: &anyhow::Error) -> String {
     }
 }
 
-fn leasing(policy: Policy) -> anyhow::Result<Leasing> {
+fn leasing(policy: Policy) -> anyhow::Result<LeaseOptions> {
     let most = NonZeroU32::new(9).ok_or_else(|| anyhow::anyhow!("nine"))?;
-    Ok(Leasing::new(policy)?.with_max_attempts(most).with_resume_after(Duration::ZERO)?)
+    Ok(LeaseOptions::new(policy).max_attempts(most).resume_after(Duration::ZERO))
 }
 
 /// How the owner of a lease ends.
@@ -312,10 +309,8 @@ pub(crate) fn own_with_request(policy: Policy, ending: Ending) -> Actor {
 
 fn owning(policy: Policy, ending: Ending, stored_request: bool) -> Actor {
     actor(move |seat| async move {
-        let acquired = leasing(policy)?
-            .with_stored_request(stored_request)
-            .acquire::<String, _>(&seat.pool, &seat.key, BODY)
-            .await;
+        let acquired =
+            leasing(policy)?.store_request(stored_request).acquire::<String, _>(&seat.pool, &seat.key, BODY).await;
         let lease = match acquired {
             Ok(Acquired::Owner(lease)) => lease,
             Ok(Acquired::Replayed(who)) => return Ok(format!("replayed {who}")),
@@ -366,7 +361,7 @@ pub(crate) const SEND: &str = "send";
 /// An operation in these steps.
 pub(crate) fn work_in(steps: &'static [&'static str]) -> Actor {
     actor(move |seat| async move {
-        let leasing = leasing(IN_STEPS)?.with_stored_request(steps.len() > 1);
+        let leasing = leasing(IN_STEPS)?.store_request(steps.len() > 1);
         Ok(told(leasing.ensure(&seat.pool, &seat.key, BODY, async |lease| seat.steps(lease, steps).await).await))
     })
 }
@@ -403,12 +398,12 @@ impl Seat {
     }
 }
 
-fn marking(in_flight: InFlight) -> anyhow::Result<Marking> {
-    Ok(Marking::new(HOUR)?.with_in_flight(in_flight)?)
+fn marking(in_flight: OnDuplicate) -> anyhow::Result<MarkOptions> {
+    Ok(MarkOptions::new(HOUR).on_duplicate(in_flight))
 }
 
 /// A consumer that marks one event and processes it.
-pub(crate) fn mark(in_flight: InFlight, manner: Manner) -> Actor {
+pub(crate) fn mark(in_flight: OnDuplicate, manner: Manner) -> Actor {
     actor(move |seat| async move {
         let mut tx = seat.begin(Way::Plain).await?;
         let answer = match marking(in_flight)?.mark(&mut tx, &seat.key).await {
@@ -429,7 +424,7 @@ pub(crate) fn event(key: &Key, event: char) -> Key {
 }
 
 /// A consumer that marks these events at once, and processes those that are new.
-pub(crate) fn mark_many(events: &'static str, in_flight: InFlight, manner: Manner) -> Actor {
+pub(crate) fn mark_many(events: &'static str, in_flight: OnDuplicate, manner: Manner) -> Actor {
     actor(move |seat| async move {
         let keys: Vec<Key> = events.chars().map(|one| event(&seat.key, one)).collect();
         let mut tx = seat.begin(Way::Plain).await?;
@@ -453,7 +448,7 @@ pub(crate) fn mark_many(events: &'static str, in_flight: InFlight, manner: Manne
 /// A sweep of all that is due.
 pub(crate) fn sweep() -> Actor {
     actor(|seat| async move {
-        let swept = Janitor::new(seat.pool.clone()).with_grace(Duration::ZERO)?.sweep_once(10).await?;
+        let swept = Janitor::new(seat.pool.clone()).grace(Duration::ZERO).sweep_once(10).await?;
         Ok(format!("swept {}", swept.rows()))
     })
 }
@@ -529,9 +524,9 @@ pub(crate) fn operate(verb: Verb) -> Actor {
 /// Each visit until nothing is due. Two looks without a trace release the operation.
 pub(crate) fn reconcile(policy: Policy, took_effect: bool) -> Actor {
     actor(move |seat| async move {
-        let leasing = Leasing::new(policy)?.with_stored_request(true);
+        let leasing = LeaseOptions::new(policy).store_request(true);
         // Whatever is not due now is not due in the search, either.
-        let reconciler = Reconciler::new(leasing, OPERATION, LEASE)?.with_looks(2, 10)?;
+        let reconciler = Reconciler::new(leasing, OPERATION, LEASE)?.looks(2, 10);
         let mut visits = Vec::new();
         while visits.last().is_none_or(|last| last != "Nothing") {
             let look_up = async |_: &InDoubt| match took_effect {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pg_idempotency::RoundTrips::{Fewest, SelectFirst};
 use pg_idempotency::lease::Policy;
-use pg_idempotency::{InFlight, RoundTrips};
+use pg_idempotency::{OnDuplicate, RoundTrips};
 
 use crate::actors::Before::{
     self, Completed, Expired, ExpiredEvent, ExpiredMark, InDoubt, Lapsed, LapsedAndExpired, Looked, Paid, Released,
@@ -114,16 +114,16 @@ fn batches<const N: usize>(name: &str, actors: [Actor; N], with: &[With]) -> Sce
 }
 
 const BOTH: [&str; 2] = [PAY, SEND];
-const LONG: InFlight = InFlight::Wait(Duration::from_secs(600));
+const LONG: OnDuplicate = OnDuplicate::Wait(Duration::from_secs(600));
 
 pub(crate) fn all() -> Vec<Scenario> {
-    let fewest = WAIT.with_round_trips(Fewest);
-    let select_first = WAIT.with_round_trips(SelectFirst);
+    let fewest = WAIT.round_trips(Fewest);
+    let select_first = WAIT.round_trips(SelectFirst);
     let wait = || call(Plain, Keeps, WAIT);
     let reject = || call(Plain, Keeps, REJECT);
     let run = |options| call(Run, Keeps, options);
-    let asks = |trips| request(Keeps, REJECT.with_round_trips(trips));
-    let fewest_reject = REJECT.with_round_trips(Fewest);
+    let asks = |trips| request(Keeps, REJECT.round_trips(trips));
+    let fewest_reject = REJECT.round_trips(Fewest);
     let in_sql = || call_in_sql(Keeps, "10 min");
     let owns = || own(AT_LEAST_ONCE, Completes);
     let renews = || own(AT_LEAST_ONCE, Renews);
@@ -327,7 +327,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         // Marks.
         calls("mark-two", [marks(), marks()], &[Inside]),
         calls("mark-regrets", [mark(LONG, Regrets), marks()], &[]),
-        calls("mark-reject", [marks(), mark(InFlight::Reject, Keeps)], &[]),
+        calls("mark-reject", [marks(), mark(OnDuplicate::Reject, Keeps)], &[]),
         calls("mark-expired", [marks(), marks()], &[After(ExpiredMark)]),
         calls("mark-expired-sweep", [marks(), sweep()], &[After(ExpiredMark)]),
         batches("batch-overlap", [batch("ab"), batch("ba")], &[Inside]),

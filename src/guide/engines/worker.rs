@@ -17,7 +17,7 @@ impl Pay {
         let job = *ctx.job().id();
         let key = Key::new("payments", Self::IDENTIFIER, job.to_string())?;
         // The 25 attempts of the queue take about three days.
-        let idempotency = Idempotency::new().with_retention(Duration::from_secs(7 * 24 * 3600))?;
+        let idempotency = Idempotency::new().retention(Duration::from_secs(7 * 24 * 3600));
         let insert = "insert into payment (job, cents) values ($1, $2)";
         let work = async |conn: &mut sqlx::PgConnection| -> anyhow::Result<()> {
             sqlx::query(insert).bind(job).bind(self.cents).execute(conn).await?;

@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, LeasedBody, Runs};
-use pg_idempotency::lease::{Leasing, Policy, Step};
+use pg_idempotency::lease::{LeaseOptions, Policy, Step};
 use pg_idempotency::{Error, Idempotency, Janitor, OnEscape};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{PgConnection, PgPool};
@@ -119,11 +119,11 @@ fn scope(request: &Parts) -> Result<String, Denied> {
 }
 
 pub(crate) fn router(app: AppState) -> anyhow::Result<(Router, [Runs; 2])> {
-    let in_steps = Leasing::new(Policy::InSteps { lease: Duration::from_secs(40) })?
-        .with_max_attempts(NonZeroU32::new(10).expect("not zero"));
+    let in_steps = LeaseOptions::new(Policy::InSteps { lease: Duration::from_secs(40) })
+        .max_attempts(NonZeroU32::new(10).expect("not zero"));
     // A retry gets the 402, and does not try the card again.
-    let leased = IdempotencyLayer::leased(app.pool.clone(), in_steps, scope)
-        .with_stored_errors([StatusCode::PAYMENT_REQUIRED])?;
+    let leased =
+        IdempotencyLayer::leased(app.pool.clone(), in_steps, scope).store_errors([StatusCode::PAYMENT_REQUIRED]);
     let transactional = IdempotencyLayer::transactional(app.pool.clone(), Idempotency::new(), scope);
     let runs = [leased.runs(), transactional.runs()];
     let orders = Router::new().route("/orders", post(place)).route_layer(transactional);

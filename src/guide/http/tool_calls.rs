@@ -4,13 +4,13 @@ use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, routing::post};
-use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, InvalidSetting};
+use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx};
 use serde_json::{Value, json};
 
-pub(crate) fn router(layer: IdempotencyLayer) -> Result<Router, InvalidSetting> {
+pub(crate) fn router(layer: IdempotencyLayer) -> Router {
     // Each attempt has another `id`, and its own `_meta`, such as a progress token.
-    let layer = layer.with_canonical_json(["/id", "/params/_meta"])?.with_key_from(key).with_optional_key(true);
-    Ok(Router::new().route("/mcp", post(call)).route_layer(layer).layer(middleware::from_fn(own_id)))
+    let layer = layer.canonical_json(["/id", "/params/_meta"]).key_from(key).optional_key(true);
+    Router::new().route("/mcp", post(call)).route_layer(layer).layer(middleware::from_fn(own_id))
 }
 
 /// The reference of the tool's arguments: its schema requires one for each order that the person wants.

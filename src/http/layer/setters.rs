@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderName, Method, Response, StatusCode};
 
-use super::{IdempotencyLayer, InvalidSetting};
+use super::IdempotencyLayer;
 use crate::Error;
 use crate::fingerprint::Pointer;
 use crate::http::fingerprint_choice::Compared;
@@ -17,7 +17,7 @@ use crate::http::rejection::{Denied, Rejection};
 use crate::http::replay::{NEVER_REPLAYED, to_record};
 use crate::http::stored_request::NEVER_STORED;
 use crate::lease::Finding;
-use crate::limits::{RETENTION, within};
+use crate::limits::{RETENTION, is_in};
 
 /// Which requests have a key, and which key it is.
 impl IdempotencyLayer {
@@ -26,23 +26,23 @@ impl IdempotencyLayer {
     ///
     /// axum answers HEAD by the handler of GET. If you cover GET, also cover HEAD, or route it by itself: otherwise its
     /// handler finds no transaction or lease, and answers 500. With one key, GET and HEAD are two operations.
-    pub fn with_methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
+    pub fn methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
         Self { methods: methods.into_iter().collect(), ..self }
     }
 
     /// Whether requests without a key are performed, each time they come. The default is `false`. A transactional layer
     /// gives them a transaction, too, so the handler needs no second form.
     ///
-    /// Their bodies are read to the end before the handler runs, and [limited](Self::with_request_limit), as those with
+    /// Their bodies are read to the end before the handler runs, and [limited](Self::request_limit), as those with
     /// a key are. So set that limit to the one of the route, and leave routes that stream a body outside the layer.
-    pub fn with_optional_key(self, optional: bool) -> Self {
+    pub fn optional_key(self, optional: bool) -> Self {
         Self { key_required: !optional, ..self }
     }
 
     /// Takes the value of the key from another place than `Idempotency-Key`: from another header, or from a field of
     /// the body. `Ok(None)` means that the key is missing. If the function returns an error, that is the response. No
     /// response echoes such a key.
-    pub fn with_key_from(
+    pub fn key_from(
         self,
         value: impl Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + Sync + 'static,
     ) -> Self {
@@ -59,7 +59,7 @@ impl IdempotencyLayer {
     /// parameter that gets another name changes nothing. Another prefix or method does, and so does a route that is
     /// split, merged, or gets a `{*rest}` in place of a parameter. Before such a change, return the old text here, until
     /// the retention has passed. So does a [`RequestResumer`](crate::http::RequestResumer) of the old operation.
-    pub fn with_operation(self, operation: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
+    pub fn operation(self, operation: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         Self { operation: Some(Arc::new(operation)), ..self }
     }
 }
@@ -72,44 +72,47 @@ impl IdempotencyLayer {
     /// a surrogate pair (`"\ud800"`), or the body is more than 128 levels deep.
     ///
     /// It ignores the parts at these JSON pointers (RFC 6901), for clients that put a timestamp or the number of the
-    /// attempt into each body: `layer.with_canonical_json(["/sent_at", "/client/attempt"])`. The body need not have
+    /// attempt into each body: `layer.canonical_json(["/sent_at", "/client/attempt"])`. The body need not have
     /// these parts. **Ignore only parts on which the handler does not act**: two requests that differ only in them are
     /// the same, and the second gets the response of the first.
     ///
-    /// # Errors
+    /// # Panics
     ///
-    /// [`InvalidSetting::NotAPointer`], also for the empty pointer, which is the whole body.
-    pub fn with_canonical_json<'p>(
-        mut self,
-        ignored: impl IntoIterator<Item = &'p str>,
-    ) -> Result<Self, InvalidSetting> {
-        let parse = |text: &str| Pointer::parse(text).ok_or_else(|| InvalidSetting::NotAPointer(text.to_owned()));
-        let ignored = ignored.into_iter().map(parse).collect::<Result<_, _>>()?;
+    /// For a text that is not a JSON pointer, and for the empty pointer, which is the whole body.
+    #[track_caller]
+    pub fn canonical_json<'p>(mut self, ignored: impl IntoIterator<Item = &'p str>) -> Self {
+        let parse = |text: &str| {
+            Pointer::parse(text).unwrap_or_else(|| {
+                panic!("{text:?} is not a JSON pointer to a part of the body (RFC 6901); write /name or /outer/inner")
+            })
+        };
+        let ignored = ignored.into_iter().map(parse).collect();
         self.fingerprint.compared = Compared::Json { ignored };
-        Ok(self)
+        self
     }
 
-    /// Also stores this header with a [stored request](crate::lease::Leasing::with_stored_request), in plain text.
+    /// Also stores this header with a [stored request](crate::lease::LeaseOptions::store_request), in plain text.
     /// `Content-Type`, `Content-Encoding`, `Idempotency-Key` and the headers of the fingerprint are always stored. A
     /// resumed request has no other header, so name each one by which the handler decides, and that of
-    /// [`with_key_from`](Self::with_key_from).
+    /// [`key_from`](Self::key_from).
     ///
-    /// # Errors
+    /// # Panics
     ///
-    /// [`InvalidSetting::HeaderNotStorable`] for `Authorization`, `Cookie` and `Proxy-Authorization`, which are not
-    /// stored as headers of the fingerprint either.
-    pub fn with_stored_header(mut self, name: HeaderName) -> Result<Self, InvalidSetting> {
-        if NEVER_STORED.contains(&name) {
-            return Err(InvalidSetting::HeaderNotStorable(name));
-        }
+    /// For `Authorization`, `Cookie` and `Proxy-Authorization`, which are not stored as headers of the fingerprint either.
+    #[track_caller]
+    pub fn store_header(mut self, name: HeaderName) -> Self {
+        assert!(
+            !NEVER_STORED.contains(&name),
+            "the header {name} must not be stored: it proves who the client is, now"
+        );
         self.stored_headers.push(name);
-        Ok(self)
+        self
     }
 
     /// Adds this header, with all its lines, to the fingerprint: one by which the handler selects an account, a
     /// currency or a language, and not one that a client changes with each attempt, such as a trace or a date. For
     /// `Host`, the authority of the URI counts, too, as HTTP/2 sends it, unless the header says the same.
-    pub fn with_fingerprinted_header(mut self, name: HeaderName) -> Self {
+    pub fn fingerprint_header(mut self, name: HeaderName) -> Self {
         self.fingerprint.add_header(name);
         self
     }
@@ -120,43 +123,49 @@ impl IdempotencyLayer {
     /// Also stores responses of these statuses, from 400 to 499, which otherwise free the key, such as "card declined".
     /// A transactional layer undoes the handler's writes by a savepoint, which costs every request one round trip.
     ///
-    /// # Errors
+    /// # Panics
     ///
-    /// [`InvalidSetting::StatusNotStorable`].
-    pub fn with_stored_errors(self, statuses: impl IntoIterator<Item = StatusCode>) -> Result<Self, InvalidSetting> {
+    /// For any other status: a success is stored anyway, and a 5xx must stay open to a retry.
+    #[track_caller]
+    pub fn store_errors(self, statuses: impl IntoIterator<Item = StatusCode>) -> Self {
         let statuses: Vec<_> = statuses.into_iter().collect();
-        match statuses.iter().find(|status| !status.is_client_error()) {
-            Some(status) => Err(InvalidSetting::StatusNotStorable(*status)),
-            None => Ok(Self { stored_errors: statuses, ..self }),
+        for status in &statuses {
+            assert!(
+                status.is_client_error(),
+                "responses of status {status} cannot be stored by choice; only 400 to 499 can"
+            );
         }
+        Self { stored_errors: statuses, ..self }
     }
 
     /// Also replays this header.
     ///
-    /// # Errors
+    /// # Panics
     ///
-    /// [`InvalidSetting::HeaderNotReplayable`] for `Set-Cookie`, authentication, hop-by-hop headers, `Date`,
-    /// `Content-Length`, and the headers that the layer adds itself.
-    pub fn with_replayed_header(mut self, name: HeaderName) -> Result<Self, InvalidSetting> {
-        if NEVER_REPLAYED.contains(&name) {
-            return Err(InvalidSetting::HeaderNotReplayable(name));
-        }
+    /// For `Set-Cookie`, authentication, hop-by-hop headers, `Date`, `Content-Length`, and the headers that the layer adds
+    /// itself.
+    #[track_caller]
+    pub fn replay_header(mut self, name: HeaderName) -> Self {
+        assert!(
+            !NEVER_REPLAYED.contains(&name),
+            "the header {name} must not be replayed: it belongs to one connection, one session or one moment"
+        );
         self.replayed_headers.push(name);
-        Ok(self)
+        self
     }
 
     /// Rebuilds the answers of which the record keeps a [reference](crate::http::AnswerBy) and no body: for answers
     /// that hold credentials, are large, or must show the present state. Stored bodies are replayed as without this
     /// setting. One layer has one type of reference. A layer without this setting that meets a reference answers 500
     /// `misconfigured`.
-    pub fn with_replay(self, replay: impl Replay) -> Self {
+    pub fn replay(self, replay: impl Replay) -> Self {
         Self { replay: Some(Arc::new(replay)), ..self }
     }
 
     /// The function that makes a response of a rejection. The default is [`problem`](crate::http::problem). The
     /// function may change what `problem` returns, for example add a `Link` to your documentation of the key, as the
     /// draft demands.
-    pub fn with_rejection(self, rejection: impl Fn(&Rejection) -> Response<Bytes> + Send + Sync + 'static) -> Self {
+    pub fn on_rejection(self, rejection: impl Fn(&Rejection) -> Response<Bytes> + Send + Sync + 'static) -> Self {
         Self { rejection: Arc::new(rejection), ..self }
     }
 }
@@ -170,7 +179,7 @@ impl IdempotencyLayer {
     /// # Errors
     ///
     /// [`Error::Unencodable`] for an informational status, and for a body over
-    /// [`with_response_limit`](Self::with_response_limit), which no retry would get.
+    /// [`response_limit`](Self::response_limit), which no retry would get.
     pub fn took_effect(&self, response: Response<impl Into<Vec<u8>>>) -> Result<Finding, Error> {
         let (parts, body) = response.into_parts();
         let body = body.into();
@@ -187,12 +196,12 @@ impl IdempotencyLayer {
 impl IdempotencyLayer {
     /// The largest request body, in bytes. The default is 1 MiB. It also determines how many [bytes](crate::http#runs) the
     /// requests that upload or wait may hold together.
-    pub fn with_request_limit(self, bytes: usize) -> Self {
+    pub fn request_limit(self, bytes: usize) -> Self {
         Self { request_limit: bytes, ..self }
     }
 
     /// The largest response body that is stored, in bytes. The default is 1 MiB. A larger one is sent and not stored.
-    pub fn with_response_limit(self, bytes: usize) -> Self {
+    pub fn response_limit(self, bytes: usize) -> Self {
         Self { response_limit: bytes, ..self }
     }
 
@@ -204,7 +213,7 @@ impl IdempotencyLayer {
     ///
     /// A replay counts as a run. A duplicate that waits for another request does not: it has a place only while it asks
     /// the database. A layer and its clones share their places. A clone with another limit has places of its own.
-    pub fn with_max_runs(self, runs: usize) -> Self {
+    pub fn max_runs(self, runs: usize) -> Self {
         Self { max_runs: runs, ..self }
     }
 
@@ -215,7 +224,7 @@ impl IdempotencyLayer {
     ///
     /// The requests with one key that do not perform have at most half of these places, and at most as many as the pool
     /// has connections, but at least one.
-    pub fn with_max_runs_of_one_scope(self, runs: usize) -> Self {
+    pub fn max_runs_of_one_scope(self, runs: usize) -> Self {
         Self { max_runs_of_one_scope: Some(runs), ..self }
     }
 
@@ -234,12 +243,13 @@ impl IdempotencyLayer {
     /// took effect.** Under a lease, a claim may take the pool's `acquire_timeout` and the length of the lease, but at
     /// least 2 and at most 30 seconds more; a response is stored by tries for the length of one lease.
     ///
-    /// # Errors
+    /// # Panics
     ///
-    /// [`InvalidSetting::Duration`] under a millisecond or over ten years.
-    pub fn with_run_timeout(self, limit: Duration) -> Result<Self, InvalidSetting> {
-        within("run time-out", limit, RETENTION)?;
-        Ok(Self { run_timeout: limit, ..self })
+    /// Under a millisecond or over ten years.
+    #[track_caller]
+    pub fn run_timeout(self, limit: Duration) -> Self {
+        assert!(is_in(&RETENTION, limit), "a run time-out must be between a millisecond and ten years");
+        Self { run_timeout: limit, ..self }
     }
 
     /// The runs of this layer and its clones. A graceful shutdown waits for them.

@@ -45,7 +45,7 @@ pub(crate) async fn warn_if_plain(conn: &mut PgConnection) -> Result<(), Error> 
     if !LOOKED.swap(true, Ordering::Relaxed) && !distributed {
         tracing::warn!(
             "the deployment says that idempotency.record is distributed, and it is not; run \
-             `idempotency-janitor migrate --distributed`, or turn Deployment::with_distributed off"
+             `idempotency-janitor migrate --distributed`, or turn Deployment::distributed off"
         );
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use pg_idempotency::{Fingerprint, Idempotency, InFlight, Outcome, ensure_idempotent};
+use pg_idempotency::{Fingerprint, Idempotency, OnDuplicate, Outcome, ensure_idempotent};
 use rig::database::until_blocked;
 use rig::functions::{complete, ensure};
 use serde_json::Value;
@@ -112,7 +112,7 @@ async fn an_open_call_of_one_door_is_in_flight_for_the_other(pool: PgPool) -> an
         let mut owner = pool.begin().await?;
         let owned = ensure(&mut owner, &key, fingerprint().as_bytes(), None).await?;
         assert_eq!(owned.outcome, "claimed");
-        let reject = Idempotency::new().with_in_flight(InFlight::Reject)?;
+        let reject = Idempotency::new().on_duplicate(OnDuplicate::Reject);
         let mut tx = pool.begin().await?;
         let refused = reject.ensure(&mut tx, &key, fingerprint(), async |_| Ok::<_, pg_idempotency::Error>(1)).await;
         assert!(matches!(refused, Err(pg_idempotency::Error::InFlight { .. })), "{refused:?}");

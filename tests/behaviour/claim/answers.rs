@@ -1,7 +1,7 @@
 //! The table of answers, generated: every state a record can be in, for every way to ask, against a second reading of
 //! the table that shares no code with the crate's.
 
-use pg_idempotency::lease::{Acquired, Leasing, Policy};
+use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
 use pg_idempotency::{Error, Fingerprint, Key};
 use rig::database::until_blocked;
 use rig::functions;
@@ -241,7 +241,7 @@ async fn every_state_gets_the_answer_of_the_table_in_lease_mode(pool: PgPool) ->
     ];
     let asking = DEPLOYMENTS.iter().flat_map(|deployment| policies.map(|(asked, policy)| (asked, policy, *deployment)));
     for (asked, policy, deployment) in asking {
-        let leasing = Leasing::new(policy)?.with_deployment(deployment).with_max_attempts(MOST);
+        let leasing = LeaseOptions::new(policy).deployment(deployment).max_attempts(MOST);
         let mut possible = 0;
         // A claim is a transaction of its own here: no record can be of the same one.
         for state in every_state().into_iter().filter(|state| !state.claimed_by_this_transaction) {

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use pg_idempotency::{Error, Fingerprint, Idempotency, InFlight, Key, Outcome};
+use pg_idempotency::{Error, Fingerprint, Idempotency, Key, OnDuplicate, Outcome};
 use rig::functions;
 use sqlx::PgConnection;
 
 use super::answers::{Expected, State};
 use crate::support::DEPLOYMENTS;
 
-const FIVE_SECONDS: InFlight = InFlight::Wait(Duration::from_secs(5));
+const FIVE_SECONDS: OnDuplicate = OnDuplicate::Wait(Duration::from_secs(5));
 
 /// The Rust functions, with these options, and the SQL functions.
 #[derive(Clone, Copy, Debug)]
@@ -21,9 +21,9 @@ pub(super) enum Door {
 impl Door {
     pub(super) fn all() -> anyhow::Result<Vec<Self>> {
         let mut doors = Vec::new();
-        for kind in [FIVE_SECONDS, InFlight::Reject] {
-            let options = Idempotency::new().with_in_flight(kind)?;
-            doors.extend(DEPLOYMENTS.iter().map(|deployment| Self::Rust(options.with_deployment(*deployment))));
+        for kind in [FIVE_SECONDS, OnDuplicate::Reject] {
+            let options = Idempotency::new().on_duplicate(kind);
+            doors.extend(DEPLOYMENTS.iter().map(|deployment| Self::Rust(options.deployment(*deployment))));
         }
         if !cfg!(idempotency_distributed) {
             doors.extend([None, Some("0")].map(|wait| Self::Sql { wait }));
@@ -33,7 +33,7 @@ impl Door {
 
     pub(super) fn waits(self) -> bool {
         match self {
-            Self::Rust(options) => options == Idempotency::new().with_in_flight(FIVE_SECONDS).expect("in range"),
+            Self::Rust(options) => options == Idempotency::new().on_duplicate(FIVE_SECONDS),
             Self::Sql { wait } => wait.is_none(),
         }
     }

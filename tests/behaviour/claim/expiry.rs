@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Leasing, Policy};
-use pg_idempotency::mark::{Marked, Marking, mark};
-use pg_idempotency::{Error, Idempotency, InFlight, Janitor, ensure_idempotent};
+use pg_idempotency::lease::{Lease, LeaseOptions, Policy};
+use pg_idempotency::mark::{MarkOptions, Marked, mark};
+use pg_idempotency::{Error, Idempotency, Misuse, OnDuplicate, ensure_idempotent};
 use rig::database::until_blocked;
-use sqlx::PgPool;
+use sqlx::{PgConnection, PgPool};
 
 use crate::support::{WAYS, create_effects, effects, key, leave_effect, once};
 
@@ -15,7 +15,7 @@ async fn a_transaction_longer_than_its_retention_is_not_acknowledged(pool: PgPoo
     create_effects(&pool).await;
     for way in WAYS {
         let error = way
-            .with_retention(Duration::from_millis(1))?
+            .retention(Duration::from_millis(1))
             .run(&pool, &key("a"), "body", async |conn| {
                 sqlx::query("select pg_sleep(0.01)").execute(&mut *conn).await?;
                 leave_effect(conn, "too late").await
@@ -28,42 +28,6 @@ async fn a_transaction_longer_than_its_retention_is_not_acknowledged(pool: PgPoo
     Ok(())
 }
 
-/// Each option that takes a duration, with durations that make no sense for it.
-#[sqlx::test(migrations = false)]
-async fn durations_that_make_no_sense_are_refused(pool: PgPool) -> anyhow::Result<()> {
-    let options = Idempotency::new();
-    let at_most_once = |lease| Leasing::new(Policy::AtMostOnce { lease });
-    let lease = Duration::from_secs(40);
-    let janitor = Janitor::new(pool);
-    let day = Duration::from_secs(86_400);
-    for sensible in [Duration::from_millis(1), Duration::from_secs(300), day * 30] {
-        assert!(options.with_retention(sensible).is_ok(), "{sensible:?}");
-    }
-    at_most_once(lease)?.with_retention(lease * 2)?;
-    janitor.clone().with_interval(Duration::from_secs(5))?;
-    let century = day * 366 * 100;
-    for (option, refused) in [
-        ("retention", options.with_retention(Duration::ZERO).err()),
-        ("retention", options.with_retention(Duration::from_nanos(1)).err()),
-        ("retention", options.with_retention(century).err()),
-        ("retention", options.with_retention(Duration::MAX).err()),
-        ("retention", Marking::new(Duration::ZERO).err()),
-        ("retention", Marking::new(Duration::MAX).err()),
-        ("retention", at_most_once(lease)?.with_retention(lease * 2 - Duration::from_millis(1)).err()),
-        ("wait", options.with_in_flight(InFlight::Wait(Duration::ZERO)).err()),
-        ("wait", options.with_in_flight(InFlight::Wait(day)).err()),
-        ("lease", at_most_once(Duration::ZERO).err()),
-        ("lease", at_most_once(day).err()),
-        ("interval", janitor.with_interval(Duration::ZERO).err()),
-    ] {
-        let refused = refused.expect(option);
-        assert_eq!(refused.option, option, "{refused}");
-        assert!(refused.to_string().contains(option), "{refused}");
-    }
-    Ok(())
-}
-
-/// The owner lets its own record expire while the duplicate waits: the duplicate had asked before.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_duplicate_is_judged_as_of_the_moment_it_asked(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
@@ -89,7 +53,7 @@ async fn a_duplicate_is_judged_as_of_the_moment_it_asked(pool: PgPool) -> anyhow
                         ensure_idempotent(&mut tx, &key, "body", effect).await?.is_replayed()
                     }
                     "mark" => mark(&mut tx, &key, window).await? == Marked::Duplicate,
-                    _ => Marking::new(window)?.mark_many(&mut tx, &[key]).await? == [Marked::Duplicate],
+                    _ => MarkOptions::new(window).mark_many(&mut tx, &[key]).await? == [Marked::Duplicate],
                 };
                 tx.commit().await?;
                 Ok::<_, Error>(duplicate)
@@ -129,30 +93,36 @@ async fn a_claim_after_a_wait_counts_its_retention_from_itself(pool: PgPool) -> 
 async fn a_wait_is_shorter_than_what_is_remembered(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let second = Duration::from_secs(1);
-    let wait = InFlight::Wait(second);
-    // Whichever setter comes last refuses.
-    let leasing = Leasing::new(Policy::AtLeastOnce { lease: Duration::from_millis(100) })?;
+    let wait = OnDuplicate::Wait(second);
+    let body = "body";
+    let leasing = LeaseOptions::new(Policy::AtLeastOnce { lease: Duration::from_millis(100) });
+    let mut tx = pool.begin().await?;
+    let effect = async |_: &mut PgConnection| -> Result<i64, Error> { panic!("it may be forgotten during the wait") };
+    let work = async |_: &Lease| -> Result<i64, Error> { panic!("it may be forgotten during the wait") };
     for refused in [
-        Idempotency::new().with_in_flight(wait)?.with_retention(second).err(),
-        Idempotency::new().with_retention(second)?.with_in_flight(wait).err(),
-        Marking::new(second)?.with_in_flight(wait).err(),
-        leasing.with_in_flight(wait)?.with_retention(second).err(),
-        leasing.with_retention(second)?.with_in_flight(wait).err(),
+        Idempotency::new()
+            .on_duplicate(wait)
+            .retention(second)
+            .ensure(&mut tx, &key("a"), body, effect)
+            .await
+            .map(drop),
+        Idempotency::new().retention(second).on_duplicate(wait).run(&pool, &key("a"), body, effect).await.map(drop),
+        MarkOptions::new(second).on_duplicate(wait).mark(&mut tx, &key("a")).await.map(drop),
+        MarkOptions::new(second).on_duplicate(wait).mark_many(&mut tx, &[key("a")]).await.map(drop),
+        leasing.on_duplicate(wait).retention(second).ensure(&pool, &key("a"), body, work).await.map(drop),
+        leasing.retention(Duration::from_millis(199)).ensure(&pool, &key("a"), body, work).await.map(drop),
     ] {
-        let refused = refused.expect("the wait is as long as the retention");
-        assert_eq!((refused.option, refused.given), ("wait", second));
-        // The limits that it names can be chosen.
-        Idempotency::new().with_retention(second)?.with_in_flight(InFlight::Wait(refused.longest))?;
-        assert!(refused.longest < second && refused.shortest < refused.longest, "{refused}");
+        assert!(matches!(refused, Err(Error::Misuse(Misuse::Options { .. }))), "{refused:?}");
     }
+    drop(tx);
 
     // The default adapts itself.
     let mut tx = pool.begin().await?;
     let mut first = pool.begin().await?;
     let window = Duration::from_millis(200);
-    assert_eq!(Marking::new(Duration::from_secs(60))?.mark(&mut first, &key("b")).await?, Marked::First);
+    assert_eq!(MarkOptions::new(Duration::from_secs(60)).mark(&mut first, &key("b")).await?, Marked::First);
     let started = std::time::Instant::now();
-    let error = Marking::new(window)?.mark(&mut tx, &key("b")).await.expect_err("in flight");
+    let error = MarkOptions::new(window).mark(&mut tx, &key("b")).await.expect_err("in flight");
     assert!(matches!(error, Error::InFlight { .. }), "{error:?}");
     assert!(started.elapsed() >= window / 2 && started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     Ok(())

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use pg_idempotency::lease::{Leasing, Policy};
-use pg_idempotency::mark::{Marking, mark};
+use pg_idempotency::lease::{LeaseOptions, Policy};
+use pg_idempotency::mark::{MarkOptions, mark};
 use pg_idempotency::{Error, Fingerprint, Idempotency, Key};
 use rig::functions;
 use sqlx::{PgConnection, PgPool};
@@ -47,12 +47,12 @@ async fn a_mode_of_a_newer_release_is_refused_by_name(pool: PgPool) -> anyhow::R
     for policy in
         [Policy::AtLeastOnce { lease: Duration::from_secs(60) }, Policy::AtMostOnce { lease: Duration::from_secs(60) }]
     {
-        assert_unknown(Leasing::new(policy)?.acquire::<i64, _>(&pool, &live, "body").await.map(|_| "acquired"));
+        assert_unknown(LeaseOptions::new(policy).acquire::<i64, _>(&pool, &live, "body").await.map(|_| "acquired"));
     }
     let mut tx = pool.begin().await?;
     assert_unknown(mark(&mut tx, &live, Duration::from_secs(60)).await);
     let mut tx = pool.begin().await?;
-    assert_unknown(Marking::new(Duration::from_secs(60))?.mark_many(&mut tx, &[key("other"), live]).await);
+    assert_unknown(MarkOptions::new(Duration::from_secs(60)).mark_many(&mut tx, &[key("other"), live]).await);
     Ok(())
 }
 

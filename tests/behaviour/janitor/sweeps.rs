@@ -104,7 +104,7 @@ async fn a_sweep_never_deletes_more_than_its_limit_under_any_plan(pool: PgPool) 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "no SELECT over all shards locks rows, as this test does")]
 async fn batches_leave_nothing_out_between_them(pool: PgPool) -> anyhow::Result<()> {
-    let janitor = janitor(&pool).with_batch_size(rows(2)).with_pause(Duration::ZERO)?;
+    let janitor = janitor(&pool).batch_size(rows(2)).pause(Duration::ZERO);
     fill(&pool, "transaction", true, None, true, 5).await;
     fill(&pool, "mark", true, None, true, 3).await;
     pool.execute("update idempotency.record set expires_at = '-infinity' where mode = 'mark'").await?;
@@ -135,7 +135,7 @@ async fn a_partitioned_table_is_swept_leaf_by_leaf(pool: PgPool) -> anyhow::Resu
          from generate_series(1, 3000) as n",
     )
     .await?;
-    let janitor = janitor(&pool).with_batch_size(rows(50)).with_pause(Duration::ZERO)?;
+    let janitor = janitor(&pool).batch_size(rows(50)).pause(Duration::ZERO);
     let swept = janitor.sweep_once(120).await?;
     assert_eq!((swept.rows(), swept.limited), (120, true));
     let swept = janitor.sweep_once(u64::MAX).await?;
@@ -153,10 +153,7 @@ async fn a_partitioned_table_is_swept_leaf_by_leaf(pool: PgPool) -> anyhow::Resu
 async fn an_interval_or_a_shutdown_ends_a_sweep_between_two_batches(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 5000).await;
     // Each sweep would take hours.
-    let janitor = janitor(&pool)
-        .with_interval(Duration::from_secs(1))?
-        .with_batch_size(rows(10))
-        .with_pause(Duration::from_secs(3600))?;
+    let janitor = janitor(&pool).interval(Duration::from_secs(1)).batch_size(rows(10)).pause(Duration::from_secs(3600));
     let (stop, running) = run(janitor);
     crate::support::until(&pool, "select count(*) <= 4970 from idempotency.record").await;
     stop.send(()).expect("it listens");
@@ -166,7 +163,7 @@ async fn an_interval_or_a_shutdown_ends_a_sweep_between_two_batches(pool: PgPool
 
 #[sqlx::test(migrations = false)]
 async fn a_janitor_goes_on_after_errors(pool: PgPool) -> anyhow::Result<()> {
-    let janitor = janitor(&pool).with_interval(Duration::from_secs(1))?;
+    let janitor = janitor(&pool).interval(Duration::from_secs(1));
     let (stop, running) = run(janitor);
     // At first there is no table; later the sweeps are killed.
     crate::support::until(&pool, "select xact_rollback > 0 from pg_stat_database where datname = current_database()")
@@ -200,9 +197,8 @@ async fn a_batch_that_takes_too_long_is_halved(pool: PgPool) -> anyhow::Result<(
     )
     .await?;
     let options = (*pool.connect_options()).clone().options([("statement_timeout", "100ms")]);
-    let janitor = Janitor::new(PgPool::connect_with(options).await?)
-        .with_grace(Duration::ZERO)?
-        .with_interval(Duration::from_secs(1))?;
+    let janitor =
+        Janitor::new(PgPool::connect_with(options).await?).grace(Duration::ZERO).interval(Duration::from_secs(1));
     let (stop, running) = run(janitor);
     crate::support::until(&pool, "select count(*) = 0 from idempotency.record").await;
     stop.send(()).expect("it listens");
@@ -214,7 +210,7 @@ async fn a_batch_that_takes_too_long_is_halved(pool: PgPool) -> anyhow::Result<(
 async fn a_sweep_keeps_its_pace(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 300).await;
     let pause = Duration::from_millis(200);
-    let paced = janitor(&pool).with_batch_size(rows(100)).with_pause(pause)?;
+    let paced = janitor(&pool).batch_size(rows(100)).pause(pause);
     let started = Instant::now();
     let swept = paced.sweep_once(200).await?;
     assert_eq!((swept.rows(), swept.limited), (200, true));
@@ -231,7 +227,7 @@ async fn a_record_that_has_just_expired_is_left_alone_for_the_grace(pool: PgPool
     assert_eq!(janitor.sweep_once(10).await?.marks, 1);
     let left: Vec<String> = sqlx::query_scalar("select value from idempotency.record").fetch_all(&pool).await?;
     assert_eq!(left, ["fresh"]);
-    assert_eq!(janitor.with_grace(Duration::ZERO)?.sweep_once(10).await?.marks, 1);
+    assert_eq!(janitor.grace(Duration::ZERO).sweep_once(10).await?.marks, 1);
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
-use pg_idempotency::lease::{Lease, Leasing, Policy, Resumer};
+use pg_idempotency::lease::{Lease, LeaseOptions, Policy, Resumer};
 use pg_idempotency::{Error, Janitor};
 use rig::gate::PATIENCE;
 use rig::proxy::Proxy;
@@ -34,7 +34,7 @@ async fn until_idle(pool: &PgPool, connections: usize) {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_sweep_ends_and_the_next_one_works(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
     let (proxy, pool) = behind(&server).await?;
-    let janitor = Janitor::new(pool.clone()).with_interval(Duration::from_secs(1))?;
+    let janitor = Janitor::new(pool.clone()).interval(Duration::from_secs(1));
     assert_eq!(janitor.sweep_once(10).await?.rows(), 0);
     // If that ping is lost, sqlx waits for it.
     until_idle(&pool, 1).await;
@@ -51,7 +51,7 @@ async fn a_janitor_hears_a_shutdown(_: PgPoolOptions, server: PgConnectOptions) 
     let (stop, stopped) = oneshot::channel::<()>();
     until_idle(&pool, 1).await;
     proxy.vanish();
-    let janitor = Janitor::new(pool.clone()).with_interval(Duration::from_secs(1))?;
+    let janitor = Janitor::new(pool.clone()).interval(Duration::from_secs(1));
     let running = tokio::spawn(janitor.run(async { drop(stopped.await) }));
     // The first sweep has begun.
     until_idle(&pool, 0).await;
@@ -69,8 +69,8 @@ async fn a_resumer_hears_a_shutdown_during_its_search(
 ) -> anyhow::Result<()> {
     let (proxy, pool) = behind(&server).await?;
     let policy = Policy::AtLeastOnce { lease: Duration::from_secs(3) };
-    let leasing = Leasing::new(policy)?.with_stored_request(true).with_max_attempts(NonZeroU32::MIN);
-    let resumer = Resumer::new(leasing, "operation")?.with_interval(Duration::from_millis(100))?;
+    let leasing = LeaseOptions::new(policy).store_request(true).max_attempts(NonZeroU32::MIN);
+    let resumer = Resumer::new(leasing, "operation")?.interval(Duration::from_millis(100));
     until_idle(&pool, 1).await;
     proxy.vanish();
     let (stop, stopped) = oneshot::channel::<()>();

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Leasing, Policy};
+use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
 use pg_idempotency::operator::{Shown, State, grant_attempt, release, resolve, show, unsettled};
 use pg_idempotency::testing::{expire, lapse};
 use pg_idempotency::{Error, Key};
@@ -27,7 +27,7 @@ async fn grant(pool: &PgPool, key: &Key) -> Result<i64, Error> {
 
 /// Claims, and releases with an error.
 async fn fail(pool: &PgPool, key: &Key, policy: Policy) -> Result<u32, Error> {
-    match Leasing::new(policy)?.with_max_attempts(MOST).acquire::<i64, _>(pool, key, "body").await? {
+    match LeaseOptions::new(policy).max_attempts(MOST).acquire::<i64, _>(pool, key, "body").await? {
         Acquired::Owner(owner) => {
             let attempt = owner.attempt();
             owner.release("the gateway said no").await?;
@@ -75,7 +75,7 @@ async fn an_operator_permits_one_attempt_beyond_the_limit(pool: PgPool) -> anyho
 /// A lapsed operation, too. The owner may only be suspended: what it sends later finds another token.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_grant_fences_an_owner_that_was_suspended(pool: PgPool) -> anyhow::Result<()> {
-    let leasing = Leasing::new(AT_LEAST_ONCE)?.with_max_attempts(NonZeroU32::MIN);
+    let leasing = LeaseOptions::new(AT_LEAST_ONCE).max_attempts(NonZeroU32::MIN);
     let Acquired::Owner(suspended) = leasing.acquire::<i64, _>(&pool, &key("a"), "body").await? else { panic!("new") };
     assert_changed(grant(&pool, &key("a")).await, "under a live lease");
     lapse(&pool, &key("a")).await?;

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Lease, Leasing};
+use pg_idempotency::lease::{Acquired, Lease, LeaseOptions};
 use pg_idempotency::operator::{State, release, release_step, resolve, resolve_step, show, unsettled};
 use pg_idempotency::testing::lapse;
 use pg_idempotency::{Error, InvalidStep};
@@ -215,7 +215,7 @@ async fn a_decision_about_an_operation_that_has_expired_and_was_taken_over_chang
 async fn the_attempt_after_a_settled_step_is_permitted(pool: PgPool) -> anyhow::Result<()> {
     let most = NonZeroU32::new(2).expect("two");
     let key = key("a");
-    let leasing = Leasing::new(IN_STEPS)?.with_max_attempts(most).with_resume_after(Duration::ZERO)?;
+    let leasing = LeaseOptions::new(IN_STEPS).max_attempts(most).resume_after(Duration::ZERO);
     let next = async || leasing.acquire::<String, _>(&pool, &key, "body").await;
     for way in ["resolve_step", "release_step", "release"] {
         let settle_all = async || -> anyhow::Result<()> {

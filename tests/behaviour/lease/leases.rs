@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, LeaseOwner, Leasing, Policy};
+use pg_idempotency::lease::{Acquired, LeaseOptions, LeaseOwner, Policy};
 use pg_idempotency::operator::{State, release, resolve, show};
 use pg_idempotency::testing::{expire, lapse};
-use pg_idempotency::{Error, InFlight, Outcome};
+use pg_idempotency::{Error, OnDuplicate, Outcome};
 use rig::gate::Gate;
 use sqlx::{Executor as _, PgPool};
 
@@ -25,7 +25,7 @@ pub(crate) enum WorkError {
 }
 
 pub(crate) async fn acquire(pool: &PgPool, policy: Policy, body: &str) -> Result<Acquired<String>, Error> {
-    Leasing::new(policy)?.acquire(pool, &key("a"), body).await
+    LeaseOptions::new(policy).acquire(pool, &key("a"), body).await
 }
 
 pub(crate) async fn acquired(pool: &PgPool, policy: Policy) -> LeaseOwner {
@@ -36,7 +36,7 @@ pub(crate) async fn acquired(pool: &PgPool, policy: Policy) -> LeaseOwner {
 }
 
 async fn work(pool: &PgPool, policy: Policy, response: &str) -> Result<Outcome<String>, Error> {
-    Leasing::new(policy)?.ensure(pool, &key("a"), "body", async |_| Ok::<_, Error>(response.to_owned())).await
+    LeaseOptions::new(policy).ensure(pool, &key("a"), "body", async |_| Ok::<_, Error>(response.to_owned())).await
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -64,7 +64,7 @@ async fn an_attempt_that_fails_keeps_its_reason_and_gets_a_new_token(pool: PgPoo
             held = lease.token();
             lease.release(&WorkError::Gateway.to_string()).await?;
         } else {
-            let failed: Result<Outcome<String>, WorkError> = Leasing::new(policy)?
+            let failed: Result<Outcome<String>, WorkError> = LeaseOptions::new(policy)
                 .ensure(&pool, &key("a"), "body", async |lease| {
                     held = lease.token();
                     let failed = WorkError::Gateway;
@@ -118,7 +118,7 @@ async fn an_owner_whose_record_was_purged_is_fenced_from_the_next_one(pool: PgPo
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_retention_counts_from_the_completion(pool: PgPool) -> anyhow::Result<()> {
-    let leasing = Leasing::new(AT_LEAST_ONCE)?.with_retention(Duration::from_secs(3 * 3600))?;
+    let leasing = LeaseOptions::new(AT_LEAST_ONCE).retention(Duration::from_secs(3 * 3600));
     let Acquired::Owner(lease) = leasing.acquire::<String, _>(&pool, &key("a"), "body").await? else { panic!() };
     expire_in(&pool, &key("a"), Duration::from_secs(60)).await?;
     lease.complete(&"done".to_owned()).await?;
@@ -144,7 +144,7 @@ async fn waiting_holds_no_connection_and_gets_the_first_result(
     let owner = tokio::spawn({
         let (pool, gate) = (pool.clone(), gate.clone());
         async move {
-            Leasing::new(AT_LEAST_ONCE)?
+            LeaseOptions::new(AT_LEAST_ONCE)
                 .ensure(&pool, &key("a"), "body", async |_| {
                     gate.pass().await;
                     Ok::<_, Error>("first".to_owned())
@@ -153,7 +153,7 @@ async fn waiting_holds_no_connection_and_gets_the_first_result(
         }
     });
     gate.reached().await;
-    let waiting = Leasing::new(AT_LEAST_ONCE)?.with_in_flight(InFlight::Wait(Duration::from_secs(20)))?;
+    let waiting = LeaseOptions::new(AT_LEAST_ONCE).on_duplicate(OnDuplicate::Wait(Duration::from_secs(20)));
     let waiters: Vec<_> = (0..20)
         .map(|_| {
             let pool = pool.clone();
@@ -171,7 +171,7 @@ async fn waiting_holds_no_connection_and_gets_the_first_result(
     for waiter in waiters {
         assert_eq!(waiter.await??, Outcome::Replayed("first".to_owned()));
     }
-    let gave_up = Leasing::new(AT_LEAST_ONCE)?.with_in_flight(InFlight::Wait(Duration::from_millis(100)))?;
+    let gave_up = LeaseOptions::new(AT_LEAST_ONCE).on_duplicate(OnDuplicate::Wait(Duration::from_millis(100)));
     sqlx::query("delete from idempotency.record").execute(&pool).await?;
     let _lease = acquired(&pool, AT_LEAST_ONCE).await;
     let error = gave_up.acquire::<String, _>(&pool, &key("a"), "body").await.expect_err("in flight");
@@ -195,7 +195,7 @@ async fn each_change_under_a_lease_is_durable_whatever_the_session_says(pool: Pg
         .await?;
         let options = (*pool.connect_options()).clone().options([("synchronous_commit", session)]);
         let session_pool = PgPool::connect_with(options).await?;
-        let _ = Leasing::new(IN_STEPS)?
+        let _ = LeaseOptions::new(IN_STEPS)
             .ensure(&session_pool, &key("b"), "body", async |lease| {
                 lease.step("ride", async |_| Ok::<_, Error>(1)).await?;
                 lease.step_at_most_once("text", async |_| Ok::<_, Error>(1)).await

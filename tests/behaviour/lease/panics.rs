@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pg_idempotency::Error;
-use pg_idempotency::lease::{Lease, Leasing, Policy, Resumer};
+use pg_idempotency::lease::{Lease, LeaseOptions, Policy, Resumer};
 use pg_idempotency::testing::{age, lapse};
 use rig::gate::PATIENCE;
 use serde::{Deserialize, Serialize, Serializer};
@@ -48,7 +48,7 @@ async fn a_resumer_survives_a_panic_and_finishes_the_other_operations(pool: PgPo
         abandoned(&pool, value).await;
     }
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let resumer = Resumer::new(leasing(), "operation")?.with_interval(Duration::from_millis(100))?;
+    let resumer = Resumer::new(leasing(), "operation")?.interval(Duration::from_millis(100));
     let running = tokio::spawn({
         let pool = pool.clone();
         async move {
@@ -102,7 +102,7 @@ async fn a_panic_of_the_work_ends_the_attempt_as_an_error_does(pool: PgPool) -> 
         pool.execute("truncate idempotency.record").await?;
         let called = tokio::spawn({
             let pool = pool.clone();
-            async move { Leasing::new(policy)?.ensure(&pool, &key(value), "body", panicking).await.map(drop) }
+            async move { LeaseOptions::new(policy).ensure(&pool, &key(value), "body", panicking).await.map(drop) }
         });
         assert!(called.await.is_err_and(|error| error.is_panic()), "{policy:?}");
         let shown = pg_idempotency::operator::show(&pool, &key(value)).await?.expect("a record");

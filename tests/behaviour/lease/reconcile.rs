@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
-use pg_idempotency::lease::{Acquired, Finding, InDoubt, Leasing, Policy, Reconciler, Visit};
+use pg_idempotency::lease::{Acquired, Finding, InDoubt, LeaseOptions, Policy, Reconciler, Visit};
 use pg_idempotency::operator::{ShownLooks, State, show};
 use pg_idempotency::testing::lapse;
 use pg_idempotency::{Error, Outcome};
@@ -16,8 +16,8 @@ use crate::support::key;
 pub(crate) const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: Duration::from_secs(40) };
 pub(crate) const QUIET: Duration = Duration::from_secs(120);
 
-pub(crate) fn leasing() -> Leasing {
-    Leasing::new(AT_MOST_ONCE).expect("a lease").with_stored_request(true)
+pub(crate) fn leasing() -> LeaseOptions {
+    LeaseOptions::new(AT_MOST_ONCE).store_request(true)
 }
 
 pub(crate) fn reconciler() -> Reconciler {

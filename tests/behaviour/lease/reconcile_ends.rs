@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use pg_idempotency::Error;
-use pg_idempotency::lease::{Acquired, Finding, InDoubt, Leasing, Policy, Reconciler, Visit};
+use pg_idempotency::lease::{Acquired, Finding, InDoubt, LeaseOptions, Policy, Reconciler, Visit};
 use pg_idempotency::operator::{State, release, release_step, resolve, resolve_step, show};
 use pg_idempotency::testing::lapse;
+use pg_idempotency::{Error, Misuse};
 use sqlx::{Executor as _, PgPool};
 
 use super::reconcile::*;
@@ -14,7 +14,7 @@ use crate::support::key;
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_look_that_fails_is_stored_and_the_last_one_leaves_the_key_to_a_person(pool: PgPool) -> anyhow::Result<()> {
-    let reconciler = reconciler().with_looks(2, 4)?.with_time_out(Duration::from_millis(20))?;
+    let reconciler = reconciler().looks(2, 4).time_out(Duration::from_millis(20));
     in_doubt(&pool, "a").await;
     note(&pool, &reconciler).await;
     let errors = ["the gateway is away: no route", "the look-up panicked", "the look-up took longer than 20ms"];
@@ -47,7 +47,7 @@ async fn a_look_that_fails_is_stored_and_the_last_one_leaves_the_key_to_a_person
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn after_the_time_that_the_service_gives_nobody_looks_any_more(pool: PgPool) -> anyhow::Result<()> {
     in_doubt(&pool, "a").await;
-    let reconciler = reconciler().with_give_up_after(MINUTE * 60)?;
+    let reconciler = reconciler().give_up_after(MINUTE * 60);
     note(&pool, &reconciler).await;
     assert_eq!(says(&pool, &reconciler, Finding::Unknown).await, Visit::Undecided);
     pass_time(&pool).await;
@@ -187,7 +187,7 @@ async fn somebody_elses_decision_wins(pool: PgPool) -> anyhow::Result<()> {
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_effect_whose_answer_cannot_be_stored_is_never_released(pool: PgPool) -> anyhow::Result<()> {
-    let reconciler = of_steps().with_looks(2, 4)?;
+    let reconciler = of_steps().looks(2, 4);
     steps_in_doubt(&pool, &["text"]).await;
     note(&pool, &reconciler).await;
     let too_large = Finding::took_effect(&"x".repeat(64 * 1024))?;
@@ -213,7 +213,7 @@ async fn an_effect_whose_answer_cannot_be_stored_is_never_released(pool: PgPool)
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_dry_run_asks_and_settles_nothing_and_counts_nothing(pool: PgPool) -> anyhow::Result<()> {
-    let dry = reconciler().with_looks(2, 2)?.with_dry_run(true);
+    let dry = reconciler().looks(2, 2).dry_run(true);
     in_doubt(&pool, "a").await;
     note(&pool, &dry).await;
     for finding in [Finding::NoTrace, Finding::NoTrace, Finding::Unknown, Finding::NoTrace] {
@@ -224,7 +224,7 @@ async fn a_dry_run_asks_and_settles_nothing_and_counts_nothing(pool: PgPool) -> 
         assert_eq!((shown.looks, shown.no_trace, shown.given_up), (0, 0, false));
         pass_time(&pool).await;
     }
-    let switched_on = dry.with_looks(2, 9)?.with_dry_run(false);
+    let switched_on = dry.looks(2, 9).dry_run(false);
     for _ in 0..4 {
         assert_eq!(says(&pool, &switched_on, Finding::Unknown).await, Visit::Undecided);
         pass_time(&pool).await;
@@ -234,7 +234,7 @@ async fn a_dry_run_asks_and_settles_nothing_and_counts_nothing(pool: PgPool) -> 
         assert_eq!(asked.look(), 5, "the look that it tries");
         Ok::<_, Error>(sent())
     };
-    assert_eq!(switched_on.clone().with_dry_run(true).visit_one(&pool, trying).await?, Visit::Undecided);
+    assert_eq!(switched_on.clone().dry_run(true).visit_one(&pool, trying).await?, Visit::Undecided);
     assert!(seconds_to_the_next_look(&pool).await <= QUIET.as_secs_f64(), "the first distance");
     assert_eq!(state(&pool).await, State::Indeterminate);
     pass_time(&pool).await;
@@ -251,7 +251,7 @@ async fn only_a_look_without_a_trace_releases_and_one_without_an_answer_begins_t
     let failing = async |_: &InDoubt| -> Result<Finding, &str> { Err("503") };
     let panicking = async |_: &InDoubt| -> Result<Finding, &str> { panic!("found it") };
     in_doubt(&pool, "a").await;
-    let patient = reconciler().with_looks(3, 20)?;
+    let patient = reconciler().looks(3, 20);
     note(&pool, &patient).await;
     for between in ["unknown", "panicked", "timed out", "failed"] {
         for _ in 0..2 {
@@ -259,12 +259,12 @@ async fn only_a_look_without_a_trace_releases_and_one_without_an_answer_begins_t
             pass_time(&pool).await;
         }
         // The next release of the service is content with fewer.
-        let next_release = patient.clone().with_looks(2, 20)?;
+        let next_release = patient.clone().looks(2, 20);
         let visit = match between {
             "unknown" => says(&pool, &next_release, Finding::Unknown).await,
             "failed" => next_release.visit_one(&pool, failing).await?,
             "timed out" => {
-                let impatient = next_release.with_time_out(Duration::from_millis(5))?;
+                let impatient = next_release.time_out(Duration::from_millis(5));
                 impatient
                     .visit_one(&pool, async |_: &InDoubt| -> Result<Finding, &str> { std::future::pending().await })
                     .await?
@@ -283,7 +283,7 @@ async fn no_distance_is_longer_than_what_is_left_of_the_time_that_the_service_gi
     pool: PgPool,
 ) -> anyhow::Result<()> {
     in_doubt(&pool, "a").await;
-    let reconciler = reconciler().with_looks(2, 20)?.with_give_up_after(MINUTE * 60)?;
+    let reconciler = reconciler().looks(2, 20).give_up_after(MINUTE * 60);
     note(&pool, &reconciler).await;
     for _ in 0..10 {
         assert_eq!(says(&pool, &reconciler, Finding::Unknown).await, Visit::Undecided);
@@ -298,7 +298,7 @@ async fn no_distance_is_longer_than_what_is_left_of_the_time_that_the_service_gi
 async fn the_longest_time_that_a_service_can_give_takes_no_distance_away(pool: PgPool) -> anyhow::Result<()> {
     in_doubt(&pool, "a").await;
     let years = Duration::from_secs(10 * 366 * 24 * 3600);
-    let reconciler = reconciler().with_give_up_after(years)?;
+    let reconciler = reconciler().give_up_after(years);
     note(&pool, &reconciler).await;
     assert_eq!(says(&pool, &reconciler, Finding::NoTrace).await, Visit::Undecided);
     assert!(seconds_to_the_next_look(&pool).await > 60.0);
@@ -308,30 +308,41 @@ async fn the_longest_time_that_a_service_can_give_takes_no_distance_away(pool: P
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn options_that_leave_nothing_to_reconcile_are_refused(pool: PgPool) -> anyhow::Result<()> {
     let problem = |leasing| match Reconciler::new(leasing, "operation", QUIET) {
-        Err(Error::InvalidLeasing { problem, .. }) => problem,
+        Err(Error::Misuse(Misuse::Options { problem, .. })) => problem,
         other => panic!("{other:?}"),
     };
-    assert!(problem(leasing().with_stored_request(false)).contains("with_stored_request"));
-    let at_least_once = Leasing::new(Policy::AtLeastOnce { lease: MINUTE })?.with_stored_request(true);
+    assert!(problem(leasing().store_request(false)).contains("store_request"));
+    let at_least_once = LeaseOptions::new(Policy::AtLeastOnce { lease: MINUTE }).store_request(true);
     assert!(problem(at_least_once).contains("AtLeastOnce"));
     for (no_trace, most) in [(0, 10), (1, 10), (3, 2)] {
-        let refused = reconciler().with_looks(no_trace, most);
-        let is_refused =
-            matches!(refused, Err(Error::InvalidLeasing { problem, .. }) if problem.contains("at least 2"));
-        assert!(is_refused, "{no_trace} of {most}");
+        let refused = std::panic::catch_unwind(|| drop(reconciler().looks(no_trace, most)));
+        assert!(refused.is_err(), "{no_trace} of {most}");
     }
-    let lease = Duration::from_secs(40);
-    assert!(reconciler().with_interval(lease).is_err() && reconciler().with_interval(lease / 2).is_ok());
-    assert!(reconciler().with_time_out(lease).is_err() && reconciler().with_time_out(lease / 2).is_ok());
-    let day = Duration::from_secs(24 * 3600);
-    assert!(reconciler().with_distance(day).is_err() && reconciler().with_distance(Duration::ZERO).is_err());
+    let (lease, day) = (Duration::from_secs(40), Duration::from_secs(24 * 3600));
     assert!(Reconciler::new(leasing(), "operation", day).is_err());
+    let nothing = async |_: &InDoubt| Ok::<_, Error>(Finding::NoTrace);
+    let contradictions = [
+        ("interval", reconciler().interval(lease)),
+        ("time-out", reconciler().time_out(lease)),
+        ("distance", reconciler().distance(day)),
+    ];
+    for (setting, reconciler) in contradictions {
+        let started = reconciler.run(&pool, std::future::ready(()), nothing).await;
+        let visited = reconciler.visit_one(&pool, nothing).await.map(drop);
+        for refused in [started, visited] {
+            let is_refused =
+                matches!(&refused, Err(Error::Misuse(Misuse::Options { problem, .. })) if problem.contains(setting));
+            assert!(is_refused, "{setting}: {refused:?}");
+        }
+    }
+    let longest = reconciler().interval(lease / 2).time_out(lease / 2).distance(day / 2);
+    longest.run(&pool, std::future::ready(()), nothing).await.expect("options that fit");
     // The request is there to be looked up, and nobody does the work again.
-    let resumed = leasing().with_max_attempts(std::num::NonZeroU32::MIN);
+    let resumed = leasing().max_attempts(std::num::NonZeroU32::MIN);
     let resumed = resumed
         .resume_one(&pool, "operation", async |_: &_, _: String| -> Result<String, Error> { panic!("at most once") })
         .await;
-    assert!(matches!(resumed, Err(Error::InvalidLeasing { .. })), "{resumed:?}");
+    assert!(matches!(resumed, Err(Error::Misuse(Misuse::Options { .. }))), "{resumed:?}");
     in_doubt(&pool, "a").await;
     assert!(!show(&pool, &key("a")).await?.expect("a record").resumable);
     Ok(())
@@ -389,9 +400,9 @@ async fn an_operators_decision_may_demand_the_lease_that_was_shown(pool: PgPool)
 /// It ends between two searches at once, and the look that is under way first.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_reconciler_ends_at_the_shutdown_after_the_look_that_is_under_way(pool: PgPool) -> anyhow::Result<()> {
-    let reconciler = reconciler().with_interval(Duration::from_millis(10))?;
+    let reconciler = reconciler().interval(Duration::from_millis(10));
     let stopped = reconciler.run(&pool, std::future::ready(()), async |_: &InDoubt| Ok::<_, Error>(sent()));
-    tokio::time::timeout(Duration::from_secs(60), stopped).await?;
+    tokio::time::timeout(Duration::from_secs(60), stopped).await??;
 
     in_doubt(&pool, "a").await;
     note(&pool, &reconciler).await;
@@ -404,7 +415,7 @@ async fn a_reconciler_ends_at_the_shutdown_after_the_look_that_is_under_way(pool
         Ok::<_, Error>(sent())
     };
     let running = reconciler.run(&pool, async { drop(stopped.await) }, look_up);
-    tokio::time::timeout(Duration::from_secs(60), running).await?;
+    tokio::time::timeout(Duration::from_secs(60), running).await??;
     assert_eq!(state(&pool).await, State::Completed, "what the look found is stored");
     Ok(())
 }

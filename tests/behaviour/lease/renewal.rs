@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Leasing, Policy};
+use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
 use pg_idempotency::{Error, Outcome};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
@@ -21,7 +21,7 @@ async fn outlive(pool: &PgPool) {
 /// A heartbeat changes no indexed column, so it stays a heap-only update where its page has room.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn heartbeats_are_heap_only_updates(pool: PgPool) -> anyhow::Result<()> {
-    let outcome = Leasing::new(POLICY)?
+    let outcome = LeaseOptions::new(POLICY)
         .ensure(&pool, &key("a"), "body", async |_| {
             outlive(&pool).await;
             Ok::<_, Error>(())
@@ -42,7 +42,7 @@ async fn heartbeats_are_heap_only_updates(pool: PgPool) -> anyhow::Result<()> {
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_lease_and_a_retention_that_would_end_under_the_work_are_prolonged(pool: PgPool) -> anyhow::Result<()> {
-    let leasing = Leasing::new(POLICY)?.with_retention(LEASE * 2)?;
+    let leasing = LeaseOptions::new(POLICY).retention(LEASE * 2);
     let outcome = leasing
         .ensure(&pool, &key("a"), "body", async |_| {
             outlive(&pool).await;
@@ -60,7 +60,7 @@ async fn a_lease_and_a_retention_that_would_end_under_the_work_are_prolonged(poo
 /// lapses.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn a_claim_that_lapses_is_remembered_for_another_lease(pool: PgPool) -> anyhow::Result<()> {
-    let leasing = Leasing::new(POLICY)?.with_retention(LEASE * 2)?;
+    let leasing = LeaseOptions::new(POLICY).retention(LEASE * 2);
     let Acquired::Owner(lease) = leasing.acquire::<i64, _>(&pool, &key("a"), "body").await? else { panic!() };
     outlive(&pool).await;
     drop(lease);
@@ -84,7 +84,7 @@ async fn leases_close_a_connection_with_a_transaction_on_it(
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
     let leak = async || pool.acquire().await?.execute("begin").await.map(drop);
     leak().await?;
-    let Acquired::Owner(lease) = Leasing::new(POLICY)?.acquire::<String, _>(&pool, &key("a"), "body").await? else {
+    let Acquired::Owner(lease) = LeaseOptions::new(POLICY).acquire::<String, _>(&pool, &key("a"), "body").await? else {
         panic!()
     };
     leak().await?;
@@ -101,7 +101,7 @@ async fn leases_close_a_connection_with_a_transaction_on_it(
 /// is lost.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn work_that_was_overtaken_stops_and_prolongs_nothing(pool: PgPool) -> anyhow::Result<()> {
-    let error = Leasing::new(POLICY)?
+    let error = LeaseOptions::new(POLICY)
         .ensure(&pool, &key("a"), "body", async |_| {
             // What a take-over does, with an end that can be told apart.
             pool.execute("update idempotency.record set token = token + 1, lease_until = now() + interval '1 hour'")
@@ -130,7 +130,7 @@ async fn an_owner_without_a_connection_stops_before_its_lease_lapses(
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
     // A busy machine may stop this process at the deadline, so only the third lease that has lapsed by then is a failure.
     for value in ["a", "b", "c"] {
-        let error = Leasing::new(POLICY)?
+        let error = LeaseOptions::new(POLICY)
             .ensure(&pool, &key(value), "body", async |_| {
                 let _held = pool.acquire().await?;
                 std::future::pending::<()>().await;
@@ -151,7 +151,7 @@ async fn an_owner_without_a_connection_stops_before_its_lease_lapses(
 /// A commit whose answer was lost: the second try finds the result stored under its own token, and says so.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn storing_the_same_result_twice_is_storing_it_once(pool: PgPool) -> anyhow::Result<()> {
-    let Acquired::Owner(lease) = Leasing::new(POLICY)?.acquire::<String, _>(&pool, &key("a"), "body").await? else {
+    let Acquired::Owner(lease) = LeaseOptions::new(POLICY).acquire::<String, _>(&pool, &key("a"), "body").await? else {
         panic!()
     };
     pool.execute("update idempotency.record set completed_at = now(), lease_until = null, response_body = '\"done\"'")

@@ -3,9 +3,9 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy, Resumer};
+use pg_idempotency::lease::{Acquired, Lease, LeaseOptions, LeaseOwner, Policy, Resumer};
 use pg_idempotency::testing::{age, expire, lapse};
-use pg_idempotency::{Error, Fingerprint, InvalidStep, Key, Outcome};
+use pg_idempotency::{Error, Fingerprint, InvalidStep, Key, Misuse, Outcome};
 use sqlx::{Executor as _, PgPool};
 
 use crate::lease::leases::WorkError;
@@ -16,8 +16,8 @@ const LEASE: Duration = Duration::from_secs(40);
 const ATTEMPTS: NonZeroU32 = NonZeroU32::new(4).expect("four");
 pub(crate) const MINUTE: Duration = Duration::from_secs(60);
 
-pub(crate) fn leasing() -> Leasing {
-    Leasing::new(IN_STEPS).expect("a lease").with_stored_request(true).with_max_attempts(ATTEMPTS)
+pub(crate) fn leasing() -> LeaseOptions {
+    LeaseOptions::new(IN_STEPS).store_request(true).max_attempts(ATTEMPTS)
 }
 
 async fn acquired(pool: &PgPool, value: &str) -> LeaseOwner {
@@ -121,7 +121,7 @@ async fn a_request_ends_with_its_operation(pool: PgPool) -> anyhow::Result<()> {
     for stored in [true, false] {
         abandoned(&pool, "a").await;
         expire(&pool, &key("a")).await?;
-        let next = leasing().with_stored_request(stored).acquire::<String, _>(&pool, &key("a"), "another body").await?;
+        let next = leasing().store_request(stored).acquire::<String, _>(&pool, &key("a"), "another body").await?;
         assert!(matches!(&next, Acquired::Owner(lease) if lease.attempt() == 1));
         drop(next);
         lapse(&pool, &key("a")).await?;
@@ -174,18 +174,17 @@ async fn a_request_that_does_not_decode_is_reported_and_kept(pool: PgPool) -> an
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn options_that_cannot_be_resumed_are_refused(pool: PgPool) -> anyhow::Result<()> {
     let problem = |error: Error| match error {
-        Error::InvalidLeasing { problem, .. } => problem,
+        Error::Misuse(Misuse::Options { problem, .. }) => problem,
         error => panic!("{error:?}"),
     };
-    let at_most_once = Leasing::new(Policy::AtMostOnce { lease: LEASE })?.with_stored_request(true);
-    let refused =
-        at_most_once.with_max_attempts(ATTEMPTS).resume_one(&pool, "operation", work).await.expect_err("refused");
+    let at_most_once = LeaseOptions::new(Policy::AtMostOnce { lease: LEASE }).store_request(true);
+    let refused = at_most_once.max_attempts(ATTEMPTS).resume_one(&pool, "operation", work).await.expect_err("refused");
     assert!(problem(refused).contains("AtMostOnce"));
-    let unlimited = Leasing::new(IN_STEPS)?.with_stored_request(true);
+    let unlimited = LeaseOptions::new(IN_STEPS).store_request(true);
     let refused = unlimited.resume_one(&pool, "operation", work).await.expect_err("refused");
-    assert!(problem(refused).contains("with_max_attempts"));
+    assert!(problem(refused).contains("max_attempts"));
     let refused = Resumer::new(unlimited, "operation").expect_err("refused");
-    assert!(problem(refused).contains("with_max_attempts"));
+    assert!(problem(refused).contains("max_attempts"));
     let body = Fingerprint::of_json("body")?;
     let refused = unlimited.acquire::<String, _>(&pool, &key("a"), &body).await.expect_err("refused");
     assert!(problem(refused).contains("no body"));
@@ -196,8 +195,8 @@ async fn options_that_cannot_be_resumed_are_refused(pool: PgPool) -> anyhow::Res
 /// Without steps too, and by the policy that the operation had before.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_operation_at_least_once_is_resumed(pool: PgPool) -> anyhow::Result<()> {
-    let at_least_once = Leasing::new(Policy::AtLeastOnce { lease: LEASE })?;
-    let at_least_once = at_least_once.with_stored_request(true).with_max_attempts(ATTEMPTS);
+    let at_least_once = LeaseOptions::new(Policy::AtLeastOnce { lease: LEASE });
+    let at_least_once = at_least_once.store_request(true).max_attempts(ATTEMPTS);
     for resuming in [at_least_once, leasing()] {
         pool.execute("truncate idempotency.record").await?;
         let Acquired::Owner(lease) = at_least_once.acquire::<String, _>(&pool, &key("a"), "body").await? else {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy};
+use pg_idempotency::lease::{Acquired, Lease, LeaseOptions, LeaseOwner, Policy};
 use pg_idempotency::testing::lapse;
 use pg_idempotency::{Error, InvalidStep};
 use rig::database::until_blocked;
@@ -139,7 +139,7 @@ async fn each_kind_of_step_takes_the_documented_round_trips(
     let pool = wide_pool(&proxy.options, 1).await;
     let operation = async |value: &str, proxy: &Proxy| -> anyhow::Result<Vec<usize>> {
         let mut trips = Vec::new();
-        let claim = async || Leasing::new(IN_STEPS)?.acquire::<i64, _>(&pool, &key(value), "body").await;
+        let claim = async || LeaseOptions::new(IN_STEPS).acquire::<i64, _>(&pool, &key(value), "body").await;
         proxy.take();
         let Acquired::Owner(lease) = claim().await? else { panic!("new") };
         trips.push(proxy.take());
@@ -200,7 +200,7 @@ async fn an_at_most_once_step_that_fails_is_in_doubt(pool: PgPool) -> anyhow::Re
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn work_that_ends_in_doubt_lapses_and_is_remembered_for_the_retention(pool: PgPool) -> anyhow::Result<()> {
-    let leasing = Leasing::new(IN_STEPS)?.with_retention(Duration::from_secs(3600))?;
+    let leasing = LeaseOptions::new(IN_STEPS).retention(Duration::from_secs(3600));
     for declared in [false, true] {
         pool.execute("truncate idempotency.record").await?;
         let result = leasing
@@ -231,7 +231,7 @@ async fn work_that_ends_in_doubt_lapses_and_is_remembered_for_the_retention(pool
 /// somebody has pinned stays pinned.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_at_most_once_step_is_remembered_for_the_retention_from_its_beginning(pool: PgPool) -> anyhow::Result<()> {
-    let leasing = Leasing::new(IN_STEPS)?.with_retention(Duration::from_secs(3600))?;
+    let leasing = LeaseOptions::new(IN_STEPS).retention(Duration::from_secs(3600));
     for (before, after) in [
         ("now() + interval '1 min'", "expires_at between now() + interval '50 min' and now() + interval '70 min'"),
         ("'infinity'", "expires_at = 'infinity'"),
@@ -262,11 +262,14 @@ async fn a_step_that_took_no_effect_may_be_performed_again(pool: PgPool) -> anyh
     let lease = after_a_crash(&pool, lease).await;
     assert_eq!(Kind::AtMostOnce.step(&lease, "text", 8).await?, 7);
     // Work that fails so is released: the next attempt may come at once.
-    let result = Leasing::new(IN_STEPS)?
+    let result = LeaseOptions::new(IN_STEPS)
         .ensure(&pool, &key("b"), "body", async |lease| -> Result<i64, WorkError> { refused(lease).await })
         .await;
     assert!(matches!(result, Err(WorkError::Gateway)));
-    assert!(matches!(Leasing::new(IN_STEPS)?.acquire::<i64, _>(&pool, &key("b"), "body").await?, Acquired::Owner(_)));
+    assert!(matches!(
+        LeaseOptions::new(IN_STEPS).acquire::<i64, _>(&pool, &key("b"), "body").await?,
+        Acquired::Owner(_)
+    ));
     Ok(())
 }
 
@@ -397,7 +400,7 @@ async fn a_step_is_not_in_doubt_if_the_lease_is_lost_before_its_effect(pool: PgP
     )
     .await?;
     let policy = Policy::InSteps { lease: Duration::from_secs(2) };
-    let Acquired::Owner(lease) = Leasing::new(policy)?.acquire::<i64, _>(&pool, &key("a"), "body").await? else {
+    let Acquired::Owner(lease) = LeaseOptions::new(policy).acquire::<i64, _>(&pool, &key("a"), "body").await? else {
         panic!("new")
     };
     let lost = lease.step_at_most_once("text", async |_| -> Result<i64, Error> { panic!("the lease is lost") }).await;
@@ -481,7 +484,7 @@ async fn a_step_inside_a_step_is_refused(pool: PgPool) -> anyhow::Result<()> {
         assert_eq!(found, ["Nested"; 3]);
     }
     // A step of another operation is none of this one.
-    let Acquired::Owner(other) = Leasing::new(IN_STEPS)?.acquire::<i64, _>(&pool, &key("b"), "body").await? else {
+    let Acquired::Owner(other) = LeaseOptions::new(IN_STEPS).acquire::<i64, _>(&pool, &key("b"), "body").await? else {
         panic!("new")
     };
     let value = lease
@@ -553,7 +556,7 @@ async fn steps_side_by_side_keep_the_limit_of_all_results(
 #[cfg_attr(idempotency_distributed, ignore = "the coordinator does not show that a statement waits on a worker")]
 async fn a_step_that_is_dropped_while_it_is_stored_counts(pool: PgPool) -> anyhow::Result<()> {
     // No heartbeat and no second try comes in the time of this test: they would be blocked, too.
-    let leasing = Leasing::new(Policy::InSteps { lease: LEASE * 15 })?;
+    let leasing = LeaseOptions::new(Policy::InSteps { lease: LEASE * 15 });
     let Acquired::Owner(lease) = leasing.acquire::<String, _>(&pool, &key("a"), "body").await? else {
         panic!("the key is new")
     };

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::thread;
 use std::time::Duration;
 
-use pg_idempotency::lease::{Lease, Leasing, Policy};
+use pg_idempotency::lease::{Lease, LeaseOptions, Policy};
 use pg_idempotency::operator::{Shown, State, grant_attempt, show};
 use pg_idempotency::{Error, Outcome};
 use rig::database::until_blocked;
@@ -62,7 +62,7 @@ impl Held {
     }
 
     /// A call whose COMMIT is held, and whose work must not begin.
-    async fn committing(&self, leasing: Leasing) -> anyhow::Result<JoinHandle<Result<Outcome<i64>, Error>>> {
+    async fn committing(&self, leasing: LeaseOptions) -> anyhow::Result<JoinHandle<Result<Outcome<i64>, Error>>> {
         let pool = self.service.clone();
         let call = tokio::spawn(async move {
             leasing.ensure(&pool, &key("a"), "body", async |_| panic!("its claim was given up")).await
@@ -88,7 +88,7 @@ impl Held {
         show(&self.direct, &key("a")).await.expect("a database").expect("a record")
     }
 
-    async fn perform(&self, leasing: Leasing, body: &str) -> Result<u32, Error> {
+    async fn perform(&self, leasing: LeaseOptions, body: &str) -> Result<u32, Error> {
         let work = async |lease: &Lease| Ok::<_, Error>(lease.attempt());
         leasing.ensure(&self.service, &key("a"), body, work).await.map(Outcome::into_inner)
     }
@@ -107,7 +107,7 @@ async fn a_claim_whose_commit_lost_its_answer_is_released(
 ) -> anyhow::Result<()> {
     let mut held = Held::new(&server).await?;
     for policy in POLICIES {
-        let leasing = Leasing::new(policy)?;
+        let leasing = LeaseOptions::new(policy);
         held.hold().await?;
         let call = held.committing(leasing).await?;
         held.proxy.take();
@@ -133,7 +133,7 @@ async fn a_claim_whose_future_was_dropped_during_its_commit_is_released(
 ) -> anyhow::Result<()> {
     let mut held = Held::new(&server).await?;
     for inside_a_runtime in [true, false] {
-        let leasing = Leasing::new(AT_MOST_ONCE)?;
+        let leasing = LeaseOptions::new(AT_MOST_ONCE);
         held.hold().await?;
         let pool = held.service.clone();
         let mut call = Box::pin(async move {
@@ -167,8 +167,8 @@ async fn a_further_claim_that_never_began_leaves_the_record_as_it_was(
     server: PgConnectOptions,
 ) -> anyhow::Result<()> {
     let mut held = Held::new(&server).await?;
-    let leasing = Leasing::new(IN_STEPS)?.with_max_attempts(NonZeroU32::MIN).with_stored_request(true);
-    let leasing = leasing.with_resume_after(Duration::ZERO)?;
+    let leasing = LeaseOptions::new(IN_STEPS).max_attempts(NonZeroU32::MIN).store_request(true);
+    let leasing = leasing.resume_after(Duration::ZERO);
     let failing = async |lease: &Lease| -> Result<u32, WorkError> {
         lease.step_at_least_once("ride", async |_| Ok::<_, Error>(1)).await?;
         Err(WorkError::Gateway)
@@ -222,7 +222,7 @@ async fn a_claim_whose_work_has_begun_is_not_released(
 ) -> anyhow::Result<()> {
     // One connection, which a release would take in turn between two looks.
     let pool = wide_pool(&server, 1).await;
-    let leasing = Leasing::new(AT_MOST_ONCE)?;
+    let leasing = LeaseOptions::new(AT_MOST_ONCE);
     let (first, begun) = (key("a"), Notify::new());
     let work = async |_: &Lease| -> Result<i64, Error> {
         begun.notify_one();

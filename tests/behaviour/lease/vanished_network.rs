@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Leasing, Policy};
+use pg_idempotency::lease::{LeaseOptions, Policy};
 use pg_idempotency::testing::lapse;
 use pg_idempotency::{Error, Outcome};
 use rig::gate::PATIENCE;
@@ -30,7 +30,7 @@ async fn behind(server: &PgConnectOptions) -> anyhow::Result<(Proxy, PgPool)> {
 
 async fn fail_when_it_vanishes(server: &PgConnectOptions, policy: Policy, name: &str) -> anyhow::Result<()> {
     let (proxy, pool) = behind(server).await?;
-    let leasing = Leasing::new(policy)?;
+    let leasing = LeaseOptions::new(policy);
     let key = key(name);
     let call = leasing.ensure(&pool, &key, "body", async |_| -> Result<i64, WorkError> {
         proxy.vanish();
@@ -55,8 +55,9 @@ async fn an_error_of_the_work_comes_back_within_the_lease(
     for name in ["at least once", "at most once"] {
         lapse(&pool, &key(name)).await?;
     }
-    let again =
-        async |policy, name| Leasing::new(policy)?.ensure(&pool, &key(name), "body", async |_| Ok::<_, Error>(7)).await;
+    let again = async |policy, name| {
+        LeaseOptions::new(policy).ensure(&pool, &key(name), "body", async |_| Ok::<_, Error>(7)).await
+    };
     assert_eq!(again(AT_LEAST_ONCE, "at least once").await?, Outcome::Performed(7));
     let error = again(AT_MOST_ONCE, "at most once").await.expect_err("nobody could say what became of it");
     assert!(matches!(error, Error::Indeterminate { .. }), "{error:?}");
@@ -84,7 +85,7 @@ async fn a_vanished_connection_of_the_pool_does_not_cost_the_lease(
     // On a busy machine the tries that are left may be too short, so only the third lost lease is a failure.
     for value in ["a", "b", "c"] {
         let policy = Policy::AtLeastOnce { lease: Duration::from_secs(9) };
-        let outcome = Leasing::new(policy)?
+        let outcome = LeaseOptions::new(policy)
             .ensure(&pool, &key(value), "body", async |_| -> Result<i64, Error> {
                 // The claim's connection returns to the pool in a task of sqlx.
                 while pool.num_idle() == 0 {

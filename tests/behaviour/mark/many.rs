@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use pg_idempotency::mark::{Marked, Marking, mark};
+use pg_idempotency::mark::{MarkOptions, Marked, mark};
 use pg_idempotency::testing::expire;
-use pg_idempotency::{Error, InFlight, Key};
+use pg_idempotency::{Error, Key, OnDuplicate};
 use rig::fixture::Fixture;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -21,7 +21,7 @@ fn keys(values: impl IntoIterator<Item = impl ToString>) -> Vec<Key> {
 
 async fn marked(pool: &PgPool, keys: &[Key]) -> Result<Vec<Marked>, Error> {
     // A busy machine may take longer than the default of five seconds.
-    let marking = Marking::new(WINDOW)?.with_in_flight(InFlight::Wait(Duration::from_secs(60)))?;
+    let marking = MarkOptions::new(WINDOW).on_duplicate(OnDuplicate::Wait(Duration::from_secs(60)));
     let mut tx = pool.begin().await?;
     let marked = marking.mark_many(&mut tx, keys).await?;
     tx.commit().await?;
@@ -32,7 +32,7 @@ async fn marked(pool: &PgPool, keys: &[Key]) -> Result<Vec<Marked>, Error> {
 async fn each_place_gets_its_answer(pool: PgPool) -> anyhow::Result<()> {
     for deployment in DEPLOYMENTS {
         sqlx::query("delete from idempotency.record").execute(&pool).await?;
-        let marking = Marking::new(WINDOW)?.with_deployment(*deployment);
+        let marking = MarkOptions::new(WINDOW).deployment(*deployment);
         let marked = async |values: &[&str]| -> Result<Vec<Marked>, Error> {
             let mut tx = pool.begin().await?;
             let marked = marking.mark_many(&mut tx, &keys(values)).await?;
@@ -59,11 +59,11 @@ async fn each_place_gets_its_answer(pool: PgPool) -> anyhow::Result<()> {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn more_than_a_hundred_different_keys_are_refused_and_none_is_marked(pool: PgPool) -> anyhow::Result<()> {
     let mut tx = pool.begin().await?;
-    let error = Marking::new(WINDOW)?.mark_many(&mut tx, &keys(0..101)).await;
+    let error = MarkOptions::new(WINDOW).mark_many(&mut tx, &keys(0..101)).await;
     assert!(matches!(error, Err(Error::TooManyKeys { keys: 101, .. })), "{error:?}");
     let mut twice = keys(0..100);
     twice.extend(keys(0..100));
-    assert_eq!(Marking::new(WINDOW)?.mark_many(&mut tx, &twice).await?[..100], [First; 100]);
+    assert_eq!(MarkOptions::new(WINDOW).mark_many(&mut tx, &twice).await?[..100], [First; 100]);
     Ok(())
 }
 
@@ -76,7 +76,7 @@ async fn a_batch_that_fails_has_marked_nothing(pool: PgPool) -> anyhow::Result<(
     in_steps.with_step("ride", &1).with_step_in_doubt("text").expired().write(&pool).await?;
     let mut owner = pool.begin().await?;
     assert_eq!(mark(&mut owner, &key("in flight"), WINDOW).await?, First);
-    let rejecting = Marking::new(WINDOW)?.with_in_flight(InFlight::Reject)?;
+    let rejecting = MarkOptions::new(WINDOW).on_duplicate(OnDuplicate::Reject);
     for obstacle in ["other mode", "in flight"] {
         let mut tx = pool.begin().await?;
         let error = rejecting.mark_many(&mut tx, &keys(["a", "expired", obstacle, "z"])).await;
@@ -106,7 +106,7 @@ async fn a_batch_probes_the_index_also_without_statistics(pool: PgPool) -> anyho
     .fetch_one(&mut conn)
     .await?;
     let mut tx = sqlx::Connection::begin(&mut conn).await?;
-    let result = Marking::new(WINDOW)?.mark_many(&mut tx, &keys((1..=100).map(|n| n * 1000))).await?;
+    let result = MarkOptions::new(WINDOW).mark_many(&mut tx, &keys((1..=100).map(|n| n * 1000))).await?;
     assert_eq!(result.iter().filter(|marked| **marked == Duplicate).count(), 50);
     let read: i64 = sqlx::query_scalar(
         "select coalesce(sum(seq_tup_read), 0)::int8 from pg_stat_xact_user_tables where relname = 'record'",
@@ -122,9 +122,9 @@ async fn a_batch_probes_the_index_also_without_statistics(pool: PgPool) -> anyho
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_batchs_wait_ends_at_its_limit_with_the_transaction_usable(pool: PgPool) -> anyhow::Result<()> {
     let mut owner = pool.begin().await?;
-    let _ = Marking::new(WINDOW)?.mark_many(&mut owner, &keys(["b", "d"])).await?;
+    let _ = MarkOptions::new(WINDOW).mark_many(&mut owner, &keys(["b", "d"])).await?;
     let mut tx = pool.begin().await?;
-    let waiting = Marking::new(WINDOW)?.with_in_flight(InFlight::Wait(Duration::from_millis(100)))?;
+    let waiting = MarkOptions::new(WINDOW).on_duplicate(OnDuplicate::Wait(Duration::from_millis(100)));
     let started = std::time::Instant::now();
     let error = waiting.mark_many(&mut tx, &keys(["a", "b", "c", "d"])).await;
     assert!(matches!(error, Err(Error::InFlight { .. })), "{error:?}");
@@ -161,7 +161,7 @@ async fn batches_and_single_marks_of_new_expired_and_taken_keys_do_not_deadlock(
                     let input = keys((1..=size).map(|n| format!("{:04}", n + consumer)));
                     let mut result = Vec::new();
                     if consumer % 4 == 3 {
-                        let one = Marking::new(WINDOW)?.with_in_flight(InFlight::Wait(Duration::from_secs(60)))?;
+                        let one = MarkOptions::new(WINDOW).on_duplicate(OnDuplicate::Wait(Duration::from_secs(60)));
                         let mut tx = pool.begin().await?;
                         for key in &input {
                             result.push(one.mark(&mut tx, key).await?);
@@ -190,7 +190,7 @@ async fn autocommit_is_refused_before_anything_is_marked(pool: PgPool) -> anyhow
     let mut conn = connect(&pool).await;
     let error = mark(&mut conn, &key("a"), WINDOW).await;
     assert!(matches!(error, Err(Error::NotInTransaction)), "{error:?}");
-    let error = Marking::new(WINDOW)?.mark_many(&mut conn, &[key("a")]).await;
+    let error = MarkOptions::new(WINDOW).mark_many(&mut conn, &[key("a")]).await;
     assert!(matches!(error, Err(Error::NotInTransaction)), "{error:?}");
     assert_eq!(marked(&pool, &keys(["a"])).await?, [First]);
     Ok(())

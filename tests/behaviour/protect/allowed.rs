@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Leasing, Policy};
-use pg_idempotency::mark::{Marked, Marking};
+use pg_idempotency::lease::{LeaseOptions, Policy};
+use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::{Deployment, Error, Idempotency, RoundTrips, Verdict};
 use sqlx::{Acquire as _, Executor as _, PgConnection, PgPool};
 
@@ -14,7 +14,7 @@ const WINDOW: Duration = Duration::from_secs(300);
 
 /// Prepared or not, and with the statements for a distributed table, which a plain one takes too.
 const DEPLOYMENTS: [Deployment; 3] =
-    [Deployment::new(), Deployment::new().with_prepared_statements(false), Deployment::new().with_distributed(true)];
+    [Deployment::new(), Deployment::new().prepared_statements(false), Deployment::new().distributed(true)];
 
 /// Before the same calls again: each record can be taken over.
 async fn expire(pool: &PgPool) -> anyhow::Result<()> {
@@ -35,7 +35,7 @@ async fn every_door_lets_its_call_write(pool: PgPool) -> anyhow::Result<()> {
     let kept = async |conn: &mut PgConnection| perform(conn).await.map(Verdict::Keep);
     for deployment in DEPLOYMENTS {
         for round_trips in [RoundTrips::Plain, RoundTrips::SelectFirst, RoundTrips::Fewest] {
-            let way = Idempotency::new().with_deployment(deployment).with_round_trips(round_trips);
+            let way = Idempotency::new().deployment(deployment).round_trips(round_trips);
             // The second time each call takes an expired record over.
             for _ in 0..2 {
                 assert!(!way.run(&pool, &key("run"), "body", perform).await?.is_replayed());
@@ -64,7 +64,7 @@ async fn marks_let_their_transaction_write(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;
     let keys = [key("many 1"), key("many 2")];
     for deployment in DEPLOYMENTS {
-        let marking = Marking::new(WINDOW)?.with_deployment(deployment);
+        let marking = MarkOptions::new(WINDOW).deployment(deployment);
         for _ in 0..2 {
             let mut tx = pool.begin().await?;
             assert_eq!(marking.mark(&mut tx, &key("one")).await?, Marked::First);
@@ -85,8 +85,8 @@ async fn marks_let_their_transaction_write(pool: PgPool) -> anyhow::Result<()> {
 async fn a_step_writes_and_a_step_that_marks_is_stored(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;
     for deployment in DEPLOYMENTS {
-        let leasing = Leasing::new(Policy::InSteps { lease: Duration::from_secs(40) })?.with_deployment(deployment);
-        let marking = Marking::new(WINDOW)?.with_deployment(deployment);
+        let leasing = LeaseOptions::new(Policy::InSteps { lease: Duration::from_secs(40) }).deployment(deployment);
+        let marking = MarkOptions::new(WINDOW).deployment(deployment);
         let key_of_call = key("a");
         let working = leasing.ensure(&pool, &key_of_call, "body", async |lease| {
             lease.step("order", async |conn| Ok::<_, Error>(place(conn, 1).await?)).await?;

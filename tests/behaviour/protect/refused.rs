@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Leasing, Policy};
-use pg_idempotency::mark::{Marked, Marking, mark};
+use pg_idempotency::lease::{LeaseOptions, Policy};
+use pg_idempotency::mark::{MarkOptions, Marked, mark};
 use pg_idempotency::{Error, Idempotency, OnEscape, Verdict, ensure_idempotent, protect};
 use sqlx::{Acquire as _, Executor as _, PgConnection, PgPool};
 
@@ -73,7 +73,7 @@ async fn a_write_after_a_replay_or_a_duplicate_is_refused(pool: PgPool) -> anyho
     let perform = async |conn: &mut PgConnection| Ok::<_, Error>(place(conn, 1).await?);
     assert!(!ensure_idempotent(&mut tx, &key("call"), "body", perform).await?.is_replayed());
     assert_eq!(mark(&mut tx, &key("mark"), WINDOW).await?, Marked::First);
-    assert_eq!(Marking::new(WINDOW)?.mark_many(&mut tx, &keys).await?, [Marked::First; 2]);
+    assert_eq!(MarkOptions::new(WINDOW).mark_many(&mut tx, &keys).await?, [Marked::First; 2]);
     tx.commit().await?;
 
     let mut tx = pool.begin().await?;
@@ -85,7 +85,7 @@ async fn a_write_after_a_replay_or_a_duplicate_is_refused(pool: PgPool) -> anyho
     assert_refused(place(&mut *tx, 2).await);
     tx.rollback().await?;
     let mut tx = pool.begin().await?;
-    assert_eq!(Marking::new(WINDOW)?.mark_many(&mut tx, &keys).await?, [Marked::Duplicate; 2]);
+    assert_eq!(MarkOptions::new(WINDOW).mark_many(&mut tx, &keys).await?, [Marked::Duplicate; 2]);
     assert_refused(place(&mut *tx, 2).await);
     tx.rollback().await?;
 
@@ -135,7 +135,7 @@ async fn a_write_after_perform_has_ended_its_transaction_is_refused(pool: PgPool
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_work_of_a_lease_outside_a_step_is_refused(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;
-    let leasing = Leasing::new(Policy::InSteps { lease: Duration::from_secs(40) })?;
+    let leasing = LeaseOptions::new(Policy::InSteps { lease: Duration::from_secs(40) });
     let key = key("a");
     let working = leasing.ensure(&pool, &key, "body", async |lease| {
         assert_refused(place(&pool, 1).await);

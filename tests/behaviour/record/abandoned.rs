@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Leasing, Policy};
+use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
 use pg_idempotency::operator::{self, State};
 use pg_idempotency::testing::lapse;
 use sqlx::PgPool;
@@ -14,7 +14,7 @@ const HOUR: Duration = Duration::from_secs(60 * 60);
 
 /// The process dies inside the first step, after the gateway has charged. Gives the key that the gateway saw.
 async fn charged_and_gone(pool: &PgPool, name: &str) -> anyhow::Result<String> {
-    let leasing = Leasing::new(Policy::InSteps { lease: Duration::from_secs(40) })?;
+    let leasing = LeaseOptions::new(Policy::InSteps { lease: Duration::from_secs(40) });
     let Acquired::Owner(lease) = leasing.acquire::<i64, _>(pool, &key(name), "body").await? else {
         anyhow::bail!("it is completed")
     };

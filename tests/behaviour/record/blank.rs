@@ -4,7 +4,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Lease, Leasing, Policy};
+use pg_idempotency::lease::{Acquired, Lease, LeaseOptions, Policy};
 use pg_idempotency::operator::{self, State};
 use pg_idempotency::testing::{age, lapse};
 use pg_idempotency::{Error, InvalidKey, Key, KeyPart};
@@ -15,7 +15,7 @@ use crate::support::key;
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// What a program that lost the value has sent. The record has lapsed.
-async fn blank(pool: &PgPool, leasing: Leasing) -> anyhow::Result<Key> {
+async fn blank(pool: &PgPool, leasing: LeaseOptions) -> anyhow::Result<Key> {
     let Acquired::Owner(owner) = leasing.acquire::<String, _>(pool, &key("a"), "body").await? else {
         anyhow::bail!("it is completed")
     };
@@ -30,7 +30,7 @@ async fn blank(pool: &PgPool, leasing: Leasing) -> anyhow::Result<Key> {
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_blank_key_that_is_recorded_is_listed_and_settled(pool: PgPool) -> anyhow::Result<()> {
-    let at_most_once = Leasing::new(Policy::AtMostOnce { lease: MINUTE })?;
+    let at_most_once = LeaseOptions::new(Policy::AtMostOnce { lease: MINUTE });
     let blank = blank(&pool, at_most_once).await?;
     let listed = operator::unsettled(&pool, 9, None, None).await?;
     let [shown] = &listed[..] else { panic!("{listed:?}") };
@@ -46,8 +46,8 @@ async fn a_blank_key_that_is_recorded_is_listed_and_settled(pool: PgPool) -> any
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_blank_key_that_is_recorded_is_resumed(pool: PgPool) -> anyhow::Result<()> {
-    let leasing = Leasing::new(Policy::AtLeastOnce { lease: MINUTE })?.with_stored_request(true);
-    let leasing = leasing.with_max_attempts(NonZeroU32::MIN.saturating_add(1));
+    let leasing = LeaseOptions::new(Policy::AtLeastOnce { lease: MINUTE }).store_request(true);
+    let leasing = leasing.max_attempts(NonZeroU32::MIN.saturating_add(1));
     let blank = blank(&pool, leasing).await?;
     let work = async |lease: &Lease, body: String| -> Result<String, Error> {
         assert_eq!(lease.key(), &blank);

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Leasing, Policy};
-use pg_idempotency::mark::{Marked, Marking, mark};
+use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
+use pg_idempotency::mark::{MarkOptions, Marked, mark};
 use pg_idempotency::operator::{forget, health, release, resolve, show, stats, unsettled};
 use pg_idempotency::{Error, Janitor, Key, Outcome};
 use rig::fixture::Fixture;
@@ -44,7 +44,7 @@ async fn edited(pool: &PgPool, edit: &str) -> anyhow::Result<()> {
 }
 
 async fn acquire(pool: &PgPool, key: &Key, policy: Policy) -> Result<Acquired<String>, Error> {
-    Leasing::new(policy)?.acquire(pool, key, "body").await
+    LeaseOptions::new(policy).acquire(pool, key, "body").await
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
@@ -89,7 +89,7 @@ async fn callers_get_the_usual_answers_for_a_record_that_somebody_has_pinned(poo
         let mut tx = pool.begin().await?;
         assert_eq!(mark(&mut tx, &key("mark"), DAY).await?, Marked::Duplicate, "{edit}");
         assert_eq!(
-            Marking::new(DAY)?.mark_many(&mut tx, &[key("mark"), key(edit)]).await?,
+            MarkOptions::new(DAY).mark_many(&mut tx, &[key("mark"), key(edit)]).await?,
             [Marked::Duplicate, Marked::First]
         );
         tx.rollback().await?;

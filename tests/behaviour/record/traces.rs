@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Leasing, Policy};
-use pg_idempotency::mark::{Marked, Marking, mark};
+use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
+use pg_idempotency::mark::{MarkOptions, Marked, mark};
 use pg_idempotency::operator::show;
 use pg_idempotency::testing::{expire, lapse};
 use pg_idempotency::{Error, Idempotency};
@@ -20,7 +20,7 @@ async fn kept(pool: &PgPool, value: &str) -> anyhow::Result<Option<String>> {
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_record_has_the_trace_of_the_call_that_performed(pool: PgPool) -> anyhow::Result<()> {
-    let ways = WAYS.into_iter().chain(DEPLOYMENTS.iter().map(|of| Idempotency::new().with_deployment(*of)));
+    let ways = WAYS.into_iter().chain(DEPLOYMENTS.iter().map(|of| Idempotency::new().deployment(*of)));
     for (n, way) in ways.enumerate() {
         let value = n.to_string();
         let call = async |trace| {
@@ -42,7 +42,7 @@ async fn the_record_has_the_trace_of_the_call_that_performed(pool: PgPool) -> an
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_lease_that_is_taken_over_has_the_trace_of_the_last_attempt(pool: PgPool) -> anyhow::Result<()> {
-    let leasing = Leasing::new(Policy::AtLeastOnce { lease: Duration::from_secs(40) })?;
+    let leasing = LeaseOptions::new(Policy::AtLeastOnce { lease: Duration::from_secs(40) });
     let acquire = async |trace| leasing.acquire::<i64, _>(&pool, &key("a").with_trace(trace), "body").await;
     let Acquired::Owner(first) = acquire(ONE).await? else { panic!("the key is new") };
     assert_eq!(kept(&pool, "a").await?.as_deref(), Some(ONE), "while it runs, too");
@@ -68,7 +68,7 @@ async fn a_mark_has_the_trace_of_the_first_and_a_batch_has_none(pool: PgPool) ->
     expire(&pool, &one).await?;
     let mut tx = pool.begin().await?;
     let batch = [two, key("b").with_trace(ONE)];
-    assert_eq!(Marking::new(window)?.mark_many(&mut tx, &batch).await?, [Marked::First, Marked::First]);
+    assert_eq!(MarkOptions::new(window).mark_many(&mut tx, &batch).await?, [Marked::First, Marked::First]);
     tx.commit().await?;
     let kept = (kept(&pool, "a").await?, kept(&pool, "b").await?);
     // On a distributed table each key is claimed by itself, with its trace.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use pg_idempotency::Idempotency;
-use pg_idempotency::mark::{Marked, Marking};
+use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::testing::{self, assert_performed_once};
 use sqlx::PgPool;
 
@@ -20,13 +20,13 @@ async fn of_eight_callers_with_either_setting_one_performs_and_one_marks_each_ke
     let keys: Vec<_> = (0..20).map(|n| key(&n.to_string())).collect();
     for round in 1..=5 {
         let answers = testing::race(&pool, 8, async |pool| {
-            let call = Idempotency::new().with_deployment(deployment());
+            let call = Idempotency::new().deployment(deployment());
             call.run(pool, &key("race"), "body", async |conn| leave_effect(conn, "raced").await).await
         });
         assert_performed_once(answers.await?);
         assert_eq!(effects(&pool).await, round);
         let marked = testing::race(&pool, 8, async |pool| {
-            let marking = Marking::new(Duration::from_secs(3600))?.with_deployment(deployment());
+            let marking = MarkOptions::new(Duration::from_secs(3600)).deployment(deployment());
             let mut tx = pool.begin().await?;
             let marked = marking.mark_many(&mut tx, &keys).await?;
             tx.commit().await?;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::mark::{Marked, Marking, mark};
+use pg_idempotency::mark::{MarkOptions, Marked, mark};
 use pg_idempotency::{Deployment, Error, Idempotency, Key, RoundTrips, Verdict, ensure_idempotent};
 use rig::proxy::Proxy;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -20,17 +20,17 @@ async fn the_other_ways_save_what_they_say(_: PgPoolOptions, server: PgConnectOp
     // No call waits for the ROLLBACK of the empty transaction after a combined commit: it goes with the pool's ping.
     const UNAWAITED: usize = 1;
     let plain = Idempotency::new();
-    let fewest = plain.with_round_trips(RoundTrips::Fewest);
-    let unprepared = Deployment::new().with_prepared_statements(false);
+    let fewest = plain.round_trips(RoundTrips::Fewest);
+    let unprepared = Deployment::new().prepared_statements(false);
     // Of a first call and of a replay.
     let ways = [
         (plain, 5, 4),
-        (plain.with_round_trips(RoundTrips::SelectFirst), 6, 1),
+        (plain.round_trips(RoundTrips::SelectFirst), 6, 1),
         // A replay: a claim that fails, and a look.
         (fewest, 3 + UNAWAITED, 2),
         // Prepared anew each time, each of the crate's two takes two; and nothing looks outside a transaction.
-        (plain.with_deployment(unprepared), 7, 6),
-        (plain.with_deployment(unprepared).with_round_trips(RoundTrips::SelectFirst), 7, 6),
+        (plain.deployment(unprepared), 7, 6),
+        (plain.deployment(unprepared).round_trips(RoundTrips::SelectFirst), 7, 6),
     ];
     for (number, (way, first, replay)) in ways.into_iter().enumerate() {
         // A new one for each, because sqlx uses what it finds prepared, asked to or not.
@@ -75,11 +75,11 @@ async fn a_mark_takes_one_a_duplicate_two_and_a_batch_always_one(
         let first = proxy.take();
         assert_eq!(mark(&mut tx, &single, window).await?, Marked::Duplicate);
         let duplicate = proxy.take();
-        assert_eq!(Marking::new(window)?.mark_many(&mut tx, &many).await?, [Marked::First; 100]);
+        assert_eq!(MarkOptions::new(window).mark_many(&mut tx, &many).await?, [Marked::First; 100]);
         let batch = proxy.take();
-        assert_eq!(Marking::new(window)?.mark_many(&mut tx, &many).await?, [Marked::Duplicate; 100]);
+        assert_eq!(MarkOptions::new(window).mark_many(&mut tx, &many).await?, [Marked::Duplicate; 100]);
         let duplicates = proxy.take();
-        assert_eq!(Marking::new(window)?.mark_many(&mut tx, &[]).await?, []);
+        assert_eq!(MarkOptions::new(window).mark_many(&mut tx, &[]).await?, []);
         let nothing = proxy.take();
         // The first round prepares the statements.
         if round == 1 {

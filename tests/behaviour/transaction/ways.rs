@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgPool};
 
 use crate::support::{WAYS, connect, create_effects, effects, key, leave_effect, once};
 
-const FEWEST: Idempotency = Idempotency::new().with_round_trips(RoundTrips::Fewest);
+const FEWEST: Idempotency = Idempotency::new().round_trips(RoundTrips::Fewest);
 
 /// The longest string that is completed in a text: 16 KiB as JSON, with its two quotes.
 const INLINE: usize = 16 * 1024 - 2;
@@ -123,9 +123,9 @@ async fn claim_any_keys(pool: &PgPool) -> anyhow::Result<()> {
 async fn any_retention_is_kept_to_the_microsecond(pool: PgPool) -> anyhow::Result<()> {
     const SHORTEST: Duration = Duration::from_millis(1);
     for retention in [SHORTEST, Duration::from_micros(1_500_001), Duration::from_secs(10 * 366 * 86_400)] {
-        for way in WAYS.map(|way| way.with_retention(retention)) {
+        for way in WAYS.map(|way| way.retention(retention)) {
             sqlx::query("delete from idempotency.record").execute(&pool).await?;
-            let _ = way?.run(&pool, &key("a"), "body", async |_| Ok::<_, Error>(1)).await;
+            let _ = way.run(&pool, &key("a"), "body", async |_| Ok::<_, Error>(1)).await;
             let kept: Option<f64> = sqlx::query_scalar(
                 "select extract(epoch from expires_at - claimed_at)::float8 from idempotency.record",
             )

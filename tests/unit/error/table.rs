@@ -7,7 +7,7 @@ use chrono::DateTime;
 use sqlx::error::{DatabaseError, ErrorKind};
 
 use super::sqlstate;
-use crate::{BoxError, Error, InvalidBody, InvalidStep, Key, Mode};
+use crate::{BoxError, Error, InvalidBody, InvalidStep, Key, Misuse, Mode};
 
 /// The name of its row. A new variant does not compile before it has one.
 fn row(error: &Error) -> &'static str {
@@ -31,12 +31,11 @@ fn row(error: &Error) -> &'static str {
         Error::NoRandomness { .. } => "NoRandomness",
         Error::StepInDoubt { .. } => "StepInDoubt",
         Error::InvalidStep { .. } => "InvalidStep",
-        Error::InvalidLeasing { .. } => "InvalidLeasing",
+        Error::Misuse(_) => "Misuse",
         Error::Undecodable { .. } => "Undecodable",
         Error::Unencodable { .. } => "Unencodable",
         Error::InvalidKey(_) => "InvalidKey",
         Error::InvalidBody { .. } => "InvalidBody",
-        Error::InvalidDuration(_) => "InvalidDuration",
         Error::OtherMode { .. } => "OtherMode",
         Error::UnknownFingerprint { .. } => "UnknownFingerprint",
         Error::UnknownMode { .. } => "UnknownMode",
@@ -117,12 +116,11 @@ fn samples() -> Vec<Error> {
         Error::NoRandomness { source: undone() },
         Error::StepInDoubt { step: "text".to_owned() },
         Error::InvalidStep { step: "text".to_owned(), problem: InvalidStep::Name },
-        Error::InvalidLeasing { problem: "it is unlimited" },
+        Misuse::options("it is unlimited"),
         Error::Undecodable { step: None, source: undone() },
         Error::Unencodable { source: undone() },
         Error::InvalidKey(Key::new(SCOPE, "operation", format!("{VALUE}\0")).expect_err("a control character")),
         Error::InvalidBody { source: InvalidBody::Serialize("text".to_owned()) },
-        Error::InvalidDuration(crate::Idempotency::new().with_retention(Duration::ZERO).expect_err("too short")),
         Error::OtherMode { key: key(), stored: Mode::Mark, asked: Mode::Transaction },
         Error::UnknownFingerprint { version: 9 },
         Error::UnknownMode { mode: "later".to_owned() },

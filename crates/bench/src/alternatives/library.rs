@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use anyhow::{bail, ensure};
-use pg_idempotency::lease::{Acquired, Leasing};
-use pg_idempotency::mark::{Marked, Marking};
+use pg_idempotency::lease::{Acquired, LeaseOptions};
+use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::{Deployment, Error, Idempotency, InvalidKey, Key, RoundTrips};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
@@ -22,10 +22,10 @@ pub(crate) const FEWEST: &str = "pg-idempotency, fewest round trips";
 /// The ways in which the crate makes a call, the plain one first.
 pub(crate) const VARIANTS: &[Variant] = &[
     Variant { name: NAME, options: PLAIN, through: Through::Transaction },
-    Variant { name: SELECT_FIRST, options: PLAIN.with_round_trips(RoundTrips::SelectFirst), through: Through::Pool },
+    Variant { name: SELECT_FIRST, options: PLAIN.round_trips(RoundTrips::SelectFirst), through: Through::Pool },
     Variant { name: FROM_POOL, options: PLAIN, through: Through::PooledTransaction },
     Variant { name: BY_RUN, options: PLAIN, through: Through::Pool },
-    Variant { name: FEWEST, options: PLAIN.with_round_trips(RoundTrips::Fewest), through: Through::Pool },
+    Variant { name: FEWEST, options: PLAIN.round_trips(RoundTrips::Fewest), through: Through::Pool },
 ];
 
 const PLAIN: Idempotency = Idempotency::new();
@@ -102,7 +102,7 @@ pub(crate) fn replay(key: impl Fn(u64) -> anyhow::Result<Key> + Send + Sync + 's
     VARIANTS[0].replay(key)
 }
 
-pub(crate) fn lease(pool: PgPool, leasing: Leasing, response: &'static str) -> Way {
+pub(crate) fn lease(pool: PgPool, leasing: LeaseOptions, response: &'static str) -> Way {
     Way::new(NAME, move |_, call| {
         let pool = pool.clone();
         Box::pin(async move {
@@ -130,7 +130,7 @@ pub(crate) fn marks_of(
         let keys: Result<Vec<_>, _> = (0..batch).map(|n| key(call, n)).collect();
         Box::pin(async move {
             let keys = keys?;
-            let marking = Marking::new(WINDOW)?.with_deployment(deployment);
+            let marking = MarkOptions::new(WINDOW).deployment(deployment);
             let mut tx = client.conn.begin().await?;
             let marked = match &keys[..] {
                 [one] => vec![marking.mark(&mut tx, one).await?],

@@ -107,12 +107,12 @@ impl Side {
     }
 
     fn deployment(self) -> Deployment {
-        Deployment::new().with_distributed(matches!(self, Self::Citus))
+        Deployment::new().distributed(matches!(self, Self::Citus))
     }
 
     /// Says whether the call was replayed.
     async fn ensure(self, conn: &mut PgConnection, key: &Key, response: &str) -> Result<bool, Error> {
-        let options = Idempotency::new().with_deployment(self.deployment());
+        let options = Idempotency::new().deployment(self.deployment());
         let perform = async |conn: &mut PgConnection| -> Result<String, Error> {
             pay(conn, key.scope()).await?;
             Ok(response.to_owned())

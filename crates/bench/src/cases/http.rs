@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use axum::{Extension, Router};
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
-use pg_idempotency::{Idempotency, InFlight, RoundTrips};
+use pg_idempotency::{Idempotency, OnDuplicate, RoundTrips};
 use sqlx::PgPool;
 use tokio::net::TcpListener;
 use tokio::time::sleep;
@@ -99,8 +99,8 @@ impl Service {
     /// It runs until the program ends.
     async fn start(pool: PgPool) -> anyhow::Result<Self> {
         let layer = |options| IdempotencyLayer::transactional(pool.clone(), options, |_| Ok("bench".to_owned()));
-        let saving = |round_trips| layer(Idempotency::new().with_round_trips(round_trips));
-        let waits = Idempotency::new().with_in_flight(InFlight::Wait(Duration::from_secs(20)))?;
+        let saving = |round_trips| layer(Idempotency::new().round_trips(round_trips));
+        let waits = Idempotency::new().on_duplicate(OnDuplicate::Wait(Duration::from_secs(20)));
         let answer = response(300);
         let work = async move |headers: HeaderMap, mut tx: IdempotentTx| {
             effect(&mut tx).await.map_err(|_| StatusCode::INTERNAL_SERVER_ERROR)?;

@@ -32,7 +32,7 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     let affordable = bench.scale.expired as f64 / 2.0 / (bench.scale.rounds + 1) as f64 / PACED_ROWS_PER_SECOND;
     let slice = Duration::from_secs_f64(affordable).min(bench.scale.slice * 4);
     let pool = setting.pool(2).await?;
-    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO)?;
+    let janitor = Janitor::new(pool.clone()).grace(Duration::ZERO);
     let mut team = team(setting, 8, None).await?;
     let way = library::first_call(response(300));
     let calls = in_turns(bench.scale.rounds, [WITHOUT, BESIDE], async |beside| {
@@ -47,7 +47,7 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     .await?;
 
     settle(&mut conn).await?;
-    let janitor = Janitor::new(pool).with_grace(Duration::ZERO)?.with_batch_size(LARGE).with_pause(Duration::ZERO)?;
+    let janitor = Janitor::new(pool).grace(Duration::ZERO).batch_size(LARGE).pause(Duration::ZERO);
     // A sixteenth of the rows that are left, in each round.
     let rows = bench.scale.expired / 32;
     let sweeps = in_turns(bench.scale.rounds, [UNPACED], async |_| sweep(&janitor, rows).await).await?;

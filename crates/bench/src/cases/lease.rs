@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Leasing, Policy};
+use pg_idempotency::lease::{LeaseOptions, Policy};
 
 use crate::alternatives::library;
 use crate::bench::Bench;
@@ -48,6 +48,6 @@ async fn ways(setting: &Setting) -> anyhow::Result<Vec<Way>> {
             })
         })
     };
-    let leasing = Leasing::new(Policy::AtLeastOnce { lease: Duration::from_secs(60) })?;
+    let leasing = LeaseOptions::new(Policy::AtLeastOnce { lease: Duration::from_secs(60) });
     Ok(vec![bare, library::lease(pool, leasing, response(300))])
 }

@@ -28,7 +28,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     let pool = bench.socket().pool(10).await?;
     let mut observer = bench.plain().connect(None).await?;
-    let janitor = Janitor::new(pool.clone()).with_grace(Duration::ZERO)?.with_interval(Duration::from_secs(10))?;
+    let janitor = Janitor::new(pool.clone()).grace(Duration::ZERO).interval(Duration::from_secs(10));
     let sweeping = tokio::spawn(janitor.run(std::future::pending()));
     let way = way(pool)?;
     let mut clients = team(bench.socket(), CLIENTS, None).await?;
@@ -45,7 +45,7 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
 }
 
 fn way(pool: PgPool) -> anyhow::Result<Way> {
-    let (first, options) = (next_call(), Idempotency::new().with_retention(MINUTE)?);
+    let (first, options) = (next_call(), Idempotency::new().retention(MINUTE));
     let response = response(300);
     Ok(Way::new("a call or a replay", move |_, call| {
         let pool = pool.clone();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::{Error, Idempotency, InFlight};
+use pg_idempotency::{Error, Idempotency, OnDuplicate};
 use sqlx::{Executor as _, PgPool};
 use tokio::time::sleep;
 
@@ -25,9 +25,9 @@ const RETRY: Duration = Duration::from_millis(50);
 
 pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     let mut tables = Vec::new();
-    for (name, in_flight) in [("Wait", InFlight::Wait(Duration::from_secs(20))), ("Reject", InFlight::Reject)] {
+    for (name, in_flight) in [("Wait", OnDuplicate::Wait(Duration::from_secs(20))), ("Reject", OnDuplicate::Reject)] {
         bench.clear().await?;
-        let options = Idempotency::new().with_in_flight(in_flight)?;
+        let options = Idempotency::new().on_duplicate(in_flight);
         let pool = bench.socket().pool(DUPLICATES).await?;
         let duplicate = |hot, work| duplicate(pool.clone(), options, hot, work);
         let other = library::first_call(response(300));

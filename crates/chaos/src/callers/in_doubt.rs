@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Finding as Found, InDoubt, Leasing, Reconciler};
+use pg_idempotency::lease::{Acquired, Finding as Found, InDoubt, LeaseOptions, Reconciler};
 use pg_idempotency::operator::{Shown, release, resolve, show, unsettled};
 use pg_idempotency::{DEFAULT_RETENTION, Error, Outcome};
 use sqlx::PgPool;
@@ -57,10 +57,10 @@ impl Gateway {
     }
 }
 
-fn leasing(leased: Leased, gateway: Gateway) -> Result<Leasing, Error> {
-    let leasing = Leasing::new(leased.policy())?.with_stored_request(true);
+fn leasing(leased: Leased, gateway: Gateway) -> Result<LeaseOptions, Error> {
+    let leasing = LeaseOptions::new(leased.policy()).store_request(true);
     // With a limit, the unlucky ones of the other keys would wait for a person.
-    Ok(if gateway == Gateway::Answers { leasing } else { leasing.with_max_attempts(MAX_ATTEMPTS) })
+    Ok(if gateway == Gateway::Answers { leasing } else { leasing.max_attempts(MAX_ATTEMPTS) })
 }
 
 pub(super) async fn call(
@@ -116,9 +116,11 @@ pub(super) async fn reconcile(
     stopped: Arc<AtomicBool>,
 ) {
     let reconciler = leasing(leased, Gateway::Answers)
-        .and_then(|leasing| Reconciler::new(leasing, "chaos", QUIET)?.with_looks(LOOKS.0, LOOKS.1))
-        .and_then(|reconciler| Ok(reconciler.with_distance(DISTANCE)?.with_interval(Duration::from_millis(20))?))
-        .expect("valid options");
+        .and_then(|leasing| Reconciler::new(leasing, "chaos", QUIET))
+        .expect("valid options")
+        .looks(LOOKS.0, LOOKS.1)
+        .distance(DISTANCE)
+        .interval(Duration::from_millis(20));
     let shutdown = async {
         while !stopped.load(Ordering::Relaxed) {
             sleep(Duration::from_millis(20)).await;
@@ -126,7 +128,7 @@ pub(super) async fn reconcile(
     };
     let (shared, gateway) = (world.clone(), pool.clone());
     let look_up = async move |asked: &InDoubt| look_up(&shared, &gateway, &worker, asked).await;
-    reconciler.run(&pool, shutdown, look_up).await;
+    reconciler.run(&pool, shutdown, look_up).await.expect("options that fit");
 }
 
 async fn look_up(world: &World, gateway: &PgPool, worker: &str, asked: &InDoubt) -> anyhow::Result<Found> {

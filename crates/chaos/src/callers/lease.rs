@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
-use pg_idempotency::lease::{Acquired, Leasing, Policy};
+use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
 use pg_idempotency::operator::{release, resolve, show};
 use pg_idempotency::{DEFAULT_RETENTION, Error, Outcome};
 use serde::{Deserialize, Serialize};
@@ -53,7 +53,7 @@ pub(super) async fn call(
         _ => leased.policy(),
     };
     let ignores_loss = mutant == Some(Mutant::LossIgnored);
-    let leasing = Leasing::new(policy).map_err(Error::from)?.with_deployment(world.deployment());
+    let leasing = LeaseOptions::new(policy).deployment(world.deployment());
     match leasing.acquire(pool, &key(value), value).await? {
         Acquired::Replayed(response) => Ok(Outcome::Replayed(response)),
         Acquired::Owner(lease) => {

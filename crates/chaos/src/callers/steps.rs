@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use pg_idempotency::lease::{Lease, Leasing, Step};
+use pg_idempotency::lease::{Lease, LeaseOptions, Step};
 use pg_idempotency::operator::{Shown, release_step, resolve_step, unsettled};
 use pg_idempotency::{Error, Outcome};
 use sqlx::{AssertSqlSafe, PgConnection, PgExecutor, PgPool};
@@ -114,11 +114,11 @@ async fn work(
     Ok(format!("{row} {charge} {text}"))
 }
 
-fn leasing(world: &World, leased: Leased) -> Result<Leasing, Error> {
+fn leasing(world: &World, leased: Leased) -> Result<LeaseOptions, Error> {
     // An attempt ends with each kill, so the highest number is out of reach.
     let most = std::num::NonZeroU32::MAX;
-    let leasing = Leasing::new(leased.policy())?.with_deployment(world.deployment());
-    Ok(leasing.with_stored_request(true).with_max_attempts(most))
+    let leasing = LeaseOptions::new(leased.policy()).deployment(world.deployment());
+    Ok(leasing.store_request(true).max_attempts(most))
 }
 
 pub(super) async fn call(
@@ -167,7 +167,7 @@ async fn resume_one(
         work(world, pool, lease, &value, call, pause).await
     };
     // Soon, because the callers ask for a key during two leases only.
-    let leasing = leasing(world, leased)?.with_resume_after(leased.lease / 8).map_err(Error::from)?;
+    let leasing = leasing(world, leased)?.resume_after(leased.lease / 8);
     let resumed = leasing.resume_one(pool, "chaos", work).await;
     match (taken.get(), resumed) {
         // On a busy machine a short lease is lost before its work begins.

@@ -76,7 +76,7 @@ async fn health_sees_what_is_set_for_other_roles() -> anyhow::Result<()> {
     let output = health(&["--max-lag", "0s"]);
     assert_eq!((output.status.code(), &*text(&output.stderr)), (Some(3), ""), "{output:?}");
     assert!(text(&output.stdout).contains("due for"), "{output:?}");
-    pg_idempotency::Janitor::new(pool).with_grace(std::time::Duration::ZERO)?.sweep_once(10).await?;
+    pg_idempotency::Janitor::new(pool).grace(std::time::Duration::ZERO).sweep_once(10).await?;
     assert_healthy("swept");
 
     for harmless in [

@@ -1,7 +1,7 @@
 //! `show` and `forget`.
 
 use pg_idempotency::Key;
-use pg_idempotency::lease::{Finding, InDoubt, Leasing, Reconciler, Visit};
+use pg_idempotency::lease::{Finding, InDoubt, LeaseOptions, Reconciler, Visit};
 use rig::fixture::Fixture;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -28,9 +28,11 @@ async fn show_and_forget_one_key(_: PgPoolOptions, options: PgConnectOptions) ->
     assert!(text(&output.stdout).contains("because a test"), "{}", text(&output.stdout));
     assert_fails(&janitor_on(&options, &[&["show"], &named[..]].concat()), 1, "no record");
 
-    use pg_idempotency::lease::{Acquired, Leasing, Policy};
+    use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
     let policy = Policy::AtMostOnce { lease: std::time::Duration::from_secs(40) };
-    let Acquired::Owner(_lease) = Leasing::new(policy)?.acquire::<i64, _>(&pool, &key, "body").await? else { panic!() };
+    let Acquired::Owner(_lease) = LeaseOptions::new(policy).acquire::<i64, _>(&pool, &key, "body").await? else {
+        panic!()
+    };
     assert_fails(&janitor_on(&options, &[&forget[..], &["--yes"]].concat()), 1, "live lease");
     Ok(())
 }
@@ -120,8 +122,8 @@ async fn the_looks_of_a_reconciler_are_shown(_: PgPoolOptions, options: PgConnec
     let pool = PgPool::connect_with(options.clone()).await?;
     let key = Key::new("user:1", "POST /texts", "a")?;
     Fixture::lapsed(&key, "body", AT_MOST_ONCE)?.with_stored_request("body").write(&pool).await?;
-    let leasing = Leasing::new(AT_MOST_ONCE)?.with_stored_request(true);
-    let reconciler = Reconciler::new(leasing, "POST /texts", std::time::Duration::from_millis(1))?.with_looks(2, 2)?;
+    let leasing = LeaseOptions::new(AT_MOST_ONCE).store_request(true);
+    let reconciler = Reconciler::new(leasing, "POST /texts", std::time::Duration::from_millis(1))?.looks(2, 2);
     let show = || text(&janitor_on(&options, &["show", "user:1", "POST /texts", "a"]).stdout);
     assert!(!show().contains("reconciler"), "{}", show());
     for visit in [Visit::Noted, Visit::Undecided, Visit::GivenUp] {

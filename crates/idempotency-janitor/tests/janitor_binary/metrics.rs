@@ -4,8 +4,8 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusBuilder;
-use pg_idempotency::lease::{Acquired, Lease, LeaseOwner, Leasing, Policy};
-use pg_idempotency::mark::Marking;
+use pg_idempotency::lease::{Acquired, Lease, LeaseOptions, LeaseOwner, Policy};
+use pg_idempotency::mark::MarkOptions;
 use pg_idempotency::{Error, Idempotency, Janitor, Key, Outcome, testing};
 use sqlx::PgPool;
 
@@ -44,7 +44,7 @@ async fn outcomes_durations_and_sweeps_are_counted(pool: PgPool) -> anyhow::Resu
     uncommitted.expect_err("the COMMIT fails");
 
     let lost = key("charge", "lost");
-    let error = Leasing::new(Policy::AtMostOnce { lease: Duration::from_secs(40) })?
+    let error = LeaseOptions::new(Policy::AtMostOnce { lease: Duration::from_secs(40) })
         .ensure(&pool, &lost, "body", async |_| {
             sqlx::query("delete from idempotency.record where operation = 'charge'").execute(&pool).await?;
             Ok::<_, Error>(1)
@@ -55,13 +55,13 @@ async fn outcomes_durations_and_sweeps_are_counted(pool: PgPool) -> anyhow::Resu
 
     let mut tx = pool.begin().await?;
     let marks = [key("event", "1"), key("event", "2"), key("event", "1")];
-    let marked = Marking::new(Duration::from_millis(1))?.mark_many(&mut tx, &marks).await?;
+    let marked = MarkOptions::new(Duration::from_millis(1)).mark_many(&mut tx, &marks).await?;
     assert_eq!(marked.len(), 3);
     tx.commit().await?;
     sqlx::query("update idempotency.record set expires_at = now() - interval '1 s' where mode = 'mark'")
         .execute(&pool)
         .await?;
-    assert_eq!(Janitor::new(pool.clone()).with_grace(Duration::ZERO)?.sweep_once(10).await?.marks, 2);
+    assert_eq!(Janitor::new(pool.clone()).grace(Duration::ZERO).sweep_once(10).await?.marks, 2);
 
     let text = exported.render();
     for line in [
@@ -100,7 +100,7 @@ async fn the_lag_of_a_sweep_that_always_fails_is_exported(pool: PgPool) -> anyho
     )
     .execute(&pool)
     .await?;
-    let janitor = Janitor::new(pool).with_grace(Duration::ZERO)?.with_interval(Duration::from_secs(1))?;
+    let janitor = Janitor::new(pool).grace(Duration::ZERO).interval(Duration::from_secs(1));
     let lags = async {
         let is_lag = |line: &str| {
             line.strip_prefix("idempotency_oldest_expired_age_seconds ").is_some_and(|age| !age.starts_with('0'))
@@ -124,8 +124,8 @@ async fn steps_and_resumed_operations_are_counted(pool: PgPool) -> anyhow::Resul
     let _guard = metrics::set_default_local_recorder(&recorder);
 
     let policy = Policy::InSteps { lease: Duration::from_secs(40) };
-    let leasing = Leasing::new(policy)?.with_stored_request(true).with_max_attempts(NonZeroU32::new(3).expect("three"));
-    let leasing = leasing.with_resume_after(Duration::ZERO)?;
+    let leasing = LeaseOptions::new(policy).store_request(true).max_attempts(NonZeroU32::new(3).expect("three"));
+    let leasing = leasing.resume_after(Duration::ZERO);
     let key = |value: &str| key("ride", value);
     let abandoned = async |value: &str| -> anyhow::Result<LeaseOwner> {
         match leasing.acquire::<i64, _>(&pool, &key(value), "body").await? {

@@ -4,7 +4,7 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use chrono::DateTime;
-use pg_idempotency::lease::{Acquired, Leasing};
+use pg_idempotency::lease::{Acquired, LeaseOptions};
 use pg_idempotency::{Error, Idempotency, Key, Outcome, mark};
 use rig::fixture::Fixture;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -39,7 +39,8 @@ async fn resolve_gives_every_repeat_the_response(_: PgPoolOptions, options: PgCo
     lapsed(&pool, &key(), AT_MOST_ONCE).await?;
 
     assert_fails(&janitor_on(&options, &resolve("7", &[])), 2, "--yes");
-    let Err(Error::Indeterminate { .. }) = Leasing::new(AT_MOST_ONCE)?.acquire::<i64, _>(&pool, &key(), "body").await
+    let Err(Error::Indeterminate { .. }) =
+        LeaseOptions::new(AT_MOST_ONCE).acquire::<i64, _>(&pool, &key(), "body").await
     else {
         panic!("nobody said yes")
     };
@@ -69,7 +70,7 @@ async fn resolve_gives_every_repeat_the_response(_: PgPoolOptions, options: PgCo
     .await?;
     assert!(kept, "for the default retention");
     let Acquired::Replayed(replayed) =
-        Leasing::new(AT_MOST_ONCE)?.acquire::<serde_json::Value, _>(&pool, &key(), "body").await?
+        LeaseOptions::new(AT_MOST_ONCE).acquire::<serde_json::Value, _>(&pool, &key(), "body").await?
     else {
         panic!("not performed")
     };
@@ -155,7 +156,7 @@ async fn a_step_in_doubt_is_resolved_or_released(_: PgPoolOptions, options: PgCo
         let output = janitor_on(&options, &command);
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
         assert!(text(&output.stdout).contains(said), "{}", text(&output.stdout));
-        let acquired = Leasing::new(IN_STEPS)?.acquire::<i64, _>(&pool, &key(), "body").await?;
+        let acquired = LeaseOptions::new(IN_STEPS).acquire::<i64, _>(&pool, &key(), "body").await?;
         let Acquired::Owner(lease) = acquired else { panic!("released") };
         let ride: i64 = lease.step_at_least_once("ride", async |_| anyhow::bail!("finished")).await?;
         let number = |text: &str| serde_json::value::RawValue::from_string(text.to_owned());
@@ -206,7 +207,7 @@ async fn each_of_several_steps_in_doubt_is_settled_by_its_name(
         let again = janitor_on(&options, &release(&["--step", "email", "--yes"]));
         assert_fails(&again, 1, "no step of this name");
     }
-    let acquired = Leasing::new(IN_STEPS)?.acquire::<i64, _>(&pool, &key(), "body").await?;
+    let acquired = LeaseOptions::new(IN_STEPS).acquire::<i64, _>(&pool, &key(), "body").await?;
     let Acquired::Owner(lease) = acquired else { panic!("released") };
     for (step, result) in [("email", 8), ("text", 7)] {
         assert_eq!(lease.step_at_most_once(step, async |_| anyhow::Ok(8)).await?, result, "{step}");
@@ -239,7 +240,7 @@ async fn release_lets_the_next_call_perform(_: PgPoolOptions, options: PgConnect
     let kept: String = sqlx::query_scalar("select last_error from idempotency.record").fetch_one(&pool).await?;
     assert_eq!(kept, "ticket 4712");
     assert_fails(&janitor_on(&options, &release(&["--yes"])), 1, "released");
-    let Acquired::Owner(lease) = Leasing::new(AT_MOST_ONCE)?.acquire::<i64, _>(&pool, &key(), "body").await? else {
+    let Acquired::Owner(lease) = LeaseOptions::new(AT_MOST_ONCE).acquire::<i64, _>(&pool, &key(), "body").await? else {
         panic!("not completed")
     };
     assert_eq!(lease.attempt(), 2);
@@ -256,11 +257,12 @@ async fn an_exhausted_operation_can_be_resolved(_: PgPoolOptions, options: PgCon
         assert_eq!(output.status.code(), Some(0), "lapsed: {}", text(&output.stderr));
         sqlx::query("delete from idempotency.record").execute(&pool).await?;
     }
-    let Acquired::Owner(lease) = Leasing::new(AT_LEAST_ONCE)?.acquire::<i64, _>(&pool, &key(), "body").await? else {
+    let Acquired::Owner(lease) = LeaseOptions::new(AT_LEAST_ONCE).acquire::<i64, _>(&pool, &key(), "body").await?
+    else {
         panic!("not completed")
     };
     lease.release("the gateway said no").await?;
-    let once = Leasing::new(AT_LEAST_ONCE)?.with_max_attempts(std::num::NonZeroU32::MIN);
+    let once = LeaseOptions::new(AT_LEAST_ONCE).max_attempts(std::num::NonZeroU32::MIN);
     let Err(Error::Exhausted { .. }) = once.acquire::<i64, _>(&pool, &key(), "body").await else { panic!("exhausted") };
     let output = janitor_on(&options, &resolve("7", &["--yes"]));
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
@@ -312,7 +314,7 @@ async fn what_is_not_to_be_settled_is_refused(_: PgPoolOptions, options: PgConne
     sqlx::query("delete from idempotency.record").execute(&pool).await?;
 
     for policy in [AT_LEAST_ONCE, AT_MOST_ONCE] {
-        let Acquired::Owner(lease) = Leasing::new(policy)?.acquire::<i64, _>(&pool, &key(), "body").await? else {
+        let Acquired::Owner(lease) = LeaseOptions::new(policy).acquire::<i64, _>(&pool, &key(), "body").await? else {
             panic!("it is new")
         };
         both_fail("live lease");
@@ -326,7 +328,7 @@ async fn what_is_not_to_be_settled_is_refused(_: PgPoolOptions, options: PgConne
     assert_fails(&janitor_on(&options, &release(&["--yes"])), 1, "key is new again");
     let output = janitor_on(&options, &resolve("7", &["--yes"]));
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let Acquired::Replayed(7) = Leasing::new(AT_MOST_ONCE)?.acquire::<i64, _>(&pool, &key(), "body").await? else {
+    let Acquired::Replayed(7) = LeaseOptions::new(AT_MOST_ONCE).acquire::<i64, _>(&pool, &key(), "body").await? else {
         panic!("resolved")
     };
     Ok(())

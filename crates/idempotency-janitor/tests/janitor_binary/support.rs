@@ -3,7 +3,7 @@
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Leasing, Policy};
+use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
 use pg_idempotency::{Key, testing};
 use rig::child::Kept;
 use rig::fixture::Fixture;
@@ -65,7 +65,7 @@ pub(crate) const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: Duration::fr
 
 /// Claims a key, whose body is "body", and lets the lease lapse. Gives its downstream key.
 pub(crate) async fn lapsed(pool: &PgPool, key: &Key, policy: Policy) -> anyhow::Result<String> {
-    let acquired = Leasing::new(policy)?.acquire::<serde_json::Value, _>(pool, key, "body").await?;
+    let acquired = LeaseOptions::new(policy).acquire::<serde_json::Value, _>(pool, key, "body").await?;
     let Acquired::Owner(lease) = acquired else { anyhow::bail!("it is completed") };
     testing::lapse(pool, key).await?;
     Ok(lease.downstream_key())
@@ -76,7 +76,7 @@ pub(crate) const IN_STEPS: Policy = Policy::InSteps { lease: Duration::from_secs
 /// An operation whose body is "body", whose owner died in the step `text`, after it had finished the step `ride` with the
 /// result 1. Gives the downstream key of `text`.
 pub(crate) async fn in_doubt(pool: &PgPool, key: &Key) -> anyhow::Result<String> {
-    let leasing = Leasing::new(IN_STEPS)?.with_stored_request(true);
+    let leasing = LeaseOptions::new(IN_STEPS).store_request(true);
     let acquired = leasing.acquire::<serde_json::Value, _>(pool, key, "body").await?;
     let Acquired::Owner(lease) = acquired else { anyhow::bail!("it is completed") };
     lease.step_at_least_once("ride", async |_| anyhow::Ok(1)).await?;

@@ -1,7 +1,7 @@
 //! `unsettled`: what waits for an operator.
 
 use pg_idempotency::Key;
-use pg_idempotency::lease::{Acquired, Leasing};
+use pg_idempotency::lease::{Acquired, LeaseOptions};
 use rig::fixture::Fixture;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -31,12 +31,12 @@ async fn one_of_each(pool: &PgPool) -> anyhow::Result<String> {
     }
     for (value, attempts) in [("released once", 1), ("released thrice", 3)] {
         for _ in 0..attempts {
-            let acquired = Leasing::new(AT_LEAST_ONCE)?.acquire::<i64, _>(pool, &key(value), "body").await?;
+            let acquired = LeaseOptions::new(AT_LEAST_ONCE).acquire::<i64, _>(pool, &key(value), "body").await?;
             let Acquired::Owner(lease) = acquired else { panic!("not completed") };
             lease.release("the gateway\nsaid \x1b[31mno").await?;
         }
     }
-    let Acquired::Owner(lease) = Leasing::new(AT_MOST_ONCE)?.acquire::<i64, _>(pool, &key("live"), "body").await?
+    let Acquired::Owner(lease) = LeaseOptions::new(AT_MOST_ONCE).acquire::<i64, _>(pool, &key("live"), "body").await?
     else {
         panic!("it is new")
     };

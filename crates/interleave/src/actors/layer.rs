@@ -21,7 +21,7 @@ pub(crate) fn request(manner: Manner, options: Idempotency) -> Actor {
     actor(move |seat| async move {
         let scope = seat.key.scope().to_owned();
         let layer = IdempotencyLayer::transactional(seat.pool.clone(), options, move |_| Ok(scope.clone()));
-        let layer = if manner == Manner::Undoes { layer.with_stored_errors([DECLINED])? } else { layer };
+        let layer = if manner == Manner::Undoes { layer.store_errors([DECLINED]) } else { layer };
         seat.ask(layer, true, manner).await
     })
 }
@@ -30,7 +30,7 @@ pub(crate) fn request(manner: Manner, options: Idempotency) -> Actor {
 pub(crate) fn request_without_key() -> Actor {
     actor(|seat| async move {
         let layer = IdempotencyLayer::transactional(seat.pool.clone(), Idempotency::new(), |_| Ok(String::new()));
-        seat.ask(layer.with_optional_key(true), false, Manner::Keeps).await
+        seat.ask(layer.optional_key(true), false, Manner::Keeps).await
     })
 }
 
@@ -50,7 +50,7 @@ impl Seat {
             request = request.header(IDEMPOTENCY_KEY, self.key.value());
         }
         let handler = service_fn(move |request| self.clone().handle(request, manner));
-        let service = layer.with_operation(|_| Some(OPERATION.to_owned())).layer(handler);
+        let service = layer.operation(|_| Some(OPERATION.to_owned())).layer(handler);
         let (parts, body) = service.oneshot(request.body(Full::from(BODY))?).await?.into_parts();
         if let Some(rejection) = parts.extensions.get::<Rejection>() {
             let name = format!("{rejection:?}");

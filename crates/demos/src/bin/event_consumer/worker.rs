@@ -6,7 +6,7 @@ use std::time::Duration;
 use demos::outside::{Failure, Outside, reference};
 use demos::queue::{Message, Queue};
 use demos::schema::Schema;
-use pg_idempotency::lease::{Leasing, Policy};
+use pg_idempotency::lease::{LeaseOptions, Policy};
 use pg_idempotency::{Error, Key};
 
 /// How long a request waits after its worker's death. 40 seconds are usual. This one has to be watched.
@@ -25,7 +25,7 @@ const CONNECTIONS: u32 = 3;
 pub(crate) async fn work(schema: &Schema, arguments: &[String]) -> anyhow::Result<()> {
     let [gateway] = arguments else { anyhow::bail!("a worker gets the gateway's URL") };
     let (queue, outside) = (Queue { pool: schema.pool(CONNECTIONS).await? }, Outside::new(gateway));
-    let leasing = Leasing::new(Policy::AtLeastOnce { lease: LEASE })?.with_max_attempts(ATTEMPTS);
+    let leasing = LeaseOptions::new(Policy::AtLeastOnce { lease: LEASE }).max_attempts(ATTEMPTS);
     queue
         .work(async |message| {
             let key = Key::new(schema.scope("queue"), "message.handled", &message.request_id)?;
@@ -36,7 +36,7 @@ pub(crate) async fn work(schema: &Schema, arguments: &[String]) -> anyhow::Resul
 
 async fn handle(
     queue: &Queue,
-    leasing: &Leasing,
+    leasing: &LeaseOptions,
     key: &Key,
     outside: &Outside,
     message: &Message,

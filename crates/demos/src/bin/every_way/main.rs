@@ -16,8 +16,8 @@ use axum::{Json, Router};
 use demos::schema::STRICT;
 use demos::service::user;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, LeasedBody, method_not_allowed};
-use pg_idempotency::lease::{Leasing, Policy};
-use pg_idempotency::{Idempotency, InFlight, RoundTrips};
+use pg_idempotency::lease::{LeaseOptions, Policy};
+use pg_idempotency::{Idempotency, OnDuplicate, RoundTrips};
 use serde::{Deserialize, Serialize};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{PgConnection, PgPool};
@@ -68,12 +68,13 @@ async fn main() -> anyhow::Result<()> {
 
 fn router(way: &str, pool: PgPool) -> anyhow::Result<Router> {
     let transactional = |round_trips| -> anyhow::Result<_> {
-        let calls = Idempotency::new().with_in_flight(InFlight::Wait(WAIT))?.with_round_trips(round_trips);
+        let calls = Idempotency::new().on_duplicate(OnDuplicate::Wait(WAIT)).round_trips(round_trips);
         let layer = IdempotencyLayer::transactional(pool.clone(), calls, |parts| Ok(user(&parts.headers)?));
         Ok(Router::new().route("/payments", post(in_the_transaction)).route_layer(layer))
     };
     let leased = |policy| -> anyhow::Result<_> {
-        let layer = IdempotencyLayer::leased(pool.clone(), Leasing::new(policy)?, |parts| Ok(user(&parts.headers)?));
+        let layer =
+            IdempotencyLayer::leased(pool.clone(), LeaseOptions::new(policy), |parts| Ok(user(&parts.headers)?));
         Ok(layer)
     };
     let lease = LEASE;

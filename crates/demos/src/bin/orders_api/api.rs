@@ -14,7 +14,7 @@ use demos::problem::Problem;
 use demos::signature::Secret;
 use pg_idempotency::Idempotency;
 use pg_idempotency::http::{Denied, IdempotencyLayer, method_not_allowed};
-use pg_idempotency::lease::{Leasing, Policy};
+use pg_idempotency::lease::{LeaseOptions, Policy};
 use sqlx::PgPool;
 
 use crate::orders::{Service, User};
@@ -32,7 +32,7 @@ const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: Duration::from_secs(40)
 pub(crate) fn router(service: Service) -> anyhow::Result<Router> {
     let pool = service.pool.clone();
     // DELETE is idempotent in HTTP, but its response is not. With a key, the repeat gets the first response.
-    let transactional = IdempotencyLayer::transactional(pool.clone(), Idempotency::new(), scope).with_methods([
+    let transactional = IdempotencyLayer::transactional(pool.clone(), Idempotency::new(), scope).methods([
         Method::POST,
         Method::PATCH,
         Method::DELETE,
@@ -42,7 +42,7 @@ pub(crate) fn router(service: Service) -> anyhow::Result<Router> {
         .route("/orders/{id}", patch(orders::redirect).delete(orders::cancel))
         .route("/orders/{id}/complete", post(orders::complete))
         .route_layer(transactional);
-    let leased = IdempotencyLayer::leased(pool.clone(), Leasing::new(AT_MOST_ONCE)?, scope);
+    let leased = IdempotencyLayer::leased(pool.clone(), LeaseOptions::new(AT_MOST_ONCE), scope);
     let outside = Router::new()
         .route("/orders/{id}/text", post(text::send))
         .method_not_allowed_fallback(method_not_allowed)

@@ -10,8 +10,8 @@ use axum::{Extension, Json, Router};
 use demos::problem::Problem;
 use demos::schema::Schema;
 use demos::service::user;
-use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, InvalidSetting};
-use pg_idempotency::{Idempotency, InFlight, Key};
+use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
+use pg_idempotency::{Idempotency, Key, OnDuplicate};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 use tokio::net::TcpListener;
@@ -41,15 +41,15 @@ const WAIT: Duration = Duration::from_secs(5);
 const DRAIN_LIMIT: Duration = Duration::from_secs(25);
 
 /// Everything that the service says about idempotency.
-fn idempotency(pool: PgPool) -> Result<IdempotencyLayer, InvalidSetting> {
-    let calls = Idempotency::new().with_in_flight(InFlight::Wait(WAIT))?;
+fn idempotency(pool: PgPool) -> IdempotencyLayer {
+    let calls = Idempotency::new().on_duplicate(OnDuplicate::Wait(WAIT));
     IdempotencyLayer::transactional(pool, calls, |parts| Ok(user(&parts.headers)?))
         // White space and the order of members do not make another request.
-        .with_canonical_json([])
+        .canonical_json([])
 }
 
 pub(crate) async fn router(schema: &Schema) -> anyhow::Result<Router> {
-    Ok(routes(idempotency(schema.pool(CONNECTIONS).await?)?))
+    Ok(routes(idempotency(schema.pool(CONNECTIONS).await?)))
 }
 
 fn routes(layer: IdempotencyLayer) -> Router {
@@ -59,7 +59,7 @@ fn routes(layer: IdempotencyLayer) -> Router {
 /// Serves requests until SIGTERM, and then finishes the payments that have begun.
 pub(crate) async fn serve(schema: &Schema, _: &[String]) -> anyhow::Result<()> {
     let pool = schema.pool(CONNECTIONS).await?;
-    let layer = idempotency(pool)?;
+    let layer = idempotency(pool);
     let runs = layer.runs();
     let router = routes(layer);
     // Registered before the URL is printed, because a reader of that line may send SIGTERM at once.

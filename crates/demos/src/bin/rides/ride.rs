@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use demos::gateway::Receipt;
 use demos::outside::{Failure, Outside, reference};
-use pg_idempotency::lease::{Lease, Leasing, Policy};
+use pg_idempotency::lease::{Lease, LeaseOptions, Policy};
 use pg_idempotency::{Error, Key, Outcome};
 use serde::{Deserialize, Serialize};
 use sqlx::{PgConnection, PgPool};
@@ -56,9 +56,9 @@ pub(crate) struct Rides {
 }
 
 /// The options of the operation, the same for requests and resumers.
-pub(crate) fn leasing() -> Result<Leasing, Error> {
-    let leasing = Leasing::new(Policy::InSteps { lease: LEASE })?;
-    Ok(leasing.with_stored_request(true).with_max_attempts(ATTEMPTS).with_resume_after(RESUME_AFTER)?)
+pub(crate) fn leasing() -> Result<LeaseOptions, Error> {
+    let leasing = LeaseOptions::new(Policy::InSteps { lease: LEASE });
+    Ok(leasing.store_request(true).max_attempts(ATTEMPTS).resume_after(RESUME_AFTER))
 }
 
 impl Rides {

@@ -8,7 +8,7 @@ use demos::outside::Failure;
 use demos::queue::{Message, Queue};
 use demos::schema::Schema;
 use futures_util::future::try_join_all;
-use pg_idempotency::lease::{Finding, InDoubt, Leasing, Policy, Reconciler};
+use pg_idempotency::lease::{Finding, InDoubt, LeaseOptions, Policy, Reconciler};
 use pg_idempotency::{Error, Key, Outcome};
 
 use crate::provider::{LATEST, Provider};
@@ -24,16 +24,15 @@ const DISTANCE: Duration = Duration::from_secs(1);
 /// The messages that a process handles at the same time.
 const ABREAST: usize = 10;
 
-fn leasing() -> Result<Leasing, Error> {
-    Ok(Leasing::new(Policy::AtMostOnce { lease: LEASE })?.with_stored_request(true))
+fn leasing() -> Result<LeaseOptions, Error> {
+    Ok(LeaseOptions::new(Policy::AtMostOnce { lease: LEASE }).store_request(true))
 }
 
 /// Ends only with an error, or with the process.
 pub(crate) async fn work(schema: &Schema, provider: &str) -> anyhow::Result<()> {
     let (queue, provider) = (Queue { pool: schema.pool(2 * ABREAST as u32).await? }, Provider::new(provider));
-    let reconciler = Reconciler::new(leasing()?, OPERATION, QUIET)?
-        .with_distance(DISTANCE)?
-        .with_interval(Duration::from_millis(100))?;
+    let reconciler =
+        Reconciler::new(leasing()?, OPERATION, QUIET)?.distance(DISTANCE).interval(Duration::from_millis(100));
     let (pool, gateway) = (queue.pool.clone(), provider.clone());
     tokio::spawn(async move {
         let look_up = async |asked: &InDoubt| -> anyhow::Result<Finding> {
@@ -42,7 +41,7 @@ pub(crate) async fn work(schema: &Schema, provider: &str) -> anyhow::Result<()> 
                 None => Finding::NoTrace,
             })
         };
-        reconciler.run(&pool, pending(), look_up).await;
+        reconciler.run(&pool, pending(), look_up).await
     });
     println!("ready");
     let handle = async |message: &Message| handle(schema, &queue, &provider, message).await;

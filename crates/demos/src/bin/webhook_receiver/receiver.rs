@@ -11,8 +11,8 @@ use axum::routing::post;
 use axum::{Json, Router};
 use demos::problem::Problem;
 use demos::signature::Secret;
-use pg_idempotency::mark::{Marked, Marking};
-use pg_idempotency::{Error, InFlight, Key};
+use pg_idempotency::mark::{MarkOptions, Marked};
+use pg_idempotency::{Error, Key, OnDuplicate};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqlx::{PgConnection, PgPool};
@@ -76,7 +76,7 @@ async fn receive(State(endpoint): State<Endpoint>, headers: HeaderMap, body: Byt
 
     // A duplicate of an event in flight is refused and does not wait: the sender has a queue, and the receiver has a
     // few connections.
-    let marking = Marking::new(RETENTION)?.with_in_flight(InFlight::Reject)?;
+    let marking = MarkOptions::new(RETENTION).on_duplicate(OnDuplicate::Reject);
     // Every `?` from here on, and a sender that hangs up, drops the transaction and its mark: the redelivery is the
     // first one again.
     let mut tx = endpoint.pool.begin().await?;
