@@ -92,9 +92,10 @@ pub(crate) use own_transaction;
 macro_rules! is_own_transaction {
     ($word:literal) => {
         concat!(
-            "pg_catalog.starts_with(coalesce(pg_catalog.current_setting('idempotency.claim', true), ''), ",
+            // Citus refuses a setting inside coalesce.
+            "(pg_catalog.starts_with(pg_catalog.current_setting('idempotency.claim', true), ",
             $crate::record::own_transaction!($word),
-            ")"
+            ") is true)"
         )
     };
 }
