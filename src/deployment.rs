@@ -44,7 +44,7 @@ impl Deployment {
     /// and with its own locks. The answers are the same. A first call takes three round trips more.
     ///
     /// The setting must fit the table. If the table is distributed and the setting is `false`, every call fails with
-    /// [`Error::WrongDeployment`](crate::Error::WrongDeployment), in each database of the process, and also if the
+    /// [`Misuse::WrongDeployment`](crate::Misuse::WrongDeployment), in each database of the process, and also if the
     /// table was distributed a moment ago. On a plain table the statements for a distributed one are right, but slower;
     /// the process looks at the first table that it claims in, and logs a warning.
     #[must_use]

@@ -1,7 +1,8 @@
 //! The errors of the crate: one variant for each way in which the caller can react.
 
-mod misuse;
+mod nested;
 mod problem;
+mod setup;
 pub(crate) mod sqlstate;
 #[cfg(test)]
 #[path = "../tests/unit/error/table.rs"]
@@ -14,9 +15,10 @@ use chrono::{DateTime, Utc};
 use crate::mode::UnknownMode;
 use crate::{InvalidBody, InvalidKey, Key, Mode};
 
-pub use misuse::Misuse;
+pub use nested::{Incompatible, InvalidRequest, Misuse};
 pub use problem::InvalidStep;
 pub(crate) use problem::{MAX_NAME_BYTES, MAX_RESULT_BYTES, MAX_STEPS, MAX_STEPS_BYTES};
+pub use setup::SetupError;
 pub(crate) use sqlstate::sqlstate;
 use sqlstate::{advice, is_lost};
 
@@ -102,56 +104,17 @@ pub enum Error {
         step: String,
     },
 
-    /// The step was refused, and not stored. If the problem is [`TooLarge`](InvalidStep::TooLarge) for a result, the
-    /// effect of a step outside the database may have happened.
-    #[error("the step {step:?} was refused: {problem}")]
-    #[non_exhaustive]
-    InvalidStep {
-        /// The name of the step.
-        step: String,
-        /// The reason.
-        problem: InvalidStep,
-    },
+    /// The key or the body of a request was refused. No SQL ran.
+    #[error(transparent)]
+    InvalidRequest(#[from] InvalidRequest),
 
-    /// The service uses the crate wrongly.
+    /// The service uses the crate wrongly. A retry meets the same mistake.
     #[error(transparent)]
     Misuse(#[from] Misuse),
 
-    /// A batch of marks has more than 100 different keys. No SQL ran.
-    #[error("the batch has {keys} different keys, and the limit is 100; divide it, and commit after each part")]
-    #[non_exhaustive]
-    TooManyKeys {
-        /// How many different keys the batch has.
-        keys: usize,
-    },
-
-    /// The same transaction has claimed this key and not completed it: `perform` has made a call with the same key, or
-    /// the caller went on after an earlier call had failed. Roll back.
-    #[error("this transaction has claimed the key before without completing it; roll back and start over")]
-    AlreadyInTransaction,
-
-    /// The end of a call, or [`commit`](crate::commit()), met an aborted transaction: an earlier statement had failed,
-    /// and the code ignored its error. Nothing was saved, and the transaction can only be rolled back; an isolated call
-    /// has undone its own part. Acknowledge nothing.
-    #[error(
-        "the transaction was aborted by an earlier error, so nothing was saved; do not ignore errors of its statements"
-    )]
-    TransactionAborted(#[source] sqlx::Error),
-
-    /// The connection is not in the transaction that the call needs.
-    ///
-    /// - A mark or a call with a connection was made while the connection was in no transaction that sqlx has begun.
-    ///   Begin one with `conn.begin()`, or use [`Idempotency::run`](crate::Idempotency::run), which takes a pool.
-    ///   Nothing was done.
-    /// - `perform` has ended the transaction that holds the claim, with a COMMIT, a ROLLBACK, or a nested
-    ///   `conn.begin()` that failed, or whose future was dropped while it waited. The response was not stored, and
-    ///   nothing was acknowledged. **Later writes of `perform` stay.**
-    /// - [`commit`](crate::commit()) met a transaction that had ended in one of these ways.
-    #[error(
-        "the connection is not in the transaction that the call needs, so nothing was stored; begin a transaction \
-         before the call, and do not commit, roll back or drop a pending begin inside `perform`"
-    )]
-    NotInTransaction,
+    /// The record or the schema is of another release, or is not this crate's. Nothing was performed or replayed.
+    #[error(transparent)]
+    Incompatible(#[from] Incompatible),
 
     /// The call took longer than the key's retention, so another caller may have performed since. Nothing was stored.
     #[error(
@@ -173,20 +136,6 @@ pub enum Error {
         /// The mode of the call.
         asked: Mode,
     },
-
-    /// A nested transaction was still open where the transaction around it had to end: its guard was forgotten
-    /// (`std::mem::forget`, a leak), or [`commit`](crate::commit()) got the nested transaction itself. sqlx would have
-    /// released a savepoint in place of the COMMIT. No response was stored, and nothing was acknowledged.
-    ///
-    /// - `perform` has forgotten it in the caller's transaction: the nested writes are undone. Roll back. After an
-    ///   isolated call, the key is released, and the transaction is usable.
-    /// - `perform`, a handler or a step has forgotten it in a transaction of the crate: everything was rolled back.
-    /// - [`commit`](crate::commit()): everything was rolled back, **also the transactions around the nested one**.
-    #[error(
-        "a nested transaction was still open, so no response was stored; roll back the transaction around it, end each \
-         nested transaction by its own commit or rollback, and give `commit` only the outermost one"
-    )]
-    NestedTransaction,
 
     /// The stored response does not decode into the response type, or the result of a step into its type, or the
     /// stored request. What is stored is never performed again. Make the type able to decode old values
@@ -217,43 +166,6 @@ pub enum Error {
     Unencodable {
         /// The error of the encoder or decoder.
         source: BoxError,
-    },
-
-    /// The key was refused. No SQL ran. The crate's calls take a valid [`Key`]. This variant is for functions that make
-    /// a key and return this error.
-    #[error(transparent)]
-    InvalidKey(#[from] InvalidKey),
-
-    /// The request body has no fingerprint. No SQL ran.
-    #[error("the request body has no fingerprint")]
-    #[non_exhaustive]
-    InvalidBody {
-        /// The reason.
-        #[from]
-        source: InvalidBody,
-    },
-
-    /// The fingerprint of the record has a version that this call cannot compare with its own. Nothing was performed.
-    /// This happens while a newer release is being rolled out: send the request there, or retry later. It also happens,
-    /// until the key expires, if the settings that decide which requests are the same have changed, or if one call
-    /// compares [bytes](crate::Fingerprint::of_bytes) and the other one JSON.
-    #[error(
-        "the record's fingerprint has version {version} and cannot be compared with this request's: a newer release \
-         made it, or the settings that decide which requests are the same have changed"
-    )]
-    #[non_exhaustive]
-    UnknownFingerprint {
-        /// The stored fingerprint's version byte.
-        version: u8,
-    },
-
-    /// The record is in a mode that this release does not know. Nothing was performed or replayed. This happens while a
-    /// newer release is being rolled out: send the request there, or retry later.
-    #[error("the record's mode is {mode:?}, which this release does not know; upgrade this process")]
-    #[non_exhaustive]
-    UnknownMode {
-        /// The mode in the record.
-        mode: String,
     },
 
     /// This owner has stopped: it could not renew its lease in time, or another owner has taken the claim over, or the
@@ -293,65 +205,10 @@ pub enum Error {
         source: BoxError,
     },
 
-    /// Citus distributes the table, and the [`Deployment`](crate::Deployment::distributed) of the call does not
-    /// say so. Nothing was performed, or the transaction with what was performed must be rolled back.
-    #[error(
-        "the deployment does not fit the table idempotency.record; \
-         if Citus distributes it, set Deployment::distributed(true)"
-    )]
-    #[non_exhaustive]
-    WrongDeployment {
-        /// The server's error (SQLSTATE 0A000).
-        source: sqlx::Error,
-    },
-
-    /// [`migrate`](crate::migrate()) or [`distribute`](crate::distribute()) refuses this database, or the schema
-    /// [cannot be trusted](crate::operator::Warning::UntrustedSchema). Nothing was changed.
-    #[error("the schema idempotency cannot be set up or used in this database: {problem}")]
-    #[non_exhaustive]
-    CannotMigrate {
-        /// What is wrong, and what to do.
-        problem: String,
-    },
-
-    /// Another session holds the lock of [`migrate`](crate::migrate()) for longer than this call waits. Nothing was
-    /// changed. Any role can take that lock. The query of the text finds the session; `pg_terminate_backend` ends one
-    /// that hangs.
-    #[error(
-        "another session holds the lock of the migrations of this database for longer than this one waits (its \
-         lock_timeout, at most a minute); wait for it and migrate again, or end it if it hangs; this query finds it: \
-         `select pid, usename, application_name, state from pg_stat_activity join pg_locks using (pid) \
-         where datname = current_database() and granted and locktype = 'advisory' \
-         and classid = '1885825380' and objid = '1701671023'`"
-    )]
-    #[non_exhaustive]
-    MigrationLocked {
-        /// The server's error (SQLSTATE 55P03).
-        source: sqlx::Error,
-    },
-
-    /// [`protect`](crate::protect()) or [`unprotect`](crate::unprotect()) refuses this table. Nothing was changed.
-    #[error("{problem}")]
-    #[non_exhaustive]
-    CannotProtect {
-        /// What is wrong, and what to do.
-        problem: String,
-        /// The server's error.
-        source: sqlx::Error,
-    },
-
     /// The database did not answer within the crate's time, or the runtime ended with the call. The connection is
     /// closed, and **nobody knows what the server has done**: ask again with the same key.
     #[error("the database did not answer in time, and the outcome is unknown; ask again with the same key")]
     Unanswered,
-
-    /// The operating system has no random number for the token of a claim. Nothing was performed.
-    #[error("the operating system has no random numbers, so nothing was claimed")]
-    #[non_exhaustive]
-    NoRandomness {
-        /// The error of the operating system.
-        source: BoxError,
-    },
 
     /// A serialization failure (SQLSTATE 40001) or a deadlock (40P01). Nothing was stored, and the transaction is
     /// aborted. Retry the whole transaction.
@@ -371,19 +228,33 @@ impl Error {
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::InFlight { .. }
-            | Self::LeaseLost
-            | Self::Retryable(_)
-            | Self::MigrationLocked { .. }
-            | Self::Unanswered => true,
+            Self::InFlight { .. } | Self::LeaseLost | Self::Retryable(_) | Self::Unanswered => true,
             Self::Database(error) => is_lost(error),
             _ => false,
         }
     }
 }
 
+impl Misuse {
+    pub(crate) fn options(problem: &str) -> Error {
+        Self::Options { problem: problem.to_owned() }.into()
+    }
+}
+
 impl From<UnknownMode> for Error {
     fn from(UnknownMode(mode): UnknownMode) -> Self {
-        Self::UnknownMode { mode }
+        Incompatible::UnknownMode { mode }.into()
+    }
+}
+
+impl From<InvalidKey> for Error {
+    fn from(error: InvalidKey) -> Self {
+        InvalidRequest::from(error).into()
+    }
+}
+
+impl From<InvalidBody> for Error {
+    fn from(error: InvalidBody) -> Self {
+        InvalidRequest::from(error).into()
     }
 }

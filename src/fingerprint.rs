@@ -38,7 +38,7 @@ impl Fingerprint {
     /// in other languages, because they can compute it: `idempotency.fingerprint` of the schema returns the same.
     ///
     /// A fingerprint of bytes and a fingerprint of JSON cannot be compared, even for the same content: such a retry is
-    /// [`UnknownFingerprint`](crate::Error::UnknownFingerprint).
+    /// [`Incompatible::UnknownFingerprint`](crate::Incompatible::UnknownFingerprint).
     ///
     /// ```
     /// # use pg_idempotency::Fingerprint;

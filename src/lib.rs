@@ -42,7 +42,7 @@ pub use chrono;
 pub use sqlx;
 
 pub use deployment::Deployment;
-pub use error::{BoxError, Error, InvalidStep, Misuse};
+pub use error::{BoxError, Error, Incompatible, InvalidRequest, InvalidStep, Misuse, SetupError};
 pub use fingerprint::{Body, Fingerprint, InvalidBody};
 pub use janitor::{Janitor, Swept};
 pub use key::{InvalidKey, Key, KeyPart};

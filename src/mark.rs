@@ -63,7 +63,7 @@ use crate::limits::{Patience, RETENTION, assert_retention, assert_wait, check_wa
 use crate::observe::{call_span, spanned};
 use crate::record::{Awaited, MarkBatch, MarkOf, Record, Terms, draw_token, wait_for_row};
 use crate::session::Savepoint;
-use crate::{Deployment, Error, Key, Mode, OnDuplicate, observe};
+use crate::{Deployment, Error, Key, Misuse, Mode, OnDuplicate, observe};
 
 /// The most keys of a batch. Each takes an advisory lock until the end of the transaction, in the server's lock table,
 /// which all sessions share.
@@ -158,11 +158,11 @@ impl MarkOptions {
     ///
     /// # Errors
     ///
-    /// - [`Error::NotInTransaction`]: the connection is in autocommit, where the mark would commit without the
+    /// - [`Misuse::NotInTransaction`]: the connection is in autocommit, where the mark would commit without the
     ///   processing.
     /// - [`Error::InFlight`]: another transaction is marking the key, and did not end in time. This transaction is
     ///   still usable.
-    /// - [`Error::OtherMode`]: the key belongs to another mode. [`Error::UnknownMode`]: to a mode of a newer release.
+    /// - [`Error::OtherMode`]: the key belongs to another mode. [`Incompatible::UnknownMode`](crate::Incompatible::UnknownMode): to a mode of a newer release.
     /// - [`Error::Retryable`], [`Error::Database`], [`Error::SchemaMissing`].
     ///
     /// # Cancellation
@@ -176,7 +176,7 @@ impl MarkOptions {
         let marked = async {
             check_wait(self.on_duplicate, self.retention)?;
             if !conn.is_in_transaction() {
-                return Err(Error::NotInTransaction);
+                return Err(Error::Misuse(Misuse::NotInTransaction));
             }
             self.claim_or_look(conn, key, self.on_duplicate, &mut CalledAt::now()).await
         };
@@ -231,7 +231,7 @@ impl MarkOptions {
     ///
     /// # Errors
     ///
-    /// As [`mark`](Self::mark), and [`Error::TooManyKeys`] for more than a hundred different keys. **After any error
+    /// As [`mark`](Self::mark), and [`Misuse::TooManyKeys`] for more than a hundred different keys. **After any error
     /// roll back**, even if the transaction is still usable: if other transactions changed several of the keys while
     /// the batch ran, a part of it may be marked.
     ///
@@ -261,7 +261,7 @@ impl MarkOptions {
     async fn mark_or_fail(self, conn: &mut PgConnection, keys: &[Key]) -> Result<Vec<Marked>, Error> {
         check_wait(self.on_duplicate, self.retention)?;
         if !conn.is_in_transaction() {
-            return Err(Error::NotInTransaction);
+            return Err(Error::Misuse(Misuse::NotInTransaction));
         }
         let mut batch = Batch::new(self, keys)?;
         batch.mark(conn).await?;
@@ -293,7 +293,7 @@ impl<'k> Batch<'k> {
         open.sort_unstable_by(|&a, &b| keys[a].cmp(&keys[b]).then(a.cmp(&b)));
         open.dedup_by(|later, earlier| keys[*later] == keys[*earlier]);
         if open.len() > MOST_KEYS {
-            return Err(Error::TooManyKeys { keys: open.len() });
+            return Err(Error::Misuse(Misuse::TooManyKeys { keys: open.len() }));
         }
         Ok(Self { options, keys, open, marked: vec![Marked::Duplicate; keys.len()] })
     }

@@ -12,14 +12,14 @@ use std::sync::LazyLock;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{Executor, PgConnection, PgPool, SqlSafeStr as _};
 
-use crate::Error;
 use crate::error::sqlstate;
 use crate::session::{Opening, in_pooled_transaction};
+use crate::{Error, SetupError};
 
 pub use crate::record::OnEscape;
 pub use distribute::distribute;
 pub use protect::{protect, unprotect};
-pub(crate) use trust::{Standing, current, standing, trusted};
+pub(crate) use trust::{Standing, current, refusal, standing, trusted};
 
 /// The table in which sqlx's migrator records the applied migrations. It is in the crate's schema, apart from the
 /// application's.
@@ -69,7 +69,7 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 /// its BEGIN and COMMIT.
 ///
 /// ```no_run
-/// # async fn f(pool: sqlx::PgPool) -> Result<(), pg_idempotency::Error> {
+/// # async fn f(pool: sqlx::PgPool) -> Result<(), pg_idempotency::SetupError> {
 /// pg_idempotency::migrate(&pool).await?;
 /// # Ok(())
 /// # }
@@ -77,20 +77,20 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 ///
 /// # Errors
 ///
-/// - [`Error::Database`], most often because the role may not create a schema: ask a DBA to run [`schema_sql`].
-/// - [`Error::CannotMigrate`]: the schema [cannot be trusted](crate::operator::Warning::UntrustedSchema), an applied
+/// - [`Error::Database`] in [`SetupError::Other`], most often because the role may not create a schema: ask a DBA to run [`schema_sql`].
+/// - [`Incompatible::Schema`](crate::Incompatible::Schema), there too: the schema [cannot be trusted](crate::operator::Warning::UntrustedSchema), an applied
 ///   migration has another checksum than in this release, the table is gone although its migration was applied, or it is
 ///   there without the row of its migration, as in a copy of the schema without its data. Nothing was changed.
-/// - [`Error::MigrationLocked`] if another session holds the lock for longer than the wait.
+/// - [`SetupError::Locked`] if another session holds the lock for longer than the wait.
 ///
 /// # Cancellation
 ///
 /// All of it is one transaction, done or not done.
-pub async fn migrate(pool: &PgPool) -> Result<(), Error> {
+pub async fn migrate(pool: &PgPool) -> Result<(), SetupError> {
     // sqlx's migrator, which has a lock of its own, creates the schema and then the table. A stranger may create a schema, too.
     for _ in 0..2 {
         match in_pooled_transaction(pool, Opening::ReadCommitted, apply).await {
-            Err(Error::Database(error))
+            Err(SetupError::Other(Error::Database(error)))
                 if matches!(
                     sqlstate(&error).as_deref(),
                     Some(sqlstate::UNIQUE_VIOLATION | sqlstate::DUPLICATE_SCHEMA | sqlstate::DUPLICATE_TABLE)
@@ -101,13 +101,15 @@ pub async fn migrate(pool: &PgPool) -> Result<(), Error> {
     match in_pooled_transaction(pool, Opening::ReadCommitted, apply).await {
         // Every way creates the table and records its migration in one transaction, so the row of a table that is there is
         // visible now.
-        Err(Error::Database(error)) if sqlstate(&error).as_deref() == Some(sqlstate::DUPLICATE_TABLE) => {
-            Err(Error::CannotMigrate {
-                problem: "the table is there, but idempotency._sqlx_migrations does not record its migration, as in a copy of \
+        Err(SetupError::Other(Error::Database(error)))
+            if sqlstate(&error).as_deref() == Some(sqlstate::DUPLICATE_TABLE) => {
+            Err(refusal(
+                "the table is there, but idempotency._sqlx_migrations does not record its migration, as in a copy of \
                           the schema without its data; run what `idempotency-janitor migrate --print` prints for the table \
                           idempotency._sqlx_migrations: its `create table if not exists` and its `insert`"
                     .to_owned(),
-            })
+            )
+            .into())
         }
         applied => applied,
     }
@@ -147,7 +149,7 @@ const TABLE_OF_APPLIED: &str = "create table if not exists idempotency._sqlx_mig
     execution_time bigint not null
 )";
 
-async fn apply(conn: &mut PgConnection) -> Result<(), Error> {
+async fn apply(conn: &mut PgConnection) -> Result<(), SetupError> {
     if let Some([]) = missing(conn).await?.as_deref() {
         return Ok(());
     }
@@ -192,7 +194,7 @@ async fn missing(conn: &mut PgConnection) -> Result<Option<Vec<&'static Migratio
 
 /// Admits one installer at a time: `if not exists` alone fails when two sessions create at once. The limit of the wait
 /// is also that of the migration's own locks.
-async fn lock(conn: &mut PgConnection) -> Result<(), Error> {
+async fn lock(conn: &mut PgConnection) -> Result<(), SetupError> {
     conn.execute(
         "
         select pg_catalog.set_config('lock_timeout', '60s', true)
@@ -204,7 +206,7 @@ async fn lock(conn: &mut PgConnection) -> Result<(), Error> {
     let locked = conn.execute("select pg_catalog.pg_advisory_xact_lock(x'70676964656d706f'::int8)").await;
     locked.map_err(|source| {
         let taken = sqlstate(&source).as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE);
-        if taken { Error::MigrationLocked { source } } else { source.into() }
+        if taken { SetupError::Locked { source } } else { source.into() }
     })?;
     Ok(())
 }

@@ -6,7 +6,7 @@ use crate::fingerprint::Comparison;
 use crate::outcome::Response;
 use crate::record::{Found, Terms, are_used_up};
 use crate::state::State;
-use crate::{Error, Key, Mode};
+use crate::{Error, Incompatible, Key, Misuse, Mode};
 
 /// The default `retry_after`, if no lease shows how long the owner will take. Transactions are short, and one request a
 /// second is a small load.
@@ -50,14 +50,16 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
         }
         // The owner is this transaction, which is not gone.
         State::Indeterminate if mode == Mode::Transaction && found.claimed_by_this_transaction => {
-            return Err(Error::AlreadyInTransaction);
+            return Err(Error::Misuse(Misuse::AlreadyInTransaction));
         }
         _ => {}
     }
     match comparison {
         Comparison::Same => {}
         Comparison::Other => return Err(Error::KeyReused { key: key.clone() }),
-        Comparison::UnknownVersion(version) => return Err(Error::UnknownFingerprint { version }),
+        Comparison::UnknownVersion(version) => {
+            return Err(Error::Incompatible(Incompatible::UnknownFingerprint { version }));
+        }
     }
     match found.state {
         State::Completed | State::Mark => Ok(Answer::Replay(found.response)),

@@ -11,7 +11,7 @@ use super::answer::{Answer, RETRY_AFTER, answer};
 use crate::limits::Patience;
 use crate::outcome::Response;
 use crate::record::{Awaited, Claim, Inserted, Record, Standing, Terms, Tried, wait_for_row};
-use crate::{Error, observe};
+use crate::{Error, Misuse, observe};
 
 /// How often a call looks without waiting. Each look but the first means that another owner began or ended between two
 /// statements of this call, or that a sweep has locked the row. If that goes on, the caller should retry later.
@@ -50,7 +50,7 @@ impl CalledAt {
     /// Only the first statement is judged, because the clocks drift apart during a long wait.
     fn judge(&mut self, age: Duration) -> Result<(), Error> {
         match self.unchecked_since.take() {
-            Some(since) if age > since.elapsed() => Err(Error::NotInTransaction),
+            Some(since) if age > since.elapsed() => Err(Error::Misuse(Misuse::NotInTransaction)),
             _ => Ok(()),
         }
     }
@@ -77,7 +77,7 @@ enum Looked {
 /// them.
 ///
 /// If the call has not [checked](CalledAt::in_transaction_since) that its BEGIN began the transaction,
-/// [`Error::NotInTransaction`] means that the transaction is older than this BEGIN, and so may be a foreign one.
+/// [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction) means that the transaction is older than this BEGIN, and so may be a foreign one.
 pub(crate) async fn contend(
     conn: &mut PgConnection,
     record: Record<'_>,

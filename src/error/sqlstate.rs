@@ -1,7 +1,7 @@
 //! What an error of the database means. The SQLSTATEs have the names that PostgreSQL's manual gives them in its
 //! appendix A.
 
-use crate::Error;
+use crate::{Error, Misuse};
 
 pub(crate) const CONNECTION_EXCEPTIONS: &str = "08";
 pub(crate) const FEATURE_NOT_SUPPORTED: &str = "0A000";
@@ -55,7 +55,7 @@ impl Error {
             Some(UNDEFINED_TABLE | UNDEFINED_COLUMN | UNDEFINED_FUNCTION | INVALID_SCHEMA_NAME) => {
                 Self::SchemaMissing { source: error.into() }
             }
-            Some(FEATURE_NOT_SUPPORTED) => Self::WrongDeployment { source: error },
+            Some(FEATURE_NOT_SUPPORTED) => Misuse::WrongDeployment { source: error }.into(),
             _ => error.into(),
         }
     }
@@ -71,12 +71,12 @@ impl Error {
 }
 
 /// For a `perform` that returns this crate's [`Error`]: 40001 and 40P01 become [`Error::Retryable`], 25P02
-/// [`Error::TransactionAborted`], and all others [`Error::Database`].
+/// [`Misuse::TransactionAborted`](crate::Misuse::TransactionAborted), and all others [`Error::Database`].
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
         match sqlstate(&error).as_deref() {
             Some(SERIALIZATION_FAILURE | DEADLOCK_DETECTED) => Self::Retryable(error),
-            Some(IN_FAILED_TRANSACTION) => Self::TransactionAborted(error),
+            Some(IN_FAILED_TRANSACTION) => Misuse::TransactionAborted(error).into(),
             _ => Self::Database(error),
         }
     }

@@ -11,7 +11,7 @@ use serde_json::json;
 use super::body::Broken;
 use super::key_header::MalformedKey;
 use crate::claim::RETRY_AFTER;
-use crate::{Error, InvalidBody, observe};
+use crate::{Error, InvalidBody, InvalidRequest, Misuse, observe};
 
 /// Why the layer refused a request. **The request performed nothing**, unless the variant says otherwise.
 ///
@@ -252,7 +252,7 @@ impl Rejection {
             Error::Indeterminate { token, steps, .. } => Self::Indeterminate { token, steps },
             Error::Exhausted { attempts, token, .. } => Self::Exhausted { attempts, token },
             Error::Undecodable { .. } => Self::NotReplayable { status: None },
-            Error::InvalidBody { source } => Self::InvalidBody(source),
+            Error::InvalidRequest(InvalidRequest::Body(source)) => Self::InvalidBody(source),
             error if error.is_transient() => Self::Unavailable(Arc::new(error)),
             // A client that obeys `Retry-After` would ask forever, and the handler would run each time.
             Error::Database(_) => Misconfigured::DatabaseRefused(error).into(),
@@ -272,7 +272,7 @@ impl Rejection {
     /// The rejection for an error of a statement that follows the handler's.
     pub(super) fn of_completion(error: Error) -> Self {
         match &error {
-            Error::TransactionAborted(_) => Misconfigured::TransactionAborted(error).into(),
+            Error::Misuse(Misuse::TransactionAborted(_)) => Misconfigured::TransactionAborted(error).into(),
             // The claim was written in this transaction, so the handler has made it read only.
             _ if error.is_write_in_read_only() => Misconfigured::DatabaseRefused(error).into(),
             _ => Self::of(error),

@@ -50,7 +50,7 @@ impl Transactional<'_> {
         let beginning = async {
             let mut session = Session::of(&self.layer.pool).await?;
             session.begin(&Opening::Exempt).await?;
-            Ok(session)
+            Ok::<_, Error>(session)
         };
         let session = bounded(self.claim_limit(), beginning).await?;
         Ok(self.perform(session, None, handler).await?.response)

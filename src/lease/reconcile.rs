@@ -10,7 +10,7 @@ use super::reconciler::{Reconciler, Visit};
 use crate::caught::caught;
 use crate::record::{Doubt, LooksAt, Record, Writing, storable};
 use crate::session::{Opening, bounded, in_pooled_transaction};
-use crate::{Error, observe};
+use crate::{Error, Misuse, observe};
 
 /// The later looks are at most this power of two of the first distance apart; half of the retention comes earlier.
 const MOST_DOUBLINGS: u32 = 20;
@@ -210,7 +210,7 @@ impl Reconciler {
                     Ok(None) => self.conclude(pool, look).await?,
                     Ok(Some(visit)) => visit,
                     // It cannot be stored, now or later.
-                    Err(error @ (Error::InvalidStep { .. } | Error::Unencodable { .. })) => {
+                    Err(error @ (Error::Misuse(Misuse::Step { .. }) | Error::Unencodable { .. })) => {
                         look.state.error = Some(storable(&error.to_string()));
                         self.conclude(pool, look).await?
                     }

@@ -18,7 +18,7 @@ use crate::observe::{EXHAUSTED, FAILED, Failure, PERFORMED};
 use crate::record::{Candidate, Record, StoredAs};
 use crate::session::{Opening, bounded, ended_or_closed, in_pooled_transaction};
 use crate::shutdown::{is_ready, no_later};
-use crate::{Error, Misuse, OnDuplicate, observe};
+use crate::{Error, Incompatible, Misuse, OnDuplicate, observe};
 
 /// One attempt to resume an operation.
 pub(super) enum Resumed<T, E> {
@@ -185,8 +185,8 @@ impl LeaseOptions {
                 | Error::Indeterminate { .. }
                 | Error::Exhausted { .. }
                 | Error::OtherMode { .. }
-                | Error::UnknownMode { .. }
-                | Error::UnknownFingerprint { .. },
+                | Error::Incompatible(Incompatible::UnknownMode { .. })
+                | Error::Incompatible(Incompatible::UnknownFingerprint { .. }),
             ) => Ok(None),
             // Somebody has written the row by hand. The other candidates must not wait for its repair.
             Err(Error::Database(error @ (sqlx::Error::Decode(_) | sqlx::Error::ColumnDecode { .. }))) => {

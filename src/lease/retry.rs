@@ -5,8 +5,8 @@ use std::time::Duration;
 use sqlx::{PgConnection, PgPool};
 use tokio::time::Instant;
 
-use crate::Error;
 use crate::session::{ANSWER, Opening, bounded, in_pooled_transaction, jittered};
+use crate::{Error, Misuse};
 
 /// The number of tries to store a result that fit into one lease, if each try takes its longest time.
 const TRIES: u32 = 3;
@@ -26,7 +26,7 @@ where
         match bounded((lease / TRIES).min(ANSWER * 2), statement()).await {
             Ok(value) => return Ok(value),
             // Another try would get the same error.
-            Err(error @ (Error::LeaseLost | Error::SchemaMissing { .. } | Error::InvalidStep { .. })) => {
+            Err(error @ (Error::LeaseLost | Error::SchemaMissing { .. } | Error::Misuse(Misuse::Step { .. }))) => {
                 return Err(error);
             }
             Err(error) if Instant::now() >= deadline => return Err(error),

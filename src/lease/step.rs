@@ -9,7 +9,7 @@ use sqlx::PgConnection;
 use crate::error::{MAX_RESULT_BYTES, MAX_STEPS_BYTES};
 use crate::outcome::encode;
 use crate::record::{Fence, Record};
-use crate::{Error, InvalidStep};
+use crate::{Error, InvalidStep, Misuse};
 
 /// A step outside the database, while it is performed.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ pub(super) fn fits_a_step(name: &str, result: Vec<u8>) -> Result<String, Error> 
 }
 
 pub(super) fn invalid(step: &str, problem: InvalidStep) -> Error {
-    Error::InvalidStep { step: step.to_owned(), problem }
+    Error::Misuse(Misuse::Step { step: step.to_owned(), problem })
 }
 
 /// Settles one step in doubt with its result, within the limit of all results. `None` means that the record is not as

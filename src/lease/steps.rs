@@ -11,7 +11,7 @@ use super::retry::{committed, within_a_lease};
 use super::step::{Step, decoded, encode_result, invalid};
 use crate::error::MAX_NAME_BYTES;
 use crate::session::{Opening, bounded, in_pooled_transaction};
-use crate::{Error, InvalidStep, Mode, observe, record};
+use crate::{Error, InvalidStep, Misuse, Mode, observe, record};
 
 tokio::task_local! {
     /// The tokens of the operations that are performing a step, around this future.
@@ -61,10 +61,10 @@ impl Lease {
     ///
     /// - An error of `perform` comes back unchanged, and the step's transaction is rolled back. Errors are not stored:
     ///   this attempt or the next may ask for the step again. If a failure is final, return it as a value.
-    /// - [`InvalidStep`](Error::InvalidStep): nothing was stored.
+    /// - [`Misuse::Step`](crate::Misuse::Step): nothing was stored.
     /// - [`Undecodable`](Error::Undecodable): the stored result has another type. [`Unencodable`](Error::Unencodable).
     /// - [`LeaseLost`](Error::LeaseLost): the step was rolled back, or its COMMIT was on the way.
-    /// - [`NotInTransaction`](Error::NotInTransaction): `perform` has ended the step's transaction, and nothing was
+    /// - [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction): `perform` has ended the step's transaction, and nothing was
     ///   stored. What `perform` has written outside the transaction stays.
     /// - Errors of the database. If the COMMIT was not answered, ask for the step again: it returns the result if it
     ///   was stored.
@@ -91,7 +91,7 @@ impl Lease {
             } else if record::is_open(conn).await? {
                 Err(Unfinished::NotStored)
             } else {
-                Err(Error::NotInTransaction.into())
+                Err(Error::Misuse(Misuse::NotInTransaction).into())
             }
         });
         match self.unless_lost(finished).await.unwrap_or(Err(Error::LeaseLost.into())) {

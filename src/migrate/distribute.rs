@@ -2,7 +2,7 @@
 
 use sqlx::PgPool;
 
-use crate::Error;
+use crate::SetupError;
 use crate::record::{self, Distribution};
 use crate::session::{Opening, in_pooled_transaction};
 
@@ -15,27 +15,27 @@ use crate::session::{Opening, in_pooled_transaction};
 /// table, or local to Citus's metadata. A plain table of the coordinator commits apart from the key.
 ///
 /// Apply `migrations/strict.sql` before, if at all: Citus does not take it in one statement. Stop the service
-/// meanwhile: a process with the other setting gets [`Error::WrongDeployment`].
+/// meanwhile: a process with the other setting gets [`Misuse::WrongDeployment`](crate::Misuse::WrongDeployment).
 ///
 /// # Errors
 ///
-/// - [`Error::SchemaMissing`]: run [`migrate`](crate::migrate()) before.
-/// - [`Error::CannotMigrate`]: the database has no Citus, the table is distributed in another way, or the schema
+/// - [`Error::SchemaMissing`](crate::Error::SchemaMissing): run [`migrate`](crate::migrate()) before.
+/// - [`SetupError::Refused`]: the database has no Citus, the table is distributed in another way, or the schema
 ///   [cannot be trusted](crate::operator::Warning::UntrustedSchema).
-/// - [`Error::MigrationLocked`]: as of [`migrate`](crate::migrate()).
-/// - [`Error::Database`]: Citus refuses, for example for want of workers or because the role is not the owner.
+/// - [`SetupError::Locked`]: as of [`migrate`](crate::migrate()).
+/// - [`Error::Database`](crate::Error::Database): Citus refuses, for example for want of workers or because the role is not the owner.
 ///
 /// # Cancellation
 ///
 /// All of it is one transaction, done or not done.
-pub async fn distribute(pool: &PgPool) -> Result<(), Error> {
-    let refused = |why: &str| Err(Error::CannotMigrate { problem: why.to_owned() });
+pub async fn distribute(pool: &PgPool) -> Result<(), SetupError> {
+    let refused = |why: &str| Err(SetupError::refused(why));
     in_pooled_transaction(pool, Opening::ReadCommitted, async |conn| {
         super::lock(conn).await?;
         super::current(conn).await?;
         match record::distribution(conn).await? {
             Distribution::By(column) if column == "scope" => Ok(()),
-            Distribution::Plain => record::create_distributed_table(conn).await,
+            Distribution::Plain => Ok(record::create_distributed_table(conn).await?),
             Distribution::NoCitus => refused("the database has no Citus; run `create extension citus` on every node"),
             Distribution::By(_) | Distribution::Other => {
                 refused("Citus has idempotency.record, and not by the hash of scope; undistribute it first")

@@ -2,7 +2,7 @@
 
 use sqlx::PgPool;
 
-use crate::Error;
+use crate::SetupError;
 use crate::record::{self, OnEscape};
 use crate::session::{Opening, in_pooled_transaction};
 
@@ -31,16 +31,16 @@ use crate::session::{Opening, in_pooled_transaction};
 ///
 /// # Errors
 ///
-/// - [`Error::CannotProtect`]: the table is missing or of another schema; it is a view, a foreign table, distributed by
+/// - [`SetupError::Refused`]: the table is missing or of another schema; it is a view, a foreign table, distributed by
 ///   Citus, or the crate's own; or the role does not own it.
-/// - [`Error::SchemaMissing`]: run [`migrate`](crate::migrate()) before.
-/// - [`Error::CannotMigrate`]: the schema [cannot be trusted](crate::operator::Warning::UntrustedSchema).
-/// - [`Error::Database`], for example if `lock_timeout` has ended the wait for the table.
+/// - [`Error::SchemaMissing`](crate::Error::SchemaMissing): run [`migrate`](crate::migrate()) before.
+/// - [`Incompatible::Schema`](crate::Incompatible::Schema): the schema [cannot be trusted](crate::operator::Warning::UntrustedSchema).
+/// - [`Error::Database`](crate::Error::Database), for example if `lock_timeout` has ended the wait for the table.
 ///
 /// # Cancellation
 ///
 /// All of it is one transaction, done or not done.
-pub async fn protect(pool: &PgPool, table: &str, on_escape: OnEscape) -> Result<(), Error> {
+pub async fn protect(pool: &PgPool, table: &str, on_escape: OnEscape) -> Result<(), SetupError> {
     in_pooled_transaction(pool, Opening::Plain, async |conn| {
         super::current(conn).await?;
         record::protect(conn, table, on_escape).await
@@ -57,7 +57,7 @@ pub async fn protect(pool: &PgPool, table: &str, on_escape: OnEscape) -> Result<
 /// # Cancellation
 ///
 /// All of it is one transaction, done or not done.
-pub async fn unprotect(pool: &PgPool, table: &str) -> Result<(), Error> {
+pub async fn unprotect(pool: &PgPool, table: &str) -> Result<(), SetupError> {
     in_pooled_transaction(pool, Opening::Plain, async |conn| {
         super::current(conn).await?;
         record::unprotect(conn, table).await

@@ -11,8 +11,8 @@ use sqlx::{Executor as _, PgConnection, Row as _};
 
 use super::MIGRATIONS;
 use super::known::FUNCTIONS;
-use crate::Error;
 use crate::record::{self, Distrust, Schema};
+use crate::{Error, Incompatible};
 
 /// What the database has of the crate.
 #[derive(Debug)]
@@ -121,8 +121,8 @@ async fn is_newer(conn: &mut PgConnection) -> Result<bool, Error> {
     Ok(row.try_get::<Option<i64>, _>(0)? > MIGRATIONS.last().map(|migration| migration.version))
 }
 
-fn refusal(problem: String) -> Error {
-    Error::CannotMigrate { problem }
+pub(crate) fn refusal(problem: String) -> Error {
+    Incompatible::Schema { problem }.into()
 }
 
 /// What is wrong, and what to do.

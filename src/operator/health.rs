@@ -164,7 +164,7 @@ impl std::fmt::Display for Warning {
 ///
 /// # Errors
 ///
-/// [`Error::SchemaMissing`] if the table is missing or too old, [`Error::CannotMigrate`] if its migration was applied with
+/// [`Error::SchemaMissing`] if the table is missing or too old, [`Incompatible::Schema`](crate::Incompatible::Schema) if its migration was applied with
 /// another text, and [`Error::Database`].
 ///
 /// # Cancellation
@@ -178,7 +178,7 @@ pub async fn health(pool: &PgPool, lag: Duration) -> Result<Vec<Warning>, Error>
 ///
 /// # Errors
 ///
-/// [`Error::SchemaMissing`] if the table is missing or too old, [`Error::CannotMigrate`] if the schema
+/// [`Error::SchemaMissing`] if the table is missing or too old, [`Incompatible::Schema`](crate::Incompatible::Schema) if the schema
 /// [cannot be trusted](Warning::UntrustedSchema), and [`Error::Database`].
 ///
 /// # Cancellation

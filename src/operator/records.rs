@@ -25,7 +25,7 @@ use crate::{Error, Key, migrate};
 ///
 /// # Errors
 ///
-/// [`Error::SchemaMissing`], [`Error::CannotMigrate`] if the schema cannot be trusted, and [`Error::Database`].
+/// [`Error::SchemaMissing`], [`Incompatible::Schema`](crate::Incompatible::Schema) if the schema cannot be trusted, and [`Error::Database`].
 ///
 /// # Cancellation
 ///

@@ -127,7 +127,7 @@ pub async fn release_step(
 /// # Errors
 ///
 /// [`Error::Changed`] if the record has another token by now, is completed, is under a live lease, or if this step is
-/// not in doubt; [`Error::InvalidStep`] for a result over 64 KiB, or if all results would exceed 256 KiB;
+/// not in doubt; [`Misuse::Step`](crate::Misuse::Step) for a result over 64 KiB, or if all results would exceed 256 KiB;
 /// [`Error::Unencodable`]; errors of the database.
 ///
 /// # Cancellation

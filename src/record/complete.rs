@@ -4,12 +4,12 @@ use sqlx::PgConnection;
 
 use super::claim::Claim;
 use super::statement::{Record, changes_a_row};
-use crate::Error;
 use crate::outcome::Response;
+use crate::{Error, Misuse};
 
 impl Record<'_> {
     /// Stores the response. The statement requires the claim's token and the claim's own transaction
-    /// (`claimed_at = now()`). So after a COMMIT or ROLLBACK inside `perform` it returns [`Error::NotInTransaction`],
+    /// (`claimed_at = now()`). So after a COMMIT or ROLLBACK inside `perform` it returns [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction),
     /// and nothing is acknowledged. As a write it also fails in an aborted transaction, whose COMMIT would succeed
     /// without saving anything.
     pub(crate) async fn complete(
@@ -39,7 +39,7 @@ impl Record<'_> {
         if self.is_claimed(conn, claim).await? {
             return Err(Error::OutlivedRetention);
         }
-        Err(Error::NotInTransaction)
+        Err(Error::Misuse(Misuse::NotInTransaction))
     }
 
     /// Whether this transaction still owns the claim. The crate asks this only after a completion that failed. It is an

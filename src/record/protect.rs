@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use crate::Error;
 use crate::error::sqlstate;
+use crate::{Error, SetupError};
 
 /// What the database does with a write to a protected table that is outside an idempotent operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub enum OnEscape {
     Warn,
 }
 
-pub(crate) async fn protect(conn: &mut PgConnection, table: &str, on_escape: OnEscape) -> Result<(), Error> {
+pub(crate) async fn protect(conn: &mut PgConnection, table: &str, on_escape: OnEscape) -> Result<(), SetupError> {
     let word = match on_escape {
         OnEscape::Refuse => "refuse",
         OnEscape::Warn => "warn",
@@ -29,13 +29,13 @@ pub(crate) async fn protect(conn: &mut PgConnection, table: &str, on_escape: OnE
     call.persistent(false).execute(conn).await.map(drop).map_err(|error| refused(table, error))
 }
 
-pub(crate) async fn unprotect(conn: &mut PgConnection, table: &str) -> Result<(), Error> {
+pub(crate) async fn unprotect(conn: &mut PgConnection, table: &str) -> Result<(), SetupError> {
     let call = sqlx::query("select idempotency.unprotect($1::text::regclass)").bind(table);
     call.persistent(false).execute(conn).await.map(drop).map_err(|error| refused(table, error))
 }
 
 /// The schema is current, so a relation that is missing is the caller's.
-fn refused(table: &str, error: sqlx::Error) -> Error {
+fn refused(table: &str, error: sqlx::Error) -> SetupError {
     let problem = match (sqlstate(&error).as_deref(), error.as_database_error()) {
         (Some(sqlstate::NOT_PROTECTED), Some(refusal)) => refusal.message().to_owned(),
         (
@@ -54,9 +54,9 @@ fn refused(table: &str, error: sqlx::Error) -> Error {
             "the role may not protect the table {table:?}; do it as the owner of the table, with usage on its schema and on the \
              schema idempotency"
         ),
-        _ => return Error::of_statement(error),
+        _ => return Error::of_statement(error).into(),
     };
-    Error::CannotProtect { problem, source: error }
+    SetupError::Refused { problem, source: Some(error) }
 }
 
 /// The condition of the migration, as the server writes it, without the quotes of `quote_all_identifiers`.

@@ -8,7 +8,7 @@ use super::claim::{Claim, forget_claim};
 use super::distributed;
 use super::fragment::{lease_as_seen, may_be_retried, no_live_lease, steps_in_doubt};
 use super::statement::{Fence, Record, changes_a_row, draw_token, interval};
-use crate::Error;
+use crate::{Error, Misuse};
 
 /// What is known of a claim whose COMMIT got no answer.
 pub(crate) enum Unclaimed {
@@ -36,7 +36,7 @@ impl Record<'_> {
         let sql = if distributed { release!() } else { concat!(release!(), "returning ", forget_claim!("$4::int8")) };
         let update = self.query(sql).bind(claim.token).bind(draw_token()?);
         if !changes_a_row(&mut *conn, update).await? {
-            return Err(Error::NotInTransaction);
+            return Err(Error::Misuse(Misuse::NotInTransaction));
         }
         if distributed {
             distributed::forget_claim(conn, self.deployment, claim.token).await?;

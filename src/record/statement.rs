@@ -8,7 +8,7 @@ use sqlx::query::Query;
 use sqlx::{PgExecutor, Postgres, Row as _};
 
 use crate::state::State;
-use crate::{Deployment, Error, Key, Mode};
+use crate::{Deployment, Error, Key, Misuse, Mode};
 
 /// The difference of two times has days of this length.
 const MICROSECONDS_PER_DAY: i64 = 24 * 3600 * 1_000_000;
@@ -65,7 +65,7 @@ pub(crate) async fn changes_a_row(
 }
 
 /// The mode of a row that is only shown. A mode of a newer release is a decoding error here. Where the protocol reads a
-/// row, it is [`Error::UnknownMode`].
+/// row, it is [`Incompatible::UnknownMode`](crate::Incompatible::UnknownMode).
 pub(super) fn known_mode(row: &PgRow) -> sqlx::Result<Mode> {
     let mode: &str = row.try_get("mode")?;
     Mode::from_column(mode)
@@ -149,6 +149,6 @@ pub(super) fn microseconds(duration: Duration) -> i64 {
 pub(crate) fn draw_token() -> Result<i64, Error> {
     match getrandom::u64() {
         Ok(random) => Ok(random.cast_signed()),
-        Err(error) => Err(Error::NoRandomness { source: error.into() }),
+        Err(error) => Err(Error::Misuse(Misuse::NoRandomness { source: error.into() })),
     }
 }

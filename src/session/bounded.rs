@@ -40,12 +40,12 @@ pub(crate) const ANSWER: Duration = Duration::from_secs(30);
 /// # Cancellation
 ///
 /// As `work`.
-pub fn bounded<R>(
+pub fn bounded<R, E: From<Error>>(
     limit: Duration,
-    work: impl Future<Output = Result<R, Error>>,
-) -> impl Future<Output = Result<R, Error>> {
+    work: impl Future<Output = Result<R, E>>,
+) -> impl Future<Output = Result<R, E>> {
     let bounded = or_closed(limit, work);
-    async { bounded.await.unwrap_or(Err(Error::Unanswered)) }
+    async { bounded.await.unwrap_or_else(|| Err(Error::Unanswered.into())) }
 }
 
 /// As [`bounded`], for any work. `None` if the time is over.

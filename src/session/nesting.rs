@@ -8,8 +8,8 @@ use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgTransa
 use sqlx_core::database::Database;
 use sqlx_core::transaction::TransactionManager;
 
-use crate::Error;
 use crate::error::sqlstate;
+use crate::{Error, Misuse};
 
 type Manager = <Postgres as Database>::TransactionManager;
 
@@ -110,7 +110,7 @@ impl Savepoint {
 async fn command(conn: &mut PgConnection, sql: String) -> Result<(), Error> {
     conn.execute(AssertSqlSafe(sql)).await.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
         // No such savepoint, or no transaction: `perform` has ended it.
-        Some(sqlstate::INVALID_SAVEPOINT | sqlstate::NO_ACTIVE_TRANSACTION) => Error::NotInTransaction,
+        Some(sqlstate::INVALID_SAVEPOINT | sqlstate::NO_ACTIVE_TRANSACTION) => Error::Misuse(Misuse::NotInTransaction),
         _ => error.into(),
     })
 }
@@ -146,11 +146,11 @@ async fn command(conn: &mut PgConnection, sql: String) -> Result<(), Error> {
 ///
 /// # Errors
 ///
-/// - [`Error::TransactionAborted`]: a statement had failed before. Nothing was saved, and the transaction is rolled
+/// - [`Misuse::TransactionAborted`](crate::Misuse::TransactionAborted): a statement had failed before. Nothing was saved, and the transaction is rolled
 ///   back.
-/// - [`Error::NotInTransaction`]: the transaction had ended before, by a raw COMMIT or ROLLBACK, or by a nested `begin`
+/// - [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction): the transaction had ended before, by a raw COMMIT or ROLLBACK, or by a nested `begin`
 ///   that failed, or whose future was dropped while it waited.
-/// - [`Error::NestedTransaction`]: a nested transaction is open, because its guard was forgotten, or because it is `tx`
+/// - [`Misuse::NestedTransaction`](crate::Misuse::NestedTransaction): a nested transaction is open, because its guard was forgotten, or because it is `tx`
 ///   itself. Everything is rolled back.
 /// - [`Error::Retryable`] and [`Error::Database`] of the COMMIT itself: a deferred constraint, a serialization failure.
 ///   After an error of the connection **it is unknown** whether the COMMIT took effect: ask again with the same key.
@@ -161,12 +161,12 @@ async fn command(conn: &mut PgConnection, sql: String) -> Result<(), Error> {
 pub async fn commit(mut tx: PgTransaction<'_>) -> Result<(), Error> {
     match depth(&tx) {
         // A cancelled nested `begin` has rolled back the transaction around it, and sqlx then sends no COMMIT.
-        0 => return Err(Error::NotInTransaction),
+        0 => return Err(Error::Misuse(Misuse::NotInTransaction)),
         1 => {}
         // If one level were left, the pool would get an open transaction.
         _ => {
             roll_back_to(&mut tx, 0).await;
-            return Err(Error::NestedTransaction);
+            return Err(Error::Misuse(Misuse::NestedTransaction));
         }
     }
     let Err(error) = tx.execute(IS_THERE).await else {
@@ -174,8 +174,8 @@ pub async fn commit(mut tx: PgTransaction<'_>) -> Result<(), Error> {
     };
     roll_back_to(&mut tx, 0).await;
     Err(match sqlstate(&error).as_deref() {
-        Some(sqlstate::IN_FAILED_TRANSACTION) => Error::TransactionAborted(error),
-        Some(sqlstate::NO_ACTIVE_TRANSACTION) => Error::NotInTransaction,
+        Some(sqlstate::IN_FAILED_TRANSACTION) => Error::Misuse(Misuse::TransactionAborted(error)),
+        Some(sqlstate::NO_ACTIVE_TRANSACTION) => Error::Misuse(Misuse::NotInTransaction),
         _ => error.into(),
     })
 }

@@ -15,7 +15,7 @@ use sqlx::{Executor as _, PgConnection, PgPool, Postgres, SqlSafeStr as _, SqlSt
 use super::nesting::{begin, commit_innermost, depth, queue_rollbacks, roll_back_to};
 use crate::error::sqlstate;
 use crate::record::own_transaction;
-use crate::{Deployment, Error};
+use crate::{Deployment, Error, Misuse};
 
 /// Fails outside the transaction that began as [`Opening::Exempt`].
 #[cfg(feature = "http")]
@@ -85,9 +85,9 @@ impl Session {
     /// code has forgotten the guard of a nested transaction, or has dropped a nested `begin` while it waited.
     pub(crate) fn check_depth(&self) -> Result<(), Error> {
         match depth(&self.conn) {
-            0 => Err(Error::NotInTransaction),
+            0 => Err(Error::Misuse(Misuse::NotInTransaction)),
             1 => Ok(()),
-            _ => Err(Error::NestedTransaction),
+            _ => Err(Error::Misuse(Misuse::NestedTransaction)),
         }
     }
 
@@ -104,7 +104,9 @@ impl Session {
     pub(crate) async fn commit_exempt(&mut self) -> Result<(), Error> {
         self.check_depth()?;
         self.conn.execute(IS_EXEMPT).await.map_err(|error| match sqlstate(&error).as_deref() {
-            Some(sqlstate::DIVISION_BY_ZERO | sqlstate::NO_ACTIVE_TRANSACTION) => Error::NotInTransaction,
+            Some(sqlstate::DIVISION_BY_ZERO | sqlstate::NO_ACTIVE_TRANSACTION) => {
+                Error::Misuse(Misuse::NotInTransaction)
+            }
             _ => error.into(),
         })?;
         self.commit().await

@@ -14,7 +14,7 @@ use crate::observe::{Failure, Watch};
 use crate::outcome::{Outcome, Response, Verdict, decode, encode};
 use crate::record::{Claim, Record, Terms};
 use crate::session::{Opening, Savepoint, Session, depth, roll_back_to};
-use crate::{Error, Fingerprint, Key, Mode, OnDuplicate};
+use crate::{Error, Fingerprint, Key, Misuse, Mode, OnDuplicate};
 
 /// One call: its record, and the terms of its claim.
 pub(crate) struct Call<'k> {
@@ -75,7 +75,7 @@ impl<'k> Call<'k> {
         perform: impl AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
     ) -> Result<Outcome<T>, Failure<E>> {
         if !conn.is_in_transaction() {
-            return Err(Error::NotInTransaction.into());
+            return Err(Error::Misuse(Misuse::NotInTransaction).into());
         }
         let mut won = match self.claim(conn, None).await? {
             Claimed::Won(won) => won,
@@ -190,7 +190,7 @@ impl<'k> Call<'k> {
 /// Whether a foreign transaction may be the reason why a claim has failed.
 fn may_be_of_a_foreign_transaction(error: &Error) -> bool {
     match error {
-        Error::NotInTransaction => true,
+        Error::Misuse(Misuse::NotInTransaction) => true,
         Error::Database(cause) => matches!(
             sqlstate(cause).as_deref(),
             Some(sqlstate::READ_ONLY_TRANSACTION | sqlstate::INSUFFICIENT_PRIVILEGE)
@@ -213,7 +213,7 @@ impl Won<'_> {
             // The guard of a nested transaction was forgotten. sqlx would end that one in place of the transaction.
             roll_back_to(conn, before).await;
             performed?;
-            return Err(Error::NestedTransaction.into());
+            return Err(Error::Misuse(Misuse::NestedTransaction).into());
         }
         let verdict = performed?;
         let (Verdict::Keep(response) | Verdict::Undo(response)) = &verdict;

@@ -76,14 +76,14 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///   same, the key is left [indeterminate](Error::Indeterminate).
 /// - Errors because an earlier call has the key: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight),
 ///   [`Indeterminate`](Error::Indeterminate), [`OtherMode`](Error::OtherMode), [`Undecodable`](Error::Undecodable),
-///   [`AlreadyInTransaction`](Error::AlreadyInTransaction), [`UnknownFingerprint`](Error::UnknownFingerprint),
-///   [`UnknownMode`](Error::UnknownMode). Nothing was performed.
-/// - Errors before `perform`: [`InvalidBody`](Error::InvalidBody), [`SchemaMissing`](Error::SchemaMissing),
-///   [`WrongDeployment`](Error::WrongDeployment), [`TransactionAborted`](Error::TransactionAborted), and
-///   [`NotInTransaction`](Error::NotInTransaction) if sqlx has begun no transaction on the connection.
+///   [`Misuse::AlreadyInTransaction`](crate::Misuse::AlreadyInTransaction), [`Incompatible::UnknownFingerprint`](crate::Incompatible::UnknownFingerprint),
+///   [`Incompatible::UnknownMode`](crate::Incompatible::UnknownMode). Nothing was performed.
+/// - Errors before `perform`: [`InvalidRequest::Body`](crate::InvalidRequest::Body), [`SchemaMissing`](Error::SchemaMissing),
+///   [`Misuse::WrongDeployment`](crate::Misuse::WrongDeployment), [`Misuse::TransactionAborted`](crate::Misuse::TransactionAborted), and
+///   [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction) if sqlx has begun no transaction on the connection.
 /// - Errors after `perform`, when the response could not be stored: [`Unencodable`](Error::Unencodable),
-///   [`TransactionAborted`](Error::TransactionAborted), [`NotInTransaction`](Error::NotInTransaction),
-///   [`NestedTransaction`](Error::NestedTransaction), [`OutlivedRetention`](Error::OutlivedRetention). Nothing was
+///   [`Misuse::TransactionAborted`](crate::Misuse::TransactionAborted), [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction),
+///   [`Misuse::NestedTransaction`](crate::Misuse::NestedTransaction), [`OutlivedRetention`](Error::OutlivedRetention). Nothing was
 ///   acknowledged: roll back.
 /// - Errors of the database: [`Retryable`](Error::Retryable), [`Database`](Error::Database). Nothing is committed,
 ///   unless `perform` has ended the transaction.
@@ -96,7 +96,7 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///
 /// Three things inside `perform` end the claim: a COMMIT, a ROLLBACK, and a nested `conn.begin()` that fails, or whose
 /// future is dropped while it waits (sqlx 0.9 then rolls back the *outer* transaction; `conn.begin_with` always fails
-/// there). After that the call returns [`NotInTransaction`](Error::NotInTransaction), so it is never acknowledged.
+/// there). After that the call returns [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction), so it is never acknowledged.
 /// Later writes of `perform` are in autocommit, and they stay. So if a nested `begin` fails, return its error.
 pub async fn ensure_idempotent<T, E, B, F>(
     conn: &mut PgConnection,

@@ -13,7 +13,7 @@ use crate::error::sqlstate;
 use crate::outcome::Response;
 use crate::record::{Claim, Record, Terms, draw_token};
 use crate::session::Opening;
-use crate::{Error, Fingerprint, Key};
+use crate::{Error, Fingerprint, Key, Misuse};
 
 /// Commits, and begins an empty transaction, because sqlx still counts one.
 const COMMIT_AND_CHAIN: &str = "commit and chain";
@@ -37,7 +37,7 @@ pub(super) async fn complete_and_chain(
     }
     let sql = format!("{}; {COMMIT_AND_CHAIN}", complete_text(record.key, claim, response));
     conn.execute(AssertSqlSafe(sql)).await.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
-        Some(sqlstate::CLAIM_ENDED) => Error::NotInTransaction,
+        Some(sqlstate::CLAIM_ENDED) => Error::Misuse(Misuse::NotInTransaction),
         Some(sqlstate::RETENTION_ENDED) => Error::OutlivedRetention,
         // This may be an error of the COMMIT: the caller's deferred constraints and triggers run there.
         _ => error.into(),
@@ -49,7 +49,7 @@ pub(super) async fn complete_and_chain(
 async fn commit_and_chain(conn: &mut PgConnection) -> Result<(), Error> {
     conn.execute(COMMIT_AND_CHAIN).await.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
         // The caller's code has ended the transaction.
-        Some(sqlstate::NO_ACTIVE_TRANSACTION) => Error::NotInTransaction,
+        Some(sqlstate::NO_ACTIVE_TRANSACTION) => Error::Misuse(Misuse::NotInTransaction),
         _ => error.into(),
     })
 }

@@ -12,8 +12,8 @@ use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::operator::{self, State};
 use pg_idempotency::testing::{age, expire, lapse};
 use pg_idempotency::{
-    Error, Fingerprint, Idempotency, OnEscape, Outcome, Verdict, commit, ensure_idempotent, migrate, protect,
-    schema_sql, unprotect,
+    Error, Fingerprint, Idempotency, Misuse, OnEscape, Outcome, SetupError, Verdict, commit, ensure_idempotent,
+    migrate, protect, schema_sql, unprotect,
 };
 use rig::functions;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -354,11 +354,15 @@ impl Doors<'_> {
                 let row = lease.step("row", async |conn| leave(conn, "step").await).await?;
                 let repeated = lease.step_at_least_once("repeated", async |_| count()).await?;
                 let text = lease.step_at_most_once("text", async |_| count()).await?;
-                if attempt == 1 { Err(Error::NotInTransaction) } else { Ok((row, repeated, text, lease.attempt())) }
+                if attempt == 1 {
+                    Err(Error::Misuse(Misuse::NotInTransaction))
+                } else {
+                    Ok((row, repeated, text, lease.attempt()))
+                }
             };
             let answer = LeaseOptions::new(IN_STEPS).ensure(self.pool, &key("steps"), "body", work).await;
             match answer {
-                Err(Error::NotInTransaction) if attempt == 1 => {}
+                Err(Error::Misuse(Misuse::NotInTransaction)) if attempt == 1 => {}
                 Ok(Outcome::Performed((_, 1, 2, 2))) if attempt == 2 => {}
                 other => anyhow::bail!("attempt {attempt} gives {other:?}"),
             }
@@ -529,9 +533,9 @@ impl Doors<'_> {
 }
 
 /// A demoted primary says the same, so it is transient.
-fn refused<T: std::fmt::Debug>(door: &str, answer: Result<T, Error>) -> anyhow::Result<()> {
-    match answer {
-        Err(error @ Error::Database(_)) if error.is_transient() && format!("{error:?}").contains("25006") => Ok(()),
+fn refused<T: std::fmt::Debug>(door: &str, answer: Result<T, impl Into<SetupError>>) -> anyhow::Result<()> {
+    match answer.map_err(Into::into) {
+        Err(error) if error.is_transient() && format!("{error:?}").contains("25006") => Ok(()),
         other => anyhow::bail!("at the door {door}: {other:?}"),
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pg_idempotency::operator::health;
-use pg_idempotency::{Error, MIGRATOR, migrate, schema_sql};
+use pg_idempotency::{Error, Incompatible, MIGRATOR, SetupError, migrate, schema_sql};
 use rig::database::backend;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
@@ -23,7 +23,7 @@ async fn a_migration_does_not_wait_for_ever(pool: PgPool) -> anyhow::Result<()> 
     let options = (*pool.connect_options()).clone();
     let impatient = wide_pool(&options.options([("lock_timeout", "300ms")]), 1).await;
     let error = migrate(&impatient).await.expect_err("the lock is taken");
-    assert!(matches!(error, Error::MigrationLocked { .. }) && error.is_transient(), "{error:?}");
+    assert!(matches!(error, SetupError::Locked { .. }) && error.is_transient(), "{error:?}");
     let said = error.to_string();
     let query = said.split('`').nth(1).expect("a query").to_owned();
     let found: (i32, String) =
@@ -147,7 +147,7 @@ async fn a_migration_that_was_edited_is_an_error(pool: PgPool) -> anyhow::Result
     migrate(&pool).await?;
     conn.execute("update idempotency._sqlx_migrations set checksum = ''").await?;
     let error = migrate(&pool).await.expect_err("another checksum");
-    assert!(matches!(error, Error::CannotMigrate { .. }), "{error:?}");
+    assert!(matches!(error, SetupError::Other(Error::Incompatible(Incompatible::Schema { .. }))), "{error:?}");
     Ok(())
 }
 
@@ -204,7 +204,10 @@ async fn a_table_that_was_dropped_is_not_taken_for_current(pool: PgPool) -> anyh
     migrate(&pool).await?;
     conn.execute("drop table idempotency.record").await?;
     let error = migrate(&pool).await.expect_err("it is gone");
-    assert!(matches!(&error, Error::CannotMigrate { problem, .. } if problem.contains("not there")), "{error:?}");
+    assert!(
+        matches!(&error, SetupError::Other(Error::Incompatible(Incompatible::Schema { problem, .. })) if problem.contains("not there")),
+        "{error:?}"
+    );
     Ok(())
 }
 
@@ -222,7 +225,10 @@ async fn a_copy_of_the_schema_without_its_data_is_told_what_to_run(pool: PgPool)
         migrate(&pool).await?;
         conn.execute(lost).await?;
         let error = migrate(&pool).await.expect_err("the table is there");
-        assert!(matches!(&error, Error::CannotMigrate { problem, .. } if problem.contains("--print")), "{error:?}");
+        assert!(
+            matches!(&error, SetupError::Other(Error::Incompatible(Incompatible::Schema { problem, .. })) if problem.contains("--print")),
+            "{error:?}"
+        );
         conn.execute(sqlx::AssertSqlSafe(told.concat())).await?;
         migrate(&pool).await?;
         MIGRATOR.run(&mut conn).await?;
@@ -254,7 +260,10 @@ async fn nothing_installs_into_the_schema_of_a_stranger(pool: PgPool) -> anyhow:
     conn.execute(sqlx::AssertSqlSafe(drop)).await?;
     let refused = printed.expect_err("the schema exists");
     assert_eq!(refused.as_database_error().and_then(|error| error.code()).as_deref(), Some("42P06"), "{refused:?}");
-    assert!(matches!(migrated, Err(Error::CannotMigrate { .. })), "{migrated:?}");
+    assert!(
+        matches!(migrated, Err(SetupError::Other(Error::Incompatible(Incompatible::Schema { .. })))),
+        "{migrated:?}"
+    );
     assert_eq!(objects, 0);
     Ok(())
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use pg_idempotency::operator::{self, Warning};
-use pg_idempotency::{Error, OnEscape, distribute, migrate, protect, schema_sql, unprotect};
+use pg_idempotency::{Error, Incompatible, OnEscape, SetupError, distribute, migrate, protect, schema_sql, unprotect};
 use rig::database::{backend, until_blocked};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool};
@@ -248,13 +248,21 @@ const DOORS: [&str; 11] = [
     "sweep",
 ];
 
+/// The same error as of a door that is a call.
+fn in_a_call(error: SetupError) -> Error {
+    match error {
+        SetupError::Other(error) => error,
+        error => Error::Database(sqlx::Error::Protocol(error.to_string())),
+    }
+}
+
 async fn open(door: &str, pool: &PgPool) -> Result<Vec<Warning>, Error> {
     let key = key("a");
     match door {
-        "migrate" => migrate(pool).await?,
-        "protect" => protect(pool, "orders", OnEscape::Refuse).await?,
-        "unprotect" => unprotect(pool, "orders").await?,
-        "distribute" => distribute(pool).await?,
+        "migrate" => migrate(pool).await.map_err(in_a_call)?,
+        "protect" => protect(pool, "orders", OnEscape::Refuse).await.map_err(in_a_call)?,
+        "unprotect" => unprotect(pool, "orders").await.map_err(in_a_call)?,
+        "distribute" => distribute(pool).await.map_err(in_a_call)?,
         "health" => return operator::health(pool, Duration::from_secs(3600)).await,
         "protected" => drop(operator::protected(pool).await?),
         "unsettled" => drop(operator::unsettled(pool, 10, None, None).await?),
@@ -281,7 +289,9 @@ async fn no_door_runs_the_code_of_a_stranger(_: PgPoolOptions, options: PgConnec
             for door in DOORS {
                 let answer = open(door, pool).await;
                 let said = match &answer {
-                    Err(Error::CannotMigrate { problem, .. }) if door != "health" => problem.clone(),
+                    Err(Error::Incompatible(Incompatible::Schema { problem, .. })) if door != "health" => {
+                        problem.clone()
+                    }
                     Ok(warnings)
                         if !warnings.is_empty()
                             && warnings.iter().all(|warning| warning.name() == "untrusted_schema") =>
@@ -418,12 +428,12 @@ async fn a_membership_counts_by_the_role_that_granted_it(
         );
         roles.run(&mut admin, &create).await?;
         admin.execute("reset role").await?;
-        let mut answer = migrate(&service).await;
-        if let Err(error @ Error::CannotMigrate { .. }) = &answer
+        let mut answer = migrate(&service).await.map_err(in_a_call);
+        if let Err(error @ Error::Incompatible(Incompatible::Schema { .. })) = &answer
             && !trusted
         {
             admin.execute(AssertSqlSafe(remedy(error))).await?;
-            answer = migrate(&service).await;
+            answer = migrate(&service).await.map_err(in_a_call);
         } else if !trusted {
             wrong.push(format!("{case}: {answer:?}"));
         }
@@ -491,8 +501,7 @@ async fn a_schema_that_a_stranger_creates_while_a_door_waits_is_refused(
     drop(mallory);
     roles.drop(&mut admin).await?;
     for (door, first, answer) in answers {
-        let refused =
-            matches!(&answer, Err(Error::CannotMigrate { problem, .. }) if problem.contains("owns schema idempotency"));
+        let refused = matches!(&answer, Err(Error::Incompatible(Incompatible::Schema { problem, .. })) if problem.contains("owns schema idempotency"));
         assert!(refused, "{door}, {first}: {answer:?}");
     }
     assert!(!bitten);
@@ -553,7 +562,7 @@ async fn functions_of_a_newer_release_are_accepted_if_its_migration_is_recorded(
     )
     .await?;
     let refused = migrate(&pool).await;
-    let says = |part: &str| matches!(&refused, Err(Error::CannotMigrate { problem, .. }) if problem.contains(part));
+    let says = |part: &str| matches!(&refused, Err(SetupError::Other(Error::Incompatible(Incompatible::Schema { problem, .. }))) if problem.contains(part));
     assert!(says("idempotency.newer()") && says("idempotency.version()"), "{refused:?}");
     let record = "insert into idempotency._sqlx_migrations (version, description, success, checksum, execution_time)
         values (2, 'newer', true, '', 0)";
@@ -581,7 +590,10 @@ async fn functions_of_a_newer_release_are_accepted_if_its_migration_is_recorded(
         ("update idempotency._sqlx_migrations set version = 0 where version = 2", record),
     ] {
         pool.execute(change).await?;
-        assert!(matches!(migrate(&pool).await, Err(Error::CannotMigrate { .. })), "{change}");
+        assert!(
+            matches!(migrate(&pool).await, Err(SetupError::Other(Error::Incompatible(Incompatible::Schema { .. })))),
+            "{change}"
+        );
         pool.execute(back).await?;
         migrate(&pool).await?;
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pg_idempotency::lease::Policy;
 use pg_idempotency::operator::{self, State, Warning};
-use pg_idempotency::{Error, Janitor, distribute, migrate};
+use pg_idempotency::{Error, Janitor, SetupError, distribute, migrate};
 use rig::fixture::Fixture;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
@@ -135,7 +135,7 @@ async fn distribute_says_why_it_refuses() -> anyhow::Result<()> {
     let mut conn = citus.pool.acquire().await?;
     conn.execute("drop schema idempotency cascade").await?;
     let missing = distribute(&citus.pool).await;
-    assert!(matches!(missing, Err(Error::SchemaMissing { .. })), "{missing:?}");
+    assert!(matches!(missing, Err(SetupError::Other(Error::SchemaMissing { .. }))), "{missing:?}");
     migrate(&citus.pool).await?;
     sqlx::raw_sql("select create_distributed_table('idempotency.record', 'value', colocate_with => 'none')")
         .execute(&mut *conn)

@@ -1,7 +1,7 @@
 //! A table that Citus distributes cannot be protected, because the workers do not see the claim.
 
 use pg_idempotency::operator::protected;
-use pg_idempotency::{Error, OnEscape, protect, unprotect};
+use pg_idempotency::{Error, OnEscape, SetupError, protect, unprotect};
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection};
 
 use crate::{calls, citus, key, scope};
@@ -18,7 +18,7 @@ async fn a_distributed_table_is_refused_with_a_reason_and_a_local_one_is_protect
     citus.pool.execute(AssertSqlSafe(tables)).await?;
     for table in [&sharded, &reference] {
         let error = protect(&citus.pool, table, OnEscape::Refuse).await.expect_err("distributed");
-        assert!(matches!(error, Error::CannotProtect { .. }), "{error:?}");
+        assert!(matches!(error, SetupError::Refused { .. }), "{error:?}");
         assert!(error.to_string().contains(&format!("{table} cannot be protected: Citus distributes it")), "{error}");
         // It is written as before.
         citus.pool.execute(AssertSqlSafe(format!("insert into {table} values (1)"))).await?;

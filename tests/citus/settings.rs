@@ -12,7 +12,7 @@ use axum::routing::post;
 use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, NoTransaction, Rejection};
 use pg_idempotency::lease::{LeaseOptions, Policy};
 use pg_idempotency::mark::MarkOptions;
-use pg_idempotency::{Deployment, Error, Idempotency, Key, RoundTrips, Verdict, migrate};
+use pg_idempotency::{Deployment, Error, Idempotency, Key, Misuse, RoundTrips, Verdict, migrate};
 use rig::fixture::Fixture;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
@@ -213,7 +213,10 @@ async fn every_door(open: &PgPool, closed: &PgPool) -> anyhow::Result<()> {
                     PERFORMED.store(0, Ordering::Relaxed);
                     door.leave(closed, &key, *found).await?;
                     let refused = door.call(closed, &key, &PERFORMED).await;
-                    assert!(matches!(refused, Err(Error::WrongDeployment { .. })), "{door:?}, {found:?}: {refused:?}");
+                    assert!(
+                        matches!(refused, Err(Error::Misuse(Misuse::WrongDeployment { .. }))),
+                        "{door:?}, {found:?}: {refused:?}"
+                    );
                 }
                 assert_eq!(PERFORMED.swap(0, Ordering::Relaxed), 0, "{door:?}, {found:?}");
             }
@@ -251,7 +254,7 @@ async fn a_table_that_is_distributed_meanwhile_refuses_the_kept_statements() -> 
         .execute(&mut *tx)
         .await?;
     let refused = call(&mut tx).await;
-    assert!(matches!(refused, Err(Error::WrongDeployment { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Misuse(Misuse::WrongDeployment { .. }))), "{refused:?}");
     tx.rollback().await?;
     Ok(())
 }

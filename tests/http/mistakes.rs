@@ -10,7 +10,7 @@ use axum::routing::post;
 use axum::{Router, body::Bytes};
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, Misconfigured, NoTransaction, Rejection};
 use pg_idempotency::lease::Policy;
-use pg_idempotency::{Error, RoundTrips};
+use pg_idempotency::{Error, Misuse, RoundTrips};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgPool};
 
@@ -98,7 +98,10 @@ async fn a_forgotten_nested_transaction_is_never_acknowledged(_: PgPoolOptions, 
                 assert_eq!(answer.status.as_u16(), expected, "{answer:?}");
                 if expected == 500 {
                     let Some(Rejection::Misconfigured(mistake)) = answer.rejection else { panic!("another rejection") };
-                    assert!(matches!(*mistake, Misconfigured::Refused(Error::NestedTransaction)), "{mistake:?}");
+                    assert!(
+                        matches!(*mistake, Misconfigured::Refused(Error::Misuse(Misuse::NestedTransaction))),
+                        "{mistake:?}"
+                    );
                 }
                 outside(&pool, "insert into effect (note) values ('the next caller')").await;
                 assert_eq!((effects(&other).await, records(&other).await), (1, 0), "{key:?} {handlers}");
@@ -127,7 +130,10 @@ async fn a_handler_that_ends_the_transaction_is_never_acknowledged(pool: PgPool)
                 let answer = send(&app, request("POST", "/ends", key, body)).await;
                 assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR, "{key:?} {body}: {answer:?}");
                 let Some(Rejection::Misconfigured(mistake)) = answer.rejection else { panic!("another rejection") };
-                assert!(matches!(*mistake, Misconfigured::Refused(Error::NotInTransaction)), "{body}: {mistake:?}");
+                assert!(
+                    matches!(*mistake, Misconfigured::Refused(Error::Misuse(Misuse::NotInTransaction))),
+                    "{body}: {mistake:?}"
+                );
                 until_nothing_is_open(&pool).await;
                 // A raw COMMIT commits the claim, which is indeterminate then, and the writes before it.
                 let kept = i64::from(body.starts_with("commit"));

@@ -3,8 +3,8 @@
 use std::str::FromStr as _;
 use std::time::Duration;
 
+use pg_idempotency::Key;
 use pg_idempotency::operator::{self, Shown, bounded};
-use pg_idempotency::{Error, Key};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 use tokio::time::timeout;
@@ -21,8 +21,11 @@ pub(crate) const ANSWER: Duration = Duration::from_secs(30);
 pub(crate) const LONG_ANSWER: Duration = Duration::from_secs(600);
 
 /// Asks the library, and closes the connection if no answer comes.
-pub(crate) async fn ask<R>(limit: Duration, work: impl Future<Output = Result<R, Error>>) -> Result<R, Failure> {
-    Ok(bounded(limit, work).await?)
+pub(crate) async fn ask<R, E: Into<Failure>>(
+    limit: Duration,
+    work: impl Future<Output = Result<R, E>>,
+) -> Result<R, Failure> {
+    bounded(limit, async { work.await.map_err(Into::into) }).await
 }
 
 /// The record of this key.

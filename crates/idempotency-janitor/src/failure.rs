@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::time::Duration;
 
 use pg_idempotency::operator::State;
-use pg_idempotency::{Error, InvalidKey, Mode};
+use pg_idempotency::{Error, InvalidKey, Mode, SetupError};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -22,6 +22,8 @@ pub(crate) enum Failure {
     Unanswered,
     #[error(transparent)]
     Idempotency(Error),
+    #[error(transparent)]
+    Setup(Box<SetupError>),
     #[error(
         "the server refused the role; a janitor's needs usage on the schema, select on its two tables, delete and update (last_error) on idempotency.record; one that settles needs select, update and delete there; if row level security is on for them, the role also needs bypassrls"
     )]
@@ -174,6 +176,15 @@ pub(crate) fn of_protecting(failure: Failure) -> Failure {
 
 /// What the library says to a caller with a key is of no use here. 42501 is a right that is missing: somebody's to
 /// grant.
+impl From<SetupError> for Failure {
+    fn from(error: SetupError) -> Self {
+        match error {
+            SetupError::Other(error) => error.into(),
+            error => Self::Setup(error.into()),
+        }
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::{Error, Fingerprint, Idempotency, Key, OnDuplicate, Outcome};
+use pg_idempotency::{Error, Fingerprint, Idempotency, Key, Misuse, OnDuplicate, Outcome};
 use rig::functions;
 use sqlx::PgConnection;
 
@@ -56,7 +56,7 @@ impl Door {
                         assert_eq!((&*stored.to_string(), &*asked.to_string()), (state.mode, "transaction"));
                         Expected::OtherMode
                     }
-                    Err(Error::AlreadyInTransaction) => Expected::AlreadyInTransaction,
+                    Err(Error::Misuse(Misuse::AlreadyInTransaction)) => Expected::AlreadyInTransaction,
                     Err(Error::KeyReused { .. }) => Expected::KeyReused,
                     Err(Error::Indeterminate { attempt, token, .. }) => {
                         assert_eq!((attempt, token), (3, 1));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{LeaseOptions, Policy};
 use pg_idempotency::mark::{MarkOptions, mark};
-use pg_idempotency::{Error, Fingerprint, Idempotency, Key};
+use pg_idempotency::{Error, Fingerprint, Idempotency, Incompatible, Key};
 use rig::functions;
 use sqlx::{PgConnection, PgPool};
 
@@ -18,7 +18,7 @@ async fn a_fingerprint_of_a_newer_version_is_not_taken_for_a_reused_key(pool: Pg
     let _ = run().await?;
     sqlx::query("update idempotency.record set fingerprint = set_byte(fingerprint, 0, 2)").execute(&pool).await?;
     let error = run().await.expect_err("a newer version");
-    assert!(matches!(error, Error::UnknownFingerprint { version: 2, .. }), "{error:?}");
+    assert!(matches!(error, Error::Incompatible(Incompatible::UnknownFingerprint { version: 2, .. })), "{error:?}");
     Ok(())
 }
 
@@ -36,7 +36,10 @@ async fn two_of_another_mode(pool: &PgPool) -> anyhow::Result<(Key, Key)> {
 }
 
 fn assert_unknown<T: std::fmt::Debug>(result: Result<T, Error>) {
-    assert!(matches!(&result, Err(Error::UnknownMode { mode, .. }) if mode == "newer"), "{result:?}");
+    assert!(
+        matches!(&result, Err(Error::Incompatible(Incompatible::UnknownMode { mode, .. })) if mode == "newer"),
+        "{result:?}"
+    );
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]

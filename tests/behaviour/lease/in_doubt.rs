@@ -6,7 +6,7 @@ use std::time::Duration;
 use pg_idempotency::lease::{Acquired, Lease, LeaseOptions};
 use pg_idempotency::operator::{State, release, release_step, resolve, resolve_step, show, unsettled};
 use pg_idempotency::testing::lapse;
-use pg_idempotency::{Error, InvalidStep};
+use pg_idempotency::{Error, InvalidStep, Misuse};
 use rig::fixture::Fixture;
 use sqlx::{Executor as _, PgPool};
 
@@ -279,7 +279,7 @@ async fn an_operators_result_keeps_the_limits(pool: PgPool) -> anyhow::Result<()
     let (token, _) = in_doubt(&pool).await;
     for result in [largest.clone(), largest.clone() + "x", "123456789".to_owned()] {
         let error = resolve_step(&pool, &key("a"), token, "text", &result).await.expect_err("too large");
-        assert!(matches!(&error, Error::InvalidStep { problem: InvalidStep::TooLarge, .. }), "{error:?}");
+        assert!(matches!(&error, Error::Misuse(Misuse::Step { problem: InvalidStep::TooLarge, .. })), "{error:?}");
         assert_eq!(record(&pool).await, before);
     }
     resolve_step(&pool, &key("a"), token, "text", &"12345678".to_owned()).await?;

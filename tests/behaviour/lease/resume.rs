@@ -208,7 +208,7 @@ async fn an_operation_at_least_once_is_resumed(pool: PgPool) -> anyhow::Result<(
         let resumed = resuming
             .resume_one(&pool, "operation", async |lease: &Lease, body: String| -> Result<String, Error> {
                 let step = lease.step_at_least_once("step", async |_| Ok::<_, Error>(())).await;
-                let refused = matches!(step, Err(Error::InvalidStep { problem: InvalidStep::Policy, .. }));
+                let refused = matches!(step, Err(Error::Misuse(Misuse::Step { problem: InvalidStep::Policy, .. })));
                 assert_eq!(refused, resuming == at_least_once);
                 Ok(body)
             })

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Lease, LeaseOptions, LeaseOwner, Policy};
 use pg_idempotency::testing::lapse;
-use pg_idempotency::{Error, InvalidStep};
+use pg_idempotency::{Error, InvalidStep, Misuse};
 use rig::database::until_blocked;
 use rig::gate::{PATIENCE, cancel_after};
 use rig::proxy::Proxy;
@@ -308,8 +308,10 @@ async fn a_step_that_ends_its_own_transaction_is_never_acknowledged(
             .await
             .expect_err(ending);
         match ending {
-            "a guard that is forgotten" => assert!(matches!(error, Error::NestedTransaction), "{error:?}"),
-            _ => assert!(matches!(error, Error::NotInTransaction), "{ending}: {error:?}"),
+            "a guard that is forgotten" => {
+                assert!(matches!(error, Error::Misuse(Misuse::NestedTransaction)), "{error:?}")
+            }
+            _ => assert!(matches!(error, Error::Misuse(Misuse::NotInTransaction)), "{ending}: {error:?}"),
         }
         assert_eq!(steps(&pool).await, None, "{ending}");
     }
@@ -361,7 +363,7 @@ async fn a_step_dropped_at_every_await_and_asked_for_again_keeps_its_promise(
             }
             let again = ask(&lease).await;
             match (&first, &again) {
-                (Some(_), Err(Error::InvalidStep { problem: InvalidStep::Repeated, .. })) if !crash => {}
+                (Some(_), Err(Error::Misuse(Misuse::Step { problem: InvalidStep::Repeated, .. }))) if !crash => {}
                 (None, Err(Error::StepInDoubt { .. })) if kind == Kind::AtMostOnce && !crash => {}
                 (_, Ok(_)) => {}
                 other => panic!("{kind:?} after {polls} polls: {other:?}"),
@@ -446,7 +448,7 @@ async fn an_answer_to_commit_that_is_lost_is_found_again(
 
 fn problem<T: std::fmt::Debug>(result: Result<T, Error>) -> InvalidStep {
     match result {
-        Err(Error::InvalidStep { problem, .. }) => problem,
+        Err(Error::Misuse(Misuse::Step { problem, .. })) => problem,
         other => panic!("{other:?}"),
     }
 }
@@ -536,7 +538,7 @@ async fn steps_side_by_side_keep_the_limit_of_all_results(
         let largest = "x".repeat(64 * 1024 - 2);
         let step = async |name: String| match kind.step(&lease, &name, largest.clone()).await {
             Ok(_) => true,
-            Err(Error::InvalidStep { problem: InvalidStep::TooLarge, .. }) => false,
+            Err(Error::Misuse(Misuse::Step { problem: InvalidStep::TooLarge, .. })) => false,
             Err(error) => panic!("{kind:?}: {error:?}"),
         };
         let stored = futures_util::future::join_all((0..STEPS).map(|n| step(n.to_string()))).await;

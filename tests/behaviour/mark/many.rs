@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pg_idempotency::mark::{MarkOptions, Marked, mark};
 use pg_idempotency::testing::expire;
-use pg_idempotency::{Error, Key, OnDuplicate};
+use pg_idempotency::{Error, Key, Misuse, OnDuplicate};
 use rig::fixture::Fixture;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -60,7 +60,7 @@ async fn each_place_gets_its_answer(pool: PgPool) -> anyhow::Result<()> {
 async fn more_than_a_hundred_different_keys_are_refused_and_none_is_marked(pool: PgPool) -> anyhow::Result<()> {
     let mut tx = pool.begin().await?;
     let error = MarkOptions::new(WINDOW).mark_many(&mut tx, &keys(0..101)).await;
-    assert!(matches!(error, Err(Error::TooManyKeys { keys: 101, .. })), "{error:?}");
+    assert!(matches!(error, Err(Error::Misuse(Misuse::TooManyKeys { keys: 101, .. }))), "{error:?}");
     let mut twice = keys(0..100);
     twice.extend(keys(0..100));
     assert_eq!(MarkOptions::new(WINDOW).mark_many(&mut tx, &twice).await?[..100], [First; 100]);
@@ -189,9 +189,9 @@ async fn batches_and_single_marks_of_new_expired_and_taken_keys_do_not_deadlock(
 async fn autocommit_is_refused_before_anything_is_marked(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;
     let error = mark(&mut conn, &key("a"), WINDOW).await;
-    assert!(matches!(error, Err(Error::NotInTransaction)), "{error:?}");
+    assert!(matches!(error, Err(Error::Misuse(Misuse::NotInTransaction))), "{error:?}");
     let error = MarkOptions::new(WINDOW).mark_many(&mut conn, &[key("a")]).await;
-    assert!(matches!(error, Err(Error::NotInTransaction)), "{error:?}");
+    assert!(matches!(error, Err(Error::Misuse(Misuse::NotInTransaction))), "{error:?}");
     assert_eq!(marked(&pool, &keys(["a"])).await?, [First]);
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pg_idempotency::operator::{self, Warning};
-use pg_idempotency::{Error, OnEscape, protect, unprotect};
+use pg_idempotency::{Error, OnEscape, SetupError, protect, unprotect};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Executor as _, PgPool};
 
@@ -61,7 +61,7 @@ async fn only_a_table_of_the_service_can_be_protected(pool: PgPool) -> anyhow::R
         ("0", "there is no table \"0\""),
     ] {
         let error = protect(&pool, table, OnEscape::Refuse).await.expect_err(table);
-        assert!(matches!(error, Error::CannotProtect { .. }), "{table}: {error:?}");
+        assert!(matches!(error, SetupError::Refused { .. }), "{table}: {error:?}");
         assert!(error.to_string().contains(says), "{table}: {error}");
         assert!(!error.is_transient());
     }
@@ -72,7 +72,7 @@ async fn only_a_table_of_the_service_can_be_protected(pool: PgPool) -> anyhow::R
 
     pool.execute("drop schema idempotency cascade").await?;
     let missing = protect(&pool, "\"Orders\"", OnEscape::Refuse).await;
-    assert!(matches!(missing, Err(Error::SchemaMissing { .. })), "{missing:?}");
+    assert!(matches!(missing, Err(SetupError::Other(Error::SchemaMissing { .. }))), "{missing:?}");
     pool.execute("insert into \"Orders\" values (1)").await?;
     Ok(())
 }
@@ -114,7 +114,7 @@ async fn a_role_that_may_not_is_told_so(_: PgPoolOptions, options: PgConnectOpti
 
     for answer in answers {
         let error = answer.expect_err("refused");
-        assert!(matches!(error, Error::CannotProtect { .. }), "{error:?}");
+        assert!(matches!(error, SetupError::Refused { .. }), "{error:?}");
         assert!(error.to_string().contains("do it as the owner of the table"), "{error}");
     }
     twice?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pg_idempotency::mark::{Marked, mark};
-use pg_idempotency::{Error, Key, commit};
+use pg_idempotency::{Error, Key, Misuse, commit};
 use rig::gate::cancel_after;
 use rig::proxy::Proxy;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -60,7 +60,7 @@ async fn an_aborted_transaction_is_not_committed(pool: PgPool) -> anyhow::Result
     let mut tx = conn.begin().await?;
     swallowing(&mut tx).await?;
     let error = commit(tx).await.expect_err("aborted");
-    assert!(matches!(error, Error::TransactionAborted(_)), "{error:?}");
+    assert!(matches!(error, Error::Misuse(Misuse::TransactionAborted(_))), "{error:?}");
     assert!(!error.is_transient());
     assert_idle(&mut conn).await;
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
@@ -80,7 +80,7 @@ async fn a_transaction_that_has_ended_is_not_committed(pool: PgPool) -> anyhow::
         tx.execute(raw).await?;
         leave_effect(&mut tx, "in autocommit").await?;
         let error = commit(tx).await.expect_err("ended");
-        assert!(matches!(error, Error::NotInTransaction), "{raw}: {error:?}");
+        assert!(matches!(error, Error::Misuse(Misuse::NotInTransaction)), "{raw}: {error:?}");
         assert_idle(&mut conn).await;
     }
     // sqlx rolls back the transaction around a `begin` that is dropped while it waits.
@@ -92,7 +92,7 @@ async fn a_transaction_that_has_ended_is_not_committed(pool: PgPool) -> anyhow::
     assert!(cancel_after(1, tx.begin()).await.is_none());
     leave_effect(&mut tx, "in autocommit").await?;
     let error = commit(tx).await.expect_err("ended");
-    assert!(matches!(error, Error::NotInTransaction), "{error:?}");
+    assert!(matches!(error, Error::Misuse(Misuse::NotInTransaction)), "{error:?}");
     assert_idle(&mut conn).await;
     assert_eq!((effects(&pool).await, records(&pool).await), (3, 0));
     Ok(())
@@ -128,10 +128,10 @@ async fn a_nested_transaction_is_refused_and_the_outer_one_is_over(pool: PgPool)
     let mut nested = tx.begin().await?;
     process(&mut nested, &key("nested")).await?;
     let error = commit(nested).await.expect_err("a savepoint");
-    assert!(matches!(error, Error::NestedTransaction), "{error:?}");
+    assert!(matches!(error, Error::Misuse(Misuse::NestedTransaction)), "{error:?}");
     assert_idle(&mut tx).await;
     let error = commit(tx).await.expect_err("over");
-    assert!(matches!(error, Error::NotInTransaction), "{error:?}");
+    assert!(matches!(error, Error::Misuse(Misuse::NotInTransaction)), "{error:?}");
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
     Ok(())
 }

@@ -4,7 +4,7 @@
 use std::mem::forget;
 use std::time::Duration;
 
-use pg_idempotency::{Error, Idempotency, Verdict, commit, ensure_idempotent};
+use pg_idempotency::{Error, Idempotency, Misuse, Verdict, commit, ensure_idempotent};
 use rig::gate::{PATIENCE, cancel_after};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
@@ -72,7 +72,7 @@ async fn a_call_on_a_pool_acknowledges_nothing_and_returns_a_clean_connection(
                 let limit = if matches!(end, End::Dropped) { Duration::from_millis(300) } else { PATIENCE };
                 let called = tokio::time::timeout(limit, call).await;
                 match (end, called) {
-                    (End::Success, Ok(Err(Error::NestedTransaction)))
+                    (End::Success, Ok(Err(Error::Misuse(Misuse::NestedTransaction))))
                     | (End::Error, Ok(Err(Error::LeaseLost)))
                     | (End::Dropped, Err(_)) => {}
                     (_, other) => panic!("{way:?}, {isolated}, {end:?}: {other:?}"),
@@ -104,7 +104,7 @@ async fn a_call_in_the_callers_transaction_undoes_the_nested_one_so_that_the_cal
             let error = ensure_idempotent(&mut tx, &key("a"), "body", perform).await.expect_err("forgotten");
             match end {
                 End::Error => assert!(matches!(error, Error::LeaseLost), "{error:?}"),
-                _ => assert!(matches!(error, Error::NestedTransaction), "{error:?}"),
+                _ => assert!(matches!(error, Error::Misuse(Misuse::NestedTransaction)), "{error:?}"),
             }
             if committed {
                 tx.commit().await?;
@@ -133,7 +133,7 @@ async fn an_isolated_call_releases_the_key_and_leaves_the_callers_transaction_us
         Ok(Verdict::Keep(1))
     };
     let error = Idempotency::new().ensure_isolated(&mut tx, &key("a"), "body", perform).await.expect_err("forgotten");
-    assert!(matches!(error, Error::NestedTransaction), "{error:?}");
+    assert!(matches!(error, Error::Misuse(Misuse::NestedTransaction)), "{error:?}");
     let perform = async |conn: &mut PgConnection| leave_effect(conn, "again").await.map(Verdict::Keep);
     assert!(!Idempotency::new().ensure_isolated(&mut tx, &key("a"), "body", perform).await?.is_replayed());
     commit(tx).await?;
@@ -181,7 +181,7 @@ async fn a_commit_with_a_forgotten_guard_rolls_everything_back_also_if_it_is_dro
         assert_the_next_caller_is_alone(&pool, &other, 0).await?;
         if let Some(committed) = committed {
             let error = committed.expect_err("refused");
-            assert!(matches!(error, Error::NestedTransaction), "{error:?}");
+            assert!(matches!(error, Error::Misuse(Misuse::NestedTransaction)), "{error:?}");
             return Ok(());
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::{Error, Idempotency, Verdict, ensure_idempotent};
+use pg_idempotency::{Error, Idempotency, Misuse, Verdict, ensure_idempotent};
 use rig::database::backend;
 use rig::fixture::Fixture;
 use rig::gate::cancel_after;
@@ -25,11 +25,11 @@ async fn a_connection_in_no_transaction_that_sqlx_counts_is_refused(pool: PgPool
         }
         let key = key("a");
         let plain = ensure_idempotent(&mut conn, &key, "body", async |_| -> Result<i64, Error> { panic!() }).await;
-        assert!(matches!(plain, Err(Error::NotInTransaction)), "{plain:?}");
+        assert!(matches!(plain, Err(Error::Misuse(Misuse::NotInTransaction))), "{plain:?}");
         let isolated = Idempotency::new()
             .ensure_isolated(&mut conn, &key, "body", async |_| -> Result<Verdict<i64>, Error> { panic!() })
             .await;
-        assert!(matches!(isolated, Err(Error::NotInTransaction)), "{isolated:?}");
+        assert!(matches!(isolated, Err(Error::Misuse(Misuse::NotInTransaction))), "{isolated:?}");
     }
     conn.execute("commit").await?;
     assert_eq!(effects(&pool).await, 1, "the caller's own transaction was left alone");

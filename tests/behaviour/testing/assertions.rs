@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pg_idempotency::testing::{assert_performed_once, race};
-use pg_idempotency::{Error, Outcome};
+use pg_idempotency::{Error, Misuse, Outcome};
 use rig::database::backend;
 use rig::gate::{Gate, cancel_after};
 use sqlx::PgPool;
@@ -72,7 +72,7 @@ async fn panics(call: impl Future<Output = ()> + Send + 'static) -> String {
 #[tokio::test]
 async fn performed_once_is_neither_twice_nor_never_nor_two_answers() {
     let (performed, replayed) = (|n| Ok(Outcome::Performed(n)), |n| Ok(Outcome::Replayed(n)));
-    let failed = || Err(Error::AlreadyInTransaction);
+    let failed = || Err(Error::Misuse(Misuse::AlreadyInTransaction));
     for (answers, says) in [
         (vec![performed(1), performed(1)], "performed 2 times"),
         (vec![replayed(1), replayed(1)], "performed by nobody"),

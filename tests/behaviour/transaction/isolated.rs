@@ -1,7 +1,7 @@
 //! `ensure_isolated`: perform behind a savepoint.
 
 use pg_idempotency::operator::State;
-use pg_idempotency::{Error, Idempotency, Verdict, ensure_idempotent};
+use pg_idempotency::{Error, Idempotency, Misuse, Verdict, ensure_idempotent};
 use rig::gate::cancel_after;
 use sqlx::{Executor as _, PgPool};
 
@@ -57,7 +57,11 @@ async fn an_error_leaves_the_transaction_usable_and_the_key_released(pool: PgPoo
             })
             .await
             .expect_err("an error");
-        assert_eq!(matches!(error, Failed::Idempotency(Error::TransactionAborted(_))), swallowed, "{error:?}");
+        assert_eq!(
+            matches!(error, Failed::Idempotency(Error::Misuse(Misuse::TransactionAborted(_)))),
+            swallowed,
+            "{error:?}"
+        );
         leave_effect(&mut tx, "the caller's own").await?;
         tx.commit().await?;
         let shown = pg_idempotency::operator::show(&pool, &key).await?.expect("a record");
@@ -101,7 +105,7 @@ async fn a_commit_inside_perform_is_never_acknowledged(pool: PgPool) -> anyhow::
             })
             .await
             .expect_err("the transaction is gone");
-        assert!(matches!(error, Error::NotInTransaction), "{error:?}");
+        assert!(matches!(error, Error::Misuse(Misuse::NotInTransaction)), "{error:?}");
         let error = once(&pool, &key, "body").await.expect_err("nobody knows");
         assert!(matches!(error, Error::Indeterminate { .. }), "{error:?}");
     }

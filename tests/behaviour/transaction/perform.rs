@@ -1,6 +1,6 @@
 //! What `perform` can do wrong, and what is left of it.
 
-use pg_idempotency::{Error, ensure_idempotent};
+use pg_idempotency::{Error, Misuse, ensure_idempotent};
 use rig::gate::cancel_after;
 use sqlx::{Acquire as _, Executor as _, PgPool};
 
@@ -53,7 +53,7 @@ async fn a_swallowed_sql_error_is_not_acknowledged(pool: PgPool) -> anyhow::Resu
     })
     .await
     .expect_err("the transaction is aborted");
-    assert!(matches!(error, Error::TransactionAborted(_)), "{error:?}");
+    assert!(matches!(error, Error::Misuse(Misuse::TransactionAborted(_))), "{error:?}");
     tx.commit().await?;
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0), "that COMMIT was a ROLLBACK");
     Ok(())
@@ -86,7 +86,7 @@ async fn a_transaction_that_perform_ends_is_never_acknowledged(pool: PgPool) -> 
                 })
                 .await
                 .expect_err("the claim's transaction is gone");
-            assert!(matches!(error, Error::NotInTransaction), "{way:?} {ending}: {error:?}");
+            assert!(matches!(error, Error::Misuse(Misuse::NotInTransaction)), "{way:?} {ending}: {error:?}");
             assert_eq!(effects(&pool).await, stay, "{way:?} {ending}");
             let again = once(&pool, &key("a"), "body").await;
             if ending.starts_with("commit") {
@@ -131,7 +131,7 @@ async fn the_same_key_inside_perform_is_refused(pool: PgPool) -> anyhow::Result<
             })
             .await
             .expect_err("it calls itself");
-        assert!(matches!(error, Error::AlreadyInTransaction), "{error:?}");
+        assert!(matches!(error, Error::Misuse(Misuse::AlreadyInTransaction)), "{error:?}");
         assert_eq!(effects(&pool).await, 0);
     }
     Ok(())

@@ -7,7 +7,7 @@ use chrono::DateTime;
 use sqlx::error::{DatabaseError, ErrorKind};
 
 use super::sqlstate;
-use crate::{BoxError, Error, InvalidBody, InvalidStep, Key, Misuse, Mode};
+use crate::{BoxError, Error, Incompatible, InvalidBody, InvalidRequest, InvalidStep, Key, Misuse, Mode};
 
 /// The name of its row. A new variant does not compile before it has one.
 fn row(error: &Error) -> &'static str {
@@ -23,28 +23,26 @@ fn row(error: &Error) -> &'static str {
         Error::Database(_) if error.is_transient() => "Database, transient",
         Error::Database(_) => "Database, any other",
         Error::SchemaMissing { .. } => "SchemaMissing",
-        Error::WrongDeployment { .. } => "WrongDeployment",
-        Error::CannotMigrate { .. } => "CannotMigrate",
-        Error::MigrationLocked { .. } => "MigrationLocked",
-        Error::CannotProtect { .. } => "CannotProtect",
+        Error::Misuse(Misuse::WrongDeployment { .. }) => "Misuse, the deployment",
         Error::Unanswered => "Unanswered",
-        Error::NoRandomness { .. } => "NoRandomness",
+        Error::Misuse(Misuse::NoRandomness { .. }) => "Misuse, no randomness",
         Error::StepInDoubt { .. } => "StepInDoubt",
-        Error::InvalidStep { .. } => "InvalidStep",
-        Error::Misuse(_) => "Misuse",
+        Error::Misuse(Misuse::Step { .. }) => "Misuse, a step",
+        Error::Misuse(Misuse::Options { .. }) => "Misuse, options that do not fit",
         Error::Undecodable { .. } => "Undecodable",
         Error::Unencodable { .. } => "Unencodable",
-        Error::InvalidKey(_) => "InvalidKey",
-        Error::InvalidBody { .. } => "InvalidBody",
+        Error::InvalidRequest(InvalidRequest::Key(_)) => "InvalidRequest, the key",
+        Error::InvalidRequest(InvalidRequest::Body(_)) => "InvalidRequest, the body",
         Error::OtherMode { .. } => "OtherMode",
-        Error::UnknownFingerprint { .. } => "UnknownFingerprint",
-        Error::UnknownMode { .. } => "UnknownMode",
-        Error::TransactionAborted(_) => "TransactionAborted",
-        Error::NotInTransaction => "NotInTransaction",
-        Error::TooManyKeys { .. } => "TooManyKeys",
-        Error::AlreadyInTransaction => "AlreadyInTransaction",
+        Error::Incompatible(Incompatible::UnknownFingerprint { .. }) => "Incompatible, a fingerprint",
+        Error::Incompatible(Incompatible::UnknownMode { .. }) => "Incompatible, a mode",
+        Error::Incompatible(Incompatible::Schema { .. }) => "Incompatible, the schema",
+        Error::Misuse(Misuse::TransactionAborted(_)) => "Misuse, an aborted transaction",
+        Error::Misuse(Misuse::NotInTransaction) => "Misuse, no transaction",
+        Error::Misuse(Misuse::TooManyKeys { .. }) => "Misuse, too many keys",
+        Error::Misuse(Misuse::AlreadyInTransaction) => "Misuse, the same key twice",
         Error::OutlivedRetention => "OutlivedRetention",
-        Error::NestedTransaction => "NestedTransaction",
+        Error::Misuse(Misuse::NestedTransaction) => "Misuse, a nested transaction",
     }
 }
 
@@ -108,28 +106,28 @@ fn samples() -> Vec<Error> {
         Error::Database(Sqlstate("57014").into()),
         Error::Database(cause()),
         Error::SchemaMissing { source: undone() },
-        Error::WrongDeployment { source: cause() },
-        Error::CannotMigrate { problem: "no Citus".to_owned() },
-        Error::MigrationLocked { source: cause() },
-        Error::CannotProtect { problem: "it is a view".to_owned(), source: cause() },
+        Error::Misuse(Misuse::WrongDeployment { source: cause() }),
         Error::Unanswered,
-        Error::NoRandomness { source: undone() },
+        Error::Misuse(Misuse::NoRandomness { source: undone() }),
         Error::StepInDoubt { step: "text".to_owned() },
-        Error::InvalidStep { step: "text".to_owned(), problem: InvalidStep::Name },
+        Error::Misuse(Misuse::Step { step: "text".to_owned(), problem: InvalidStep::Name }),
         Misuse::options("it is unlimited"),
         Error::Undecodable { step: None, source: undone() },
         Error::Unencodable { source: undone() },
-        Error::InvalidKey(Key::new(SCOPE, "operation", format!("{VALUE}\0")).expect_err("a control character")),
-        Error::InvalidBody { source: InvalidBody::Serialize("text".to_owned()) },
+        Error::InvalidRequest(InvalidRequest::Key(
+            Key::new(SCOPE, "operation", format!("{VALUE}\0")).expect_err("a control character"),
+        )),
+        Error::InvalidRequest(InvalidRequest::Body(InvalidBody::Serialize("text".to_owned()))),
         Error::OtherMode { key: key(), stored: Mode::Mark, asked: Mode::Transaction },
-        Error::UnknownFingerprint { version: 9 },
-        Error::UnknownMode { mode: "later".to_owned() },
-        Error::TransactionAborted(cause()),
-        Error::NotInTransaction,
-        Error::TooManyKeys { keys: 101 },
-        Error::AlreadyInTransaction,
+        Error::Incompatible(Incompatible::UnknownFingerprint { version: 9 }),
+        Error::Incompatible(Incompatible::UnknownMode { mode: "later".to_owned() }),
+        Error::Incompatible(Incompatible::Schema { problem: "a stranger owns it".to_owned() }),
+        Error::Misuse(Misuse::TransactionAborted(cause())),
+        Error::Misuse(Misuse::NotInTransaction),
+        Error::Misuse(Misuse::TooManyKeys { keys: 101 }),
+        Error::Misuse(Misuse::AlreadyInTransaction),
         Error::OutlivedRetention,
-        Error::NestedTransaction,
+        Error::Misuse(Misuse::NestedTransaction),
     ]
 }
 
@@ -199,11 +197,11 @@ fn the_table_of_errors_is_what_the_code_does() {
         assert_eq!(repeated, error.is_transient(), "{name}: {status}");
         assert!(!told[3].is_empty(), "{name}");
         // The layer refuses a client's invalid value itself. The other parts of a key are the service's.
-        let by_client = matches!(error, Error::InvalidKey(_));
+        let by_client = matches!(error, Error::InvalidRequest(InvalidRequest::Key(_)));
         assert_eq!(statuses.len(), if by_client { 2 } else { 1 }, "{name}: {}", told[2]);
         #[cfg(feature = "http")]
         {
-            if let Error::InvalidKey(invalid) = error {
+            if let Error::InvalidRequest(InvalidRequest::Key(invalid)) = error {
                 let refused = crate::http::Rejection::from(crate::http::MalformedKey::from(invalid));
                 assert_eq!(refused.status().as_u16(), status, "{name}: the layer's status for a client");
             }

@@ -2,7 +2,7 @@
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use pg_idempotency::Error;
+use pg_idempotency::{Error, Misuse};
 
 use super::pages;
 use crate::failure::Failure;
@@ -49,7 +49,7 @@ impl Refusal {
                 Failure::NoRecord => StatusCode::NOT_FOUND,
                 Failure::Key(_)
                 | Failure::NotJson { .. }
-                | Failure::Idempotency(Error::InvalidStep { .. } | Error::Unencodable { .. }) => {
+                | Failure::Idempotency(Error::Misuse(Misuse::Step { .. }) | Error::Unencodable { .. }) => {
                     StatusCode::BAD_REQUEST
                 }
                 Failure::Leased { .. }

@@ -1,0 +1,61 @@
+//! The errors of the functions that set up the schema.
+
+use crate::Error;
+
+/// Why [`migrate`](crate::migrate()), [`distribute`](crate::distribute()), [`protect`](crate::protect()) or
+/// [`unprotect`](crate::unprotect()) changed nothing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SetupError {
+    /// This database or this table cannot be set up.
+    #[error("{problem}")]
+    #[non_exhaustive]
+    Refused {
+        /// What is wrong, and what to do.
+        problem: String,
+        /// The server's error, if there is one.
+        source: Option<sqlx::Error>,
+    },
+
+    /// Another session holds the lock of [`migrate`](crate::migrate()) for longer than this call waits. Nothing was
+    /// changed. Any role can take that lock. The query of the text finds the session; `pg_terminate_backend` ends one
+    /// that hangs.
+    #[error(
+        "another session holds the lock of the migrations of this database for longer than this one waits (its \
+         lock_timeout, at most a minute); wait for it and migrate again, or end it if it hangs; this query finds it: \
+         `select pid, usename, application_name, state from pg_stat_activity join pg_locks using (pid) \
+         where datname = current_database() and granted and locktype = 'advisory' \
+         and classid = '1885825380' and objid = '1701671023'`"
+    )]
+    #[non_exhaustive]
+    Locked {
+        /// The server's error (SQLSTATE 55P03).
+        source: sqlx::Error,
+    },
+
+    /// An error that a call can get, too.
+    #[error(transparent)]
+    Other(#[from] Error),
+}
+
+impl SetupError {
+    pub(crate) fn refused(problem: impl Into<String>) -> Self {
+        Self::Refused { problem: problem.into(), source: None }
+    }
+
+    /// Whether the same call may succeed in a moment without a change, as for [`Error::is_transient`].
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Locked { .. } => true,
+            Self::Other(error) => error.is_transient(),
+            Self::Refused { .. } => false,
+        }
+    }
+}
+
+impl From<sqlx::Error> for SetupError {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Other(error.into())
+    }
+}
