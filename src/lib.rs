@@ -1,5 +1,4 @@
 #![doc = include_str!("front_page.md")]
-#![doc = include_str!("layout.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod caught;

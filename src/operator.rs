@@ -4,11 +4,7 @@
 //! The binary `idempotency-janitor` is a command line over these functions, and a service may call them itself. Each
 //! takes a pool, and runs in a transaction of its own.
 //!
-//! # Layout
-//!
-//! `stats` reads sizes and counts; `health` looks for warnings; `records` lists, shows and forgets single records;
-//! `settle` decides about a claim whose owner is gone. The module `record` has the statements, and the types of their
-//! rows. `bounded` bounds the time of any of them.
+//! [`bounded`] bounds the time of any of them.
 
 mod health;
 mod records;

@@ -1,4 +1,4 @@
-//! The floors of `src/layout.md`: a module knows the floors below its own, and on its own floor no two modules know
+//! The layers of `ARCHITECTURE.md`: a module uses only the rows above its own, and in its own row no two modules know
 //! each other, not even through a third. Nor do two files of one folder, here and in the tools that prove the crate.
 //! And what the SQL of the crate names.
 
@@ -37,15 +37,15 @@ struct House {
 type Arrows = BTreeMap<String, BTreeSet<String>>;
 
 #[test]
-fn no_module_knows_a_higher_floor() {
-    let (floors, arrows) = (floors(), arrows(&houses(CRATES[0])[0]));
+fn a_module_uses_only_the_layers_above_it() {
+    let (layers, arrows) = (layers(), arrows(&houses(CRATES[0])[0]));
     let modules: BTreeSet<_> = arrows.keys().collect();
-    assert_eq!(floors.keys().collect::<BTreeSet<_>>(), modules, "layout.md names each module once");
+    assert_eq!(layers.keys().collect::<BTreeSet<_>>(), modules, "ARCHITECTURE.md names each module once");
     let upward: Vec<String> = arrows
         .iter()
         .flat_map(|(from, known)| known.iter().map(move |to| (from, to)))
-        .filter(|(from, to)| floors[*to] > floors[*from])
-        .map(|(from, to)| format!("{from} knows {to}, which is on a higher floor"))
+        .filter(|(from, to)| layers[*to] > layers[*from])
+        .map(|(from, to)| format!("{from} knows {to}, which is in a row below"))
         .collect();
     assert!(upward.is_empty(), "{upward:#?}");
 }
@@ -73,18 +73,18 @@ fn reached(arrows: &Arrows, from: &str) -> BTreeSet<String> {
     reached
 }
 
-/// The number of each module's floor, from the table with the column *floor*: the lowest is 0.
-fn floors() -> BTreeMap<String, usize> {
-    let page = read(&here("src/layout.md"));
-    let rows = page.lines().skip_while(|line| !line.starts_with("| floor ")).skip(2);
-    let mut floors = BTreeMap::new();
-    for (floor, row) in rows.take_while(|line| line.starts_with('|')).enumerate() {
+/// The number of each module's layer, from the table with the column *layer*: the first row is 0.
+fn layers() -> BTreeMap<String, usize> {
+    let page = read(&here("ARCHITECTURE.md"));
+    let rows = page.lines().skip_while(|line| !line.starts_with("| layer ")).skip(2);
+    let mut layers = BTreeMap::new();
+    for (layer, row) in rows.take_while(|line| line.starts_with('|')).enumerate() {
         let modules = row.split('|').nth(2).expect("a column of modules");
         for module in modules.split('`').skip(1).step_by(2) {
-            assert!(floors.insert(module.to_owned(), floor).is_none(), "{module} is on two floors");
+            assert!(layers.insert(module.to_owned(), layer).is_none(), "{module} is in two layers");
         }
     }
-    floors
+    layers
 }
 
 /// The folder of a crate, and each folder in it that belongs to a file.
