@@ -23,6 +23,13 @@ pub enum MalformedKey {
     /// The value is neither a string of structured fields nor a bare word.
     #[error("the Idempotency-Key is neither a quoted string (RFC 9651) nor a word of visible ASCII; send \"a-uuid\"")]
     NeitherStringNorWord,
+    /// The key has fewer characters than the [shortest](super::IdempotencyLayer::shortest_key) that the service takes.
+    #[error("the Idempotency-Key has fewer than {shortest} characters; send one that nobody guesses, such as a UUID")]
+    #[non_exhaustive]
+    TooShort {
+        /// The fewest characters of a key.
+        shortest: usize,
+    },
     /// The quoted string has parameters after it, which this header does not allow.
     #[error("the Idempotency-Key has parameters after the string; send the string alone")]
     Parameters,

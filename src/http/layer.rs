@@ -61,6 +61,7 @@ pub struct IdempotencyLayer {
     /// Where the value of the key comes from, if not from the header.
     pub(super) key_from: Option<Arc<KeyOf>>,
     pub(super) key_required: bool,
+    pub(super) shortest_key: usize,
     pub(super) fingerprint: FingerprintChoice,
     // The response.
     pub(super) stored_errors: Vec<StatusCode>,
@@ -160,6 +161,7 @@ impl IdempotencyLayer {
             operation: None,
             key_from: None,
             key_required: true,
+            shortest_key: 0,
             fingerprint: FingerprintChoice::default(),
             stored_errors: Vec::new(),
             replayed_headers: REPLAYED.to_vec(),

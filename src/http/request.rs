@@ -89,6 +89,10 @@ where
         Some(value) => value(&parts, &data).map_err(NoResponse::Denied)?,
     };
     let ticket = match value {
+        // A stored key is resumed, however short it is.
+        Some(value) if !is_resumed && value.chars().count() < layer.shortest_key => {
+            return Err(Rejection::from(MalformedKey::TooShort { shortest: layer.shortest_key }).into());
+        }
         Some(value) => {
             let trace = only_line(&parts.headers, &TRACEPARENT).and_then(|line| line.to_str().ok());
             let key =

@@ -39,6 +39,16 @@ impl IdempotencyLayer {
         Self { key_required: !optional, ..self }
     }
 
+    /// The fewest characters that the value of a key may have. The default is no minimum. A client that counts its requests
+    /// repeats a short key by mistake, and then gets the answer to another request, or a 422. With 8 characters, most
+    /// counters are refused, and no UUID is. The answer is a 400 `malformed-key`, and nothing is done.
+    ///
+    /// The minimum holds for the header and for [`key_from`](Self::key_from). A request that is already stored is resumed
+    /// and settled under any key.
+    pub fn shortest_key(self, characters: usize) -> Self {
+        Self { shortest_key: characters, ..self }
+    }
+
     /// Takes the value of the key from another place than `Idempotency-Key`: from another header, or from a field of
     /// the body. `Ok(None)` means that the key is missing. If the function returns an error, that is the response. No
     /// response echoes such a key.
