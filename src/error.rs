@@ -122,7 +122,8 @@ pub enum Error {
     )]
     OutlivedRetention,
 
-    /// The key belongs to another mode. Marks, leases and transactions never share a key.
+    /// The key belongs to another mode. Marks, leases and transactions never share a key. A call in steps also gets this
+    /// for an operation that has [begun at least once](crate::guide::steps#from-atleastonce-to-steps).
     #[error(
         "the key belongs to mode {stored}, and the call is in mode {asked}; give each mode its own operations (operation {:?})",
         key.operation()

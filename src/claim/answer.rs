@@ -30,8 +30,7 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
         return Ok(Answer::TakeOver { attempt: 1 });
     }
     let mode = found.mode.clone()?;
-    let completed = matches!(found.state, State::Completed | State::Mark);
-    if !may_follow(mode, completed, terms.mode) {
+    if !may_follow(&found, mode, terms.mode) {
         return Err(Error::OtherMode { key: key.clone(), stored: mode, asked: terms.mode });
     }
     let comparison = match (&terms.fingerprint, &found.fingerprint) {
@@ -76,12 +75,17 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
     }
 }
 
-/// A key belongs to one mode. But a service may divide an operation into steps, or no longer divide it.
-fn may_follow(stored: Mode, completed: bool, asked: Mode) -> bool {
+/// A key belongs to one mode. But a service may divide an operation into steps, or no longer divide it, and then the
+/// old operations come to their end.
+fn may_follow(found: &Found, stored: Mode, asked: Mode) -> bool {
     match (stored, asked) {
-        (Mode::AtLeastOnce, Mode::InSteps) => true,
+        // The other service knows an attempt by the key of the operation, and would not recognise the key of a step.
+        // While its owner works, an error that is no `InFlight` could make the client take a new key.
+        (Mode::AtLeastOnce, Mode::InSteps) => {
+            matches!(found.state, State::Completed | State::InFlight) || found.attempt == 0
+        }
         // An unfinished operation would perform its finished steps again.
-        (Mode::InSteps, Mode::AtLeastOnce) => completed,
+        (Mode::InSteps, Mode::AtLeastOnce) => found.state == State::Completed,
         _ => stored == asked,
     }
 }

@@ -28,9 +28,7 @@ pub enum Policy {
     /// repeat. If an [at-most-once step](super::Lease::step_at_most_once) is in doubt, nobody continues until it
     /// is settled, by an operator or a [`Reconciler`](super::Reconciler), or the retention ends.
     ///
-    /// Such a call continues an unfinished operation of `AtLeastOnce`, too. A gateway knows that one by
-    /// [`Lease::downstream_key`](super::Lease::downstream_key), and not by the key of a step: hand it on inside the
-    /// step until these operations have ended.
+    /// An operation that has begun under `AtLeastOnce` is [not continued](crate::guide::steps#from-atleastonce-to-steps).
     InSteps {
         /// From 10 ms to 12 hours. 40 s is usual.
         lease: Duration,

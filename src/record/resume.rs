@@ -63,7 +63,7 @@ impl Candidate {
                 and request is not null
                 -- It reads one byte of a request that may be large.
                 and pg_catalog.substr(request, 1, 1) between $6::bytea and $7::bytea
-                and mode in ('at_least_once', $2::text)
+                and mode = $2::text
                 and ", may_be_retried!(), "
                 -- After its retention the key is new, and its stored steps do not count.
                 and expires_at > pg_catalog.statement_timestamp()

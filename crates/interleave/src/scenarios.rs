@@ -223,6 +223,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         leases("lease-ends-sweep", [owns(), expire(), lapse(), sweep()], &[]),
         leases("lease-kills", [own(AT_LEAST_ONCE, Releases), owns()], &[Kills(0)]),
         leases("lease-other-mode", [owns(), wait()], &[]),
+        // A call in steps does not repeat work that has begun under another key.
+        leases("lease-lapses-steps", [owns(), lapse(), own(IN_STEPS, Completes)], &[Most(1)]),
         // A call that waits, and finds a record that it must not take over.
         leases("lease-release-other-mode", [own(AT_LEAST_ONCE, Releases), wait()], &[]),
         leases("lease-once-drops", [owns_once(), owns_once()], &[Drops(0), Most(1)]),

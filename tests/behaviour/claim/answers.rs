@@ -62,7 +62,8 @@ fn expected(state: State, asked: &str) -> Expected {
         return Expected::TakenOver { attempt: 1 };
     }
     let goes_over = match (state.mode, asked) {
-        ("at_least_once", "in_steps") => true,
+        // An attempt has begun, and no owner works on it.
+        ("at_least_once", "in_steps") => state.completed || lease_is_live || state.attempt == 0,
         ("in_steps", "at_least_once") => state.completed,
         _ => state.mode == asked,
     };

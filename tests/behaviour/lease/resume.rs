@@ -192,28 +192,47 @@ async fn options_that_cannot_be_resumed_are_refused(pool: PgPool) -> anyhow::Res
     Ok(())
 }
 
-/// Without steps too, and by the policy that the operation had before.
+fn at_least_once() -> LeaseOptions {
+    LeaseOptions::new(Policy::AtLeastOnce { lease: LEASE }).store_request(true).max_attempts(ATTEMPTS)
+}
+
+/// An operation at least once, whose caller died in its work.
+async fn abandoned_at_least_once(pool: &PgPool, value: &str) {
+    let acquired = at_least_once().acquire::<String, _>(pool, &key(value), "body").await.expect("acquired");
+    assert!(matches!(acquired, Acquired::Owner(_)), "new");
+    drop(acquired);
+    lapse(pool, &key(value)).await.expect("lapsed");
+    age(pool, &key(value), 2 * MINUTE).await.expect("older");
+}
+
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn an_operation_at_least_once_is_resumed(pool: PgPool) -> anyhow::Result<()> {
-    let at_least_once = LeaseOptions::new(Policy::AtLeastOnce { lease: LEASE });
-    let at_least_once = at_least_once.store_request(true).max_attempts(ATTEMPTS);
-    for resuming in [at_least_once, leasing()] {
-        pool.execute("truncate idempotency.record").await?;
-        let Acquired::Owner(lease) = at_least_once.acquire::<String, _>(&pool, &key("a"), "body").await? else {
-            panic!()
-        };
-        drop(lease);
-        lapse(&pool, &key("a")).await?;
-        age(&pool, &key("a"), MINUTE).await?;
-        let resumed = resuming
-            .resume_one(&pool, "operation", async |lease: &Lease, body: String| -> Result<String, Error> {
-                let step = lease.step_at_least_once("step", async |_| Ok::<_, Error>(())).await;
-                let refused = matches!(step, Err(Error::Misuse(Misuse::Step { problem: InvalidStep::Policy, .. })));
-                assert_eq!(refused, resuming == at_least_once);
-                Ok(body)
-            })
-            .await?;
-        assert_eq!(resumed.as_deref(), Some("body"));
+async fn an_operation_at_least_once_is_resumed_without_steps(pool: PgPool) -> anyhow::Result<()> {
+    abandoned_at_least_once(&pool, "a").await;
+    let without_steps = async |lease: &Lease, body: String| -> Result<String, Error> {
+        let step = lease.step_at_least_once("step", async |_| Ok::<_, Error>(())).await;
+        assert!(matches!(step, Err(Error::Misuse(Misuse::Step { problem: InvalidStep::Policy, .. }))));
+        Ok(body)
+    };
+    let resumed = at_least_once().resume_one(&pool, "operation", without_steps).await?;
+    assert_eq!(resumed.as_deref(), Some("body"));
+    Ok(())
+}
+
+/// The other service would not recognise the keys of their steps. They are more than one search finds, and older.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_resumer_in_steps_leaves_operations_at_least_once_alone(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    for n in 0..17 {
+        abandoned_at_least_once(&pool, &n.to_string()).await;
     }
+    abandoned(&pool, "in steps").await;
+    assert_eq!(resume(&pool).await.as_deref(), Some("in steps: body"));
+    assert!(resume(&pool).await.is_none());
+    assert_eq!(effects(&pool).await, 1);
+    let untouched: i64 =
+        sqlx::query_scalar("select count(*) from idempotency.record where attempt = 1 and request is not null")
+            .fetch_one(&pool)
+            .await?;
+    assert_eq!(untouched, 17);
     Ok(())
 }
