@@ -203,7 +203,9 @@ async fn lock(conn: &mut PgConnection) -> Result<(), SetupError> {
     )
     .await?;
     // ASCII for "pgidempo". Any role can take this lock.
-    let locked = conn.execute("select pg_catalog.pg_advisory_xact_lock(x'70676964656d706f'::int8)").await;
+    let locked = conn
+        .execute("select /* pg_idempotency: migrate */ pg_catalog.pg_advisory_xact_lock(x'70676964656d706f'::int8)")
+        .await;
     locked.map_err(|source| {
         let taken = sqlstate(&source).as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE);
         if taken { SetupError::Locked { source } } else { source.into() }

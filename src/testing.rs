@@ -66,7 +66,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 pub async fn age(executor: impl PgExecutor<'_>, key: &Key, by: Duration) -> Result<(), Error> {
     let update = record(key).query(
         "
-        update idempotency.record
+        update /* pg_idempotency: move time */ idempotency.record
         -- In UTC, because a time with a zone minus an interval depends on the session, and Citus refuses that.
         set claimed_at = (claimed_at at time zone 'UTC' - $4::interval) at time zone 'UTC',
             completed_at = (completed_at at time zone 'UTC' - $4::interval) at time zone 'UTC',
@@ -87,7 +87,7 @@ pub async fn age(executor: impl PgExecutor<'_>, key: &Key, by: Duration) -> Resu
 pub async fn expire(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Error> {
     let update = record(key).query(
         "
-        update idempotency.record
+        update /* pg_idempotency: move time */ idempotency.record
         set expires_at = least(expires_at, pg_catalog.statement_timestamp() - interval '1 ms'),
             lease_until = least(
                 lease_until,
@@ -115,7 +115,7 @@ pub async fn expire(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Erro
 pub async fn lapse(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Error> {
     let update = record(key).query(
         "
-        update idempotency.record
+        update /* pg_idempotency: move time */ idempotency.record
         set lease_until = least(lease_until, pg_catalog.statement_timestamp() - interval '1 ms')
         where scope = $1::text and operation = $2::text and value = $3::text
             and completed_at is null

@@ -81,9 +81,15 @@ impl Trusted {
             return Ok(MIGRATIONS.iter().collect());
         }
         // As text, because a setting decides about the form of `bytea`.
-        let applied =
-            "select version, pg_catalog.encode(checksum, 'hex') from idempotency._sqlx_migrations where success";
-        let applied = conn.fetch_all(applied).await?;
+        let applied = conn
+            .fetch_all(
+                "
+                select /* pg_idempotency: applied */ version, pg_catalog.encode(checksum, 'hex')
+                from idempotency._sqlx_migrations
+                where success
+                ",
+            )
+            .await?;
         let mut missing = Vec::new();
         for migration in MIGRATIONS.iter() {
             let mut checksum = None;
@@ -117,7 +123,15 @@ impl Trusted {
 
 /// Whether a later migration is recorded than this release has.
 async fn is_newer(conn: &mut PgConnection) -> Result<bool, Error> {
-    let row = conn.fetch_one("select pg_catalog.max(version) from idempotency._sqlx_migrations where success").await?;
+    let row = conn
+        .fetch_one(
+            "
+            select /* pg_idempotency: newest applied */ pg_catalog.max(version)
+            from idempotency._sqlx_migrations
+            where success
+            ",
+        )
+        .await?;
     Ok(row.try_get::<Option<i64>, _>(0)? > MIGRATIONS.last().map(|migration| migration.version))
 }
 

@@ -99,7 +99,7 @@ impl Record<'_> {
         let insert = self
             .query(concat! {
                 "
-                insert into idempotency.record
+                insert /* pg_idempotency: claim */ into idempotency.record
                     (mode, scope, operation, value, fingerprint, token, expires_at, lease_until, completed_at, trace)
                 select
                     $8::text, $1::text, $2::text, $3::text, $5::bytea, $4::int8,

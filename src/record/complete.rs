@@ -21,7 +21,7 @@ impl Record<'_> {
         let update = self
             .query(
                 "
-                update idempotency.record
+                update /* pg_idempotency: complete */ idempotency.record
                 set completed_at = pg_catalog.statement_timestamp(),
                     response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb
                 where scope = $1::text and operation = $2::text and value = $3::text
@@ -48,7 +48,7 @@ impl Record<'_> {
         let update = self
             .query(
                 "
-                update idempotency.record
+                update /* pg_idempotency: ask */ idempotency.record
                 set token = token
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()

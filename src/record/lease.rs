@@ -30,7 +30,7 @@ impl Record<'_> {
         let update = self
             .query(
                 "
-                update idempotency.record
+                update /* pg_idempotency: heartbeat */ idempotency.record
                 set lease_until = pg_catalog.statement_timestamp() + $5::interval,
                     expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $5::interval + $5::interval)
                 where scope = $1::text and operation = $2::text and value = $3::text
@@ -60,7 +60,7 @@ impl Record<'_> {
         let update = self
             .query(concat! {
                 "
-                update idempotency.record
+                update /* pg_idempotency: complete lease */ idempotency.record
                 set completed_at = pg_catalog.statement_timestamp(), lease_until = null, steps = null, request = null,
                     looks = null, misdirected = null, granted_attempt = null, response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb,
                     -- An operator must not shorten the time for which somebody has pinned the key. The clock is outside the CASE,
@@ -91,7 +91,7 @@ impl Record<'_> {
     async fn has_stored(self, conn: &mut PgConnection, token: i64, response: &Response) -> Result<bool, Error> {
         self.query(
             "
-            select
+            select /* pg_idempotency: has stored */
             from idempotency.record
             where scope = $1::text and operation = $2::text and value = $3::text
                 and token = $4::int8

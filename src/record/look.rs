@@ -92,7 +92,7 @@ impl Record<'_> {
         let row = self
             .query(concat! {
                 "
-                select
+                select /* pg_idempotency: look */
                     pg_catalog.statement_timestamp() as at,
                     pg_catalog.clock_timestamp() - pg_catalog.now() as age,
                     pg_catalog.current_setting('idempotency.claim', true) as claims,

@@ -171,7 +171,7 @@ impl Doubt {
     ) -> Result<Vec<Self>, Error> {
         let sql = concat! {
             "
-            select
+            select /* pg_idempotency: doubts */
                 scope, value, fingerprint, token, attempt, ", readable!("claimed_at"), " as claimed_at,
                 ", fence_time!(), " as lease_until,
                 case when lease_until > '-infinity' then extract(epoch from lease_until)::float8 end as lapsed_at,
@@ -262,7 +262,7 @@ impl Doubt {
             .record(deployment)
             .query(concat! {
                 "
-                update idempotency.record
+                update /* pg_idempotency: first visit */ idempotency.record
                 set looks = $6::text::jsonb,
                     expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $8::interval)
                 ", undecided!(), "
@@ -290,7 +290,7 @@ impl Doubt {
             .record(deployment)
             .query(concat! {
                 "
-                update idempotency.record
+                update /* pg_idempotency: write look */ idempotency.record
                 -- Citus refuses a column in jsonb_build_object, which is stable.
                 set looks = pg_catalog.jsonb_set(looks, array['of', $6::text], $8::text::jsonb || pg_catalog.jsonb_build_object(
                         'next', extract(epoch from pg_catalog.statement_timestamp() + $10::interval),

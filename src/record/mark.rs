@@ -59,7 +59,7 @@ impl MarkBatch<'_> {
         let rows = sqlx::query(
             concat! {
                 "
-                with recursive asked as materialized (
+                with /* pg_idempotency: mark batch */ recursive asked as materialized (
                     select asked.place, asked.scope, asked.operation, asked.value, asked.lock, found.mode, found.expired
                     -- Each parameter is a subquery, so that its number of elements changes no estimate. Otherwise a plan
                     -- for these keys looks cheaper than the kept plan, and the server plans each call.

@@ -25,12 +25,15 @@ pub(crate) async fn protect(conn: &mut PgConnection, table: &str, on_escape: OnE
         OnEscape::Refuse => "refuse",
         OnEscape::Warn => "warn",
     };
-    let call = sqlx::query("select idempotency.protect($1::text::regclass, $2::text)").bind(table).bind(word);
+    let call = sqlx::query("select /* pg_idempotency: protect */ idempotency.protect($1::text::regclass, $2::text)")
+        .bind(table)
+        .bind(word);
     call.persistent(false).execute(conn).await.map(drop).map_err(|error| refused(table, error))
 }
 
 pub(crate) async fn unprotect(conn: &mut PgConnection, table: &str) -> Result<(), SetupError> {
-    let call = sqlx::query("select idempotency.unprotect($1::text::regclass)").bind(table);
+    let call =
+        sqlx::query("select /* pg_idempotency: unprotect */ idempotency.unprotect($1::text::regclass)").bind(table);
     call.persistent(false).execute(conn).await.map(drop).map_err(|error| refused(table, error))
 }
 
@@ -79,7 +82,8 @@ macro_rules! is_whole {
 pub(crate) async fn protected(conn: &mut PgConnection) -> Result<BTreeMap<String, OnEscape>, Error> {
     let tables = sqlx::query(concat! {
         "
-        select pg_catalog.format('%I.%I', space.nspname, class.relname) as table, guard.tgnargs = 1 as warns
+        select /* pg_idempotency: protected */
+            pg_catalog.format('%I.%I', space.nspname, class.relname) as table, guard.tgnargs = 1 as warns
         from pg_catalog.pg_trigger as guard
         join pg_catalog.pg_class as class on class.oid = guard.tgrelid
         join pg_catalog.pg_namespace as space on space.oid = class.relnamespace
@@ -109,7 +113,7 @@ pub(crate) async fn protected(conn: &mut PgConnection) -> Result<BTreeMap<String
 pub(crate) async fn gaps(conn: &mut PgConnection) -> Result<Vec<String>, Error> {
     sqlx::query_scalar(concat! {
         "
-        with guard as (
+        with /* pg_idempotency: gaps */ guard as (
             -- 'R' fires for a replication only.
             select guard.tgrelid, pg_catalog.bool_or(guard.tgenabled in ('O', 'A') and ", is_whole!(), ") as works
             from pg_catalog.pg_trigger as guard

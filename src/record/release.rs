@@ -25,7 +25,7 @@ impl Record<'_> {
         macro_rules! release {
             () => {
                 "
-                update idempotency.record
+                update /* pg_idempotency: release in transaction */ idempotency.record
                 set lease_until = '-infinity', token = $5::int8
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
@@ -57,7 +57,7 @@ impl Record<'_> {
         let update = self
             .query(
                 "
-                update idempotency.record
+                update /* pg_idempotency: release */ idempotency.record
                 set lease_until = '-infinity', token = $5::int8, last_error = $6::text,
                     request = case when $7::bool then request end, looks = null
                 where scope = $1::text and operation = $2::text and value = $3::text
@@ -79,7 +79,7 @@ impl Record<'_> {
         let update = self
             .query(
                 "
-                update idempotency.record
+                update /* pg_idempotency: free */ idempotency.record
                 set lease_until = '-infinity', token = $5::int8, last_error = $6::text,
                     attempt = 0, granted_attempt = null, steps = null, request = null, looks = null
                 where scope = $1::text and operation = $2::text and value = $3::text
@@ -102,16 +102,17 @@ impl Record<'_> {
     /// must be younger than the lock. The transaction must be at READ COMMITTED
     /// ([`Opening::ReadCommitted`](crate::session::Opening)), where each statement has a new snapshot.
     pub(crate) async fn release_unbegun(self, conn: &mut PgConnection, token: i64) -> Result<Unclaimed, Error> {
-        let lock = sqlx::query_scalar("select pg_catalog.pg_try_advisory_xact_lock($1::int8)")
-            .persistent(self.deployment.prepared)
-            .bind(self.key.lock_id()); // $1
+        let lock =
+            sqlx::query_scalar("select /* pg_idempotency: try lock */ pg_catalog.pg_try_advisory_xact_lock($1::int8)")
+                .persistent(self.deployment.prepared)
+                .bind(self.key.lock_id()); // $1
         if !lock.fetch_one(&mut *conn).await.map_err(Error::of_statement)? {
             return Ok(Unclaimed::Held);
         }
         let update = self
             .query(
                 "
-                update idempotency.record
+                update /* pg_idempotency: release unbegun */ idempotency.record
                 set lease_until = '-infinity', token = $5::int8, attempt = attempt - 1,
                     steps = case when attempt > 1 then steps end, request = case when attempt > 1 then request end,
                     looks = null
@@ -143,7 +144,7 @@ impl Record<'_> {
         let update = self
             .query(concat! {
                 "
-                update idempotency.record
+                update /* pg_idempotency: release unperformed */ idempotency.record
                 set lease_until = '-infinity', token = $5::int8, last_error = $6::text, looks = null,
                     steps = nullif(steps - $7::text[], '{}'::jsonb),
                     -- An operator who settles a step wants the operation to go on.
@@ -180,7 +181,7 @@ impl Record<'_> {
         let update = self
             .query(concat! {
                 "
-                update idempotency.record
+                update /* pg_idempotency: grant attempt */ idempotency.record
                 set granted_attempt = attempt + 1, lease_until = '-infinity', token = $5::int8, last_error = $6::text,
                     -- The cause of what happened before is repaired.
                     looks = null, misdirected = null
@@ -213,7 +214,7 @@ impl Record<'_> {
         let update = self
             .query(
                 "
-                update idempotency.record
+                update /* pg_idempotency: lapse */ idempotency.record
                 set lease_until = pg_catalog.statement_timestamp(), token = $5::int8, last_error = $6::text,
                     expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $7::interval),
                     request = case when $8::bool then request end, looks = null

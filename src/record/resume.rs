@@ -57,7 +57,8 @@ impl Candidate {
     ) -> Result<Vec<Self>, Error> {
         let sql = concat! {
             "
-            select scope, value, fingerprint, attempt, token, ", stored_time!("expires_at"), " as expires_at
+            select /* pg_idempotency: candidates */
+                scope, value, fingerprint, attempt, token, ", stored_time!("expires_at"), " as expires_at
             from idempotency.record
             where operation = $1::text
                 and request is not null
@@ -120,7 +121,7 @@ impl Record<'_> {
         let update = self
             .query(
                 "
-                update idempotency.record
+                update /* pg_idempotency: store request */ idempotency.record
                 set request = $5::bytea
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
@@ -140,7 +141,7 @@ impl Record<'_> {
         let update = self
             .query(concat! {
                 "
-                update idempotency.record
+                update /* pg_idempotency: refuse request */ idempotency.record
                 set request = null, looks = null, last_error = 'refused: '::text || $5::text
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
@@ -167,7 +168,7 @@ impl Record<'_> {
         let update = self
             .query(concat! {
                 "
-                update idempotency.record
+                update /* pg_idempotency: give back */ idempotency.record
                 set lease_until = '-infinity', token = $5::int8, last_error = $6::text,
                     expires_at = ", time_as_stored!("$7"), ",
                     attempt = attempt - 1, misdirected = least(coalesce(misdirected, 0), 19) + 1
@@ -189,7 +190,7 @@ impl Record<'_> {
     pub(crate) async fn request(self, conn: &mut PgConnection, token: i64) -> Result<Option<Vec<u8>>, Error> {
         self.query(
             "
-            select request
+            select /* pg_idempotency: read request */ request
             from idempotency.record
             where scope = $1::text and operation = $2::text and value = $3::text
                 and token = $4::int8

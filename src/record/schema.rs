@@ -38,7 +38,7 @@ pub(crate) struct Schema {
 pub(crate) async fn schema(conn: &mut PgConnection, known: &[String]) -> Result<Option<Schema>, Error> {
     let rows = sqlx::query(
         "
-        with recursive
+        with /* pg_idempotency: schema */ recursive
         acts (as_member) as (
             -- Since PostgreSQL 16 a member may lack the right to become the role.
             select case

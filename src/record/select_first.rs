@@ -23,7 +23,8 @@ impl Record<'_> {
         let row = self
             .query(
                 "
-                select fingerprint, response_status, response_headers::text as response_headers, response_body, trace
+                select /* pg_idempotency: select first */
+                    fingerprint, response_status, response_headers::text as response_headers, response_body, trace
                 from idempotency.record
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and mode = $4::text

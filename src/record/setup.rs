@@ -24,7 +24,7 @@ pub(crate) struct CommitSetting {
 pub(crate) async fn setup(conn: &mut PgConnection) -> Result<Setup, Error> {
     sqlx::query(
         "
-        select
+        select /* pg_idempotency: setup */
             pg_catalog.current_setting('synchronous_standby_names') <> '' as synchronous_standbys,
             pg_catalog.current_setting('fsync')::bool as fsync,
             pg_catalog.pg_is_in_recovery() as in_recovery,
@@ -52,7 +52,7 @@ pub(crate) async fn setup(conn: &mut PgConnection) -> Result<Setup, Error> {
 pub(crate) async fn with_hidden_rows(conn: &mut PgConnection) -> Result<Vec<String>, Error> {
     let mut tables = sqlx::query(
         "
-        select class.oid::regclass::text as name
+        select /* pg_idempotency: hidden rows */ class.oid::regclass::text as name
         from pg_catalog.pg_class as class
         where class.relrowsecurity
             and pg_catalog.row_security_active(class.oid)
@@ -80,7 +80,8 @@ pub(crate) async fn with_hidden_rows(conn: &mut PgConnection) -> Result<Vec<Stri
 pub(crate) async fn commit_settings(conn: &mut PgConnection) -> Result<Vec<CommitSetting>, Error> {
     sqlx::query(
         "
-        select pg_catalog.current_setting('synchronous_commit') as value, 'for this connection' as whose
+        select /* pg_idempotency: commit settings */
+            pg_catalog.current_setting('synchronous_commit') as value, 'for this connection' as whose
         union all
         select
             pg_catalog.lower(setting.option_value),

@@ -185,7 +185,7 @@ pub(crate) async fn unsettled(
 ) -> Result<Vec<Shown>, Error> {
     let sql = concat! {
         "
-        select
+        select /* pg_idempotency: unsettled */
             scope, operation, value,", shown!(), "
         from idempotency.record
         where completed_at is null
@@ -242,7 +242,7 @@ impl Record<'_> {
     pub(crate) async fn show(self, conn: &mut PgConnection) -> Result<Option<Shown>, Error> {
         self.query(concat! {
             "
-            select", shown!(), "
+            select /* pg_idempotency: read */", shown!(), "
             from idempotency.record
             where scope = $1::text and operation = $2::text and value = $3::text
             ",
@@ -259,7 +259,7 @@ impl Record<'_> {
         let delete = self
             .query(concat! {
                 "
-                delete from idempotency.record
+                delete /* pg_idempotency: forget */ from idempotency.record
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is not distinct from $5::timestamptz

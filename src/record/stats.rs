@@ -55,7 +55,7 @@ pub(crate) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
     }
     sqlx::query(concat! {
         "
-        select
+        select /* pg_idempotency: size */
             greatest(sum(class.reltuples), 0)::float8 as records,
             sum(pg_catalog.pg_table_size(class.oid))::int8 as table_bytes,
             sum(pg_catalog.pg_indexes_size(class.oid))::int8 as index_bytes,
@@ -77,7 +77,7 @@ pub(crate) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
 pub(crate) async fn groups(conn: &mut PgConnection, percent: f64) -> Result<Vec<Group>, Error> {
     sqlx::query(concat! {
         "
-        select
+        select /* pg_idempotency: stats */
             mode,
             operation,
             ", state!(), " as state,

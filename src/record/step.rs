@@ -133,7 +133,7 @@ impl Record<'_> {
         let update = self
             .query(concat! {
                 "
-                update idempotency.record
+                update /* pg_idempotency: finish step */ idempotency.record
                 set steps = coalesce(steps, '{}') || pg_catalog.jsonb_build_object($5::text, pg_catalog.jsonb_build_object(
                     'result', $6::text, 'attempt', $7::int4, 'at', pg_catalog.statement_timestamp()
                 ))
@@ -166,7 +166,7 @@ impl Record<'_> {
         let update = self
             .query(
                 "
-                update idempotency.record
+                update /* pg_idempotency: begin step */ idempotency.record
                 set steps = coalesce(steps, '{}') || pg_catalog.jsonb_build_object($5::text, pg_catalog.jsonb_build_object(
                         'begun', pg_catalog.statement_timestamp(), 'attempt', $6::int4
                     )),
@@ -193,7 +193,7 @@ impl Record<'_> {
         let update = self
             .query(
                 "
-                update idempotency.record
+                update /* pg_idempotency: retract step */ idempotency.record
                 set steps = case when steps -> $5::text -> 'result'::text is null then nullif(steps - $5::text, '{}') else steps end
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
@@ -217,7 +217,7 @@ impl Record<'_> {
     ) -> Result<Option<i64>, Error> {
         let sql = concat! {
             "
-            update idempotency.record
+            update /* pg_idempotency: settle step */ idempotency.record
             set lease_until = '-infinity', token = $5::int8, granted_attempt = attempt + 1, looks = null,
                 -- Citus refuses a column in jsonb_build_object, which is stable. So the attempt is that of the old step.
                 steps = pg_catalog.jsonb_set(steps, array[$6::text], (steps -> $6::text) - 'begun'::text
@@ -240,7 +240,7 @@ impl Record<'_> {
     ) -> Result<Option<i64>, Error> {
         let sql = concat! {
             "
-            update idempotency.record
+            update /* pg_idempotency: release */ idempotency.record
             set lease_until = '-infinity', token = $5::int8, looks = null,
                 granted_attempt = case when $9::bool then attempt + 1 else granted_attempt end,
                 steps = nullif(steps - $6::text, '{}'::jsonb), last_error = $7::text
@@ -277,7 +277,7 @@ impl Record<'_> {
     pub(crate) async fn steps(self, conn: &mut PgConnection, token: i64) -> Result<Option<StoredSteps>, Error> {
         self.query(
             "
-            select steps::text as steps
+            select /* pg_idempotency: read steps */ steps::text as steps
             from idempotency.record
             where scope = $1::text and operation = $2::text and value = $3::text
                 and token = $4::int8
@@ -297,7 +297,7 @@ impl Record<'_> {
 
 /// Whether the connection is still in the transaction that began with [`Opening::Durable`](crate::session::Opening).
 pub(crate) async fn is_open(conn: &mut PgConnection) -> Result<bool, Error> {
-    sqlx::query_scalar(concat!("select ", is_own_transaction!("step")))
+    sqlx::query_scalar(concat!("select /* pg_idempotency: is open */ ", is_own_transaction!("step")))
         .persistent(false)
         .fetch_one(conn)
         .await

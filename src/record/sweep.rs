@@ -70,7 +70,7 @@ pub(crate) async fn sweep(
     let sql = format!(
         concat! {
             "
-        with deleted as (
+        with /* pg_idempotency: sweep */ deleted as (
             delete from {leaf}
             -- An array, because `in (select … limit)` may run the select once for each outer row, and then delete more.
             where ctid = any (array(
@@ -121,7 +121,7 @@ pub(crate) async fn sweep(
 pub(crate) async fn leaves(conn: &mut PgConnection) -> Result<Vec<String>, Error> {
     sqlx::query_scalar(concat! {
             "
-            select pg_catalog.format('%I.%I', namespace.nspname, class.relname)
+            select /* pg_idempotency: leaves */ pg_catalog.format('%I.%I', namespace.nspname, class.relname)
             from pg_catalog.pg_class as class
             join pg_catalog.pg_namespace as namespace on namespace.oid = class.relnamespace
             where class.relkind <> 'p' and ", table_or_leaf!(), "
@@ -138,7 +138,7 @@ pub(crate) async fn leaves(conn: &mut PgConnection) -> Result<Vec<String>, Error
 pub(crate) async fn oldest_due(conn: &mut PgConnection, grace: Duration) -> Result<Option<Duration>, Error> {
     let seconds: Option<f64> = sqlx::query_scalar(concat! {
         "
-        select extract(epoch from
+        select /* pg_idempotency: oldest due */ extract(epoch from
             pg_catalog.statement_timestamp()
             -- Somebody may have set -infinity by hand: count from the claim.
             - case when pg_catalog.isfinite(expires_at) then expires_at else ", readable!("claimed_at"), " end)::float8

@@ -53,7 +53,7 @@ impl Record<'_> {
             .taking(
                 concat! {
                     "
-                    with mine as materialized (
+                    with /* pg_idempotency: take over */ mine as materialized (
                         -- No lock if another call has changed the record: then this call replays, and would hold the
                         -- lock until its transaction ends.
                         select case when exists (

@@ -32,7 +32,10 @@ impl Record<'_> {
         mode: Mode,
     ) -> Result<Awaited, Error> {
         self.query(
-            "select idempotency.await_key($1::text, $2::text, $3::text, $4::int8, $5::int8, $6::timestamptz, $7::text)",
+            "
+            select /* pg_idempotency: await */
+                idempotency.await_key($1::text, $2::text, $3::text, $4::int8, $5::int8, $6::timestamptz, $7::text)
+            ",
         )
         .bind(self.key.lock_id()) // $4
         .bind(i64::try_from(limit.as_millis()).unwrap_or(i64::MAX).max(1)) // $5
@@ -54,6 +57,7 @@ impl Record<'_> {
 /// Waits 10 ms for a row that another transaction has locked without the key's advisory lock. No lock shows when such a
 /// transaction ends, but all of them are short. The server sleeps, because this crate does not choose the runtime.
 pub(crate) async fn wait_for_row(conn: &mut PgConnection, deployment: Deployment) -> Result<(), Error> {
-    let pause = sqlx::query("select pg_catalog.pg_sleep(0.01)").persistent(deployment.prepared);
+    let pause =
+        sqlx::query("select /* pg_idempotency: pause */ pg_catalog.pg_sleep(0.01)").persistent(deployment.prepared);
     pause.execute(conn).await.map(drop).map_err(Error::of_statement)
 }

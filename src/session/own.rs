@@ -20,7 +20,7 @@ use crate::{Deployment, Error, Misuse};
 /// Fails outside the transaction that began as [`Opening::Exempt`].
 #[cfg(feature = "http")]
 const IS_EXEMPT: &str = concat!(
-    "savepoint pg_idempotency; release savepoint pg_idempotency; select 1 / ",
+    "savepoint pg_idempotency; release savepoint pg_idempotency; select /* pg_idempotency: is exempt */ 1 / ",
     crate::record::is_own_transaction!("exempt"),
     "::int"
 );
@@ -229,22 +229,30 @@ enum Begun {
 /// The check comes before BEGIN in the same message, and the message is one transaction. So if the check fails, the
 /// crate has no open transaction.
 macro_rules! check {
-    () => {
-        "select 1 / (pg_catalog.now() = pg_catalog.statement_timestamp())::int"
+    ($name:literal) => {
+        concat!(
+            "select /* pg_idempotency: ",
+            $name,
+            " */ 1 / (pg_catalog.now() = pg_catalog.statement_timestamp())::int"
+        )
     };
 }
 
-const BEGIN: &str = concat!(check!(), "; begin");
-const BEGIN_ALL_ROWS: &str = concat!(check!(), ", pg_catalog.set_config('row_security', 'off', true); begin");
+const BEGIN: &str = concat!(check!("opening"), "; begin");
+const BEGIN_ALL_ROWS: &str = concat!(check!("opening"), ", pg_catalog.set_config('row_security', 'off', true); begin");
 /// PostgreSQL refuses to set this mode, whatever its value is, after the first query of a transaction.
-const BEGIN_BEFORE_CLAIM: &str = "begin not deferrable";
+const BEGIN_BEFORE_CLAIM: &str = "begin /* pg_idempotency: opening before claim */ not deferrable";
 #[cfg(feature = "http")]
-const BEGIN_EXEMPT: &str =
-    concat!(check!(), ", pg_catalog.set_config('idempotency.claim', ", own_transaction!("exempt"), ", true); begin");
+const BEGIN_EXEMPT: &str = concat!(
+    check!("opening exempt"),
+    ", pg_catalog.set_config('idempotency.claim', ",
+    own_transaction!("exempt"),
+    ", true); begin"
+);
 #[cfg(feature = "http")]
-const BEGIN_READ_ONLY: &str = concat!(check!(), "; begin read only");
+const BEGIN_READ_ONLY: &str = concat!(check!("opening"), "; begin read only");
 const BEGIN_DURABLE: &str = concat!(
-    check!(),
+    check!("opening durable"),
     ", case when pg_catalog.current_setting('synchronous_commit') in ('off', 'local')
     then pg_catalog.set_config('synchronous_commit', 'on', true) end,
     pg_catalog.set_config('idempotency.claim', ",
@@ -268,14 +276,14 @@ macro_rules! durable_on_workers {
 }
 
 const BEGIN_DURABLE_ON_WORKERS: &str = concat!(
-    check!(),
+    check!("opening durable"),
     ", pg_catalog.set_config('idempotency.claim', ",
     own_transaction!("step"),
     ", true); ",
     durable_on_workers!()
 );
 const BEGIN_DURABLE_ALL_ROWS: &str = concat!(
-    check!(),
+    check!("opening durable"),
     ", pg_catalog.set_config('row_security', 'off', true), pg_catalog.set_config('idempotency.claim', ",
     own_transaction!("step"),
     ", true); ",
@@ -284,7 +292,8 @@ const BEGIN_DURABLE_ALL_ROWS: &str = concat!(
 
 /// The check would take a snapshot at the session's level, and then BEGIN may not set another. So this rolls back what
 /// may be open. It counts as a rollback in `pg_stat_database`, and only a call that has failed pays that.
-const BEGIN_READ_COMMITTED: &str = "begin; rollback; begin isolation level read committed";
+const BEGIN_READ_COMMITTED: &str =
+    "begin; rollback; begin /* pg_idempotency: opening at read committed */ isolation level read committed";
 
 impl Opening {
     /// [`Durable`](Self::Durable), on every server of this deployment.

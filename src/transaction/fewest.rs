@@ -58,7 +58,9 @@ async fn commit_and_chain(conn: &mut PgConnection) -> Result<(), Error> {
 pub(super) fn claiming(record: Record<'_>, terms: &Terms) -> Result<(Claim, Opening), Error> {
     let token = draw_token()?;
     let message = format!(
-        "select idempotency.claim_at_begin({key}, '{token}', {fingerprint}, {retention}, {lease}, {mode}, '{lock_id}', {trace}); begin",
+        "select /* pg_idempotency: claim */ idempotency.claim_at_begin(
+            {key}, '{token}', {fingerprint}, {retention}, {lease}, {mode}, '{lock_id}', {trace}
+        ); begin",
         key = key(record.key),
         fingerprint = bytes(terms.fingerprint.as_ref().map(Fingerprint::as_bytes)),
         retention = interval(Some(terms.retention)),
@@ -72,7 +74,9 @@ pub(super) fn claiming(record: Record<'_>, terms: &Terms) -> Result<(Claim, Open
 
 fn complete_text(of: &Key, claim: Claim, response: &Response) -> String {
     format!(
-        "select idempotency.store_response({key}, '{token}', {body}, {status}, {headers})",
+        "select /* pg_idempotency: complete and commit */ idempotency.store_response(
+            {key}, '{token}', {body}, {status}, {headers}
+        )",
         key = key(of),
         token = claim.token,
         body = bytes(response.body.as_deref()),

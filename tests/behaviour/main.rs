@@ -58,6 +58,7 @@ mod record {
     mod abandoned;
     mod blank;
     mod malformed;
+    mod names;
     mod operator;
     mod pinned;
     mod row_security;

@@ -147,7 +147,7 @@ async fn a_lease_that_has_ended_is_lost_before_its_release_is_sent(pool: PgPool)
         until(
             &pool,
             "select count(*) = 1 from pg_stat_activity
-             where datname = current_database() and wait_event_type = 'Lock' and query like '%update idempotency.record%'",
+             where datname = current_database() and wait_event_type = 'Lock' and query like '%update /* pg_idempotency: %'",
         )
         .await;
         assert!(!first.is_finished());

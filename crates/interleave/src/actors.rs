@@ -473,7 +473,7 @@ fn move_time(assignments: &'static str) -> Actor {
     actor(move |seat| async move {
         let (scope, operation, value) = (seat.key.scope(), seat.key.operation(), seat.key.value());
         let key = "where scope = $1 and operation = $2 and value = $3";
-        let update = format!("update idempotency.record set {assignments} {key}");
+        let update = format!("update /* pg_idempotency: move time */ idempotency.record set {assignments} {key}");
         let update = sqlx::query(AssertSqlSafe(update)).bind(scope).bind(operation).bind(value);
         let done = update.execute(&seat.pool).await?;
         Ok(if done.rows_affected() == 1 { "expired it" } else { "found nothing" }.to_owned())
@@ -546,8 +546,8 @@ pub(crate) fn reconcile(policy: Policy, took_effect: bool) -> Actor {
 /// The heartbeat of a machine that slept, and its death: the lease has lapsed again, at another time.
 pub(crate) fn wake_and_die() -> Actor {
     actor(|seat| async move {
-        // The conditions of a heartbeat. The text begins as that of every actor that moves time.
-        let update = "update idempotency.record
+        // The conditions of a heartbeat.
+        let update = "update /* pg_idempotency: move time */ idempotency.record
             set expires_at = expires_at, lease_until = statement_timestamp() - interval '1 ms'
             where operation = $1 and value = $2 and token = 0 and completed_at is null and lease_until > '-infinity'";
         let update = sqlx::query(update).bind(OPERATION).bind(seat.key.value());

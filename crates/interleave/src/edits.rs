@@ -166,6 +166,10 @@ impl<'s> Tokens<'s> {
                     at += until(at, b'\n');
                     continue;
                 }
+                b'/' if bytes.get(at + 1) == Some(&b'*') => {
+                    at += sql[at..].find("*/").map_or(bytes.len() - at, |end| end + 2);
+                    continue;
+                }
                 b'\'' => at += 2 + until(at + 1, b'\''),
                 byte if is_word(byte) => at += bytes[at..].iter().take_while(|&&byte| is_word(byte)).count(),
                 _ => at += 1,
@@ -234,7 +238,7 @@ mod tests {
 
     #[test]
     fn each_condition_lock_and_assignment_of_a_statement_is_taken_away_in_turn() {
-        let sql = "update t set a = case when b then 1 end, c = f(1, 2) -- where d
+        let sql = "update /* name */ t set a = case when b then 1 end, c = f(1, 2) -- where d
             where key = $1 and (d is null or e between 1 and 2) and f is distinct from g
                 and id in (select id from t where h order by id for update skip locked) returning a";
         let edits = of(sql);
@@ -257,7 +261,7 @@ mod tests {
                 "waits instead of skip locked",
             ]
         );
-        assert!(edits[0].sql.starts_with("update t set  c = f(1, 2) -- where d"));
-        assert!(edits[1].sql.starts_with("update t set a = case when b then 1 end -- where d"));
+        assert!(edits[0].sql.starts_with("update /* name */ t set  c = f(1, 2) -- where d"));
+        assert!(edits[1].sql.starts_with("update /* name */ t set a = case when b then 1 end -- where d"));
     }
 }

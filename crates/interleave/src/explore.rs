@@ -156,7 +156,7 @@ impl<'w> Search<'w> {
     fn offer_time_out(&mut self, last: Option<Choice>, depth: usize) {
         let Some(Choice::Go(actor)) = last.filter(|_| !self.scenario.has(With::Patient)) else { return };
         let waits = self.world.waits();
-        if waits.iter().any(|(waiting, name, _)| *waiting == actor && *name == statement::AWAIT) {
+        if waits.iter().any(|(waiting, name, _)| *waiting == actor && name == statement::AWAIT) {
             let node = &mut self.path[depth - 1];
             if !node.choices.contains(&Choice::TimeOut(actor)) {
                 node.choices.push(Choice::TimeOut(actor));
@@ -171,8 +171,8 @@ impl<'w> Search<'w> {
     /// What holds in every state.
     fn check_on_the_way(&mut self, sight: &Sight, fresh: &[usize], trace: &Trace) {
         for (actor, name, by) in self.world.waits() {
-            let is_known = self.scenario.is_inside() && self.scenario.has(With::WaitsInside(name));
-            if !statement::may_wait(name) && !is_known {
+            let is_known = self.scenario.may_wait_inside(&name);
+            if !statement::may_wait(&name) && !is_known {
                 let by: String = by.into_iter().map(letter).collect();
                 self.violation(format!("{} {name} waits for {by}", letter(actor)), trace);
             }

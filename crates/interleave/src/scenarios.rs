@@ -77,6 +77,11 @@ impl Scenario {
         self.has(IsInside)
     }
 
+    /// Whether this statement may wait between its snapshot and its lock.
+    pub(crate) fn may_wait_inside(&self, name: &str) -> bool {
+        self.is_inside() && self.with.iter().any(|with| matches!(with, WaitsInside(known) if *known == name))
+    }
+
     pub(crate) fn before(&self) -> impl Iterator<Item = Before> {
         self.with.iter().filter_map(|with| if let After(before) = with { Some(*before) } else { None })
     }

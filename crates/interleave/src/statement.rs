@@ -1,4 +1,4 @@
-//! The names of statements, by their texts.
+//! The names of statements. The crate writes its own into a comment.
 
 /// The statement that waits.
 pub(crate) const AWAIT: &str = "await";
@@ -12,61 +12,17 @@ pub(crate) const RELEASE_UNBEGUN: &str = "release unbegun";
 pub(crate) const MOVES_TIME: &str = "move time";
 /// A claim, its effect and its completion in one statement, which commits by itself.
 const RUN: &str = "run in sql";
-/// The start of a statement, a part of it, and its name. The first that matches counts. No list of columns is compared,
-/// so the statements may change.
+/// What the crate writes behind the first word of each statement, before its name.
+const COMMENT: &str = "/* pg_idempotency: ";
+/// Statements of the crate that neither read nor change what others do.
+const ASIDE: &[&str] =
+    &["schema", "applied", "newest applied", "distribution", "leaves", "oldest due", "is open", "is exempt"];
+/// The start of a statement without such a comment, a part of it, and its name: those of callers in SQL, and the ends of
+/// transactions, which are mostly sqlx's. The first that matches counts.
 const NAMES: &[(&str, &str, &str)] = &[
-    ("select idempotency.claim_at_begin(", "", "claim"),
-    ("select idempotency.store_response(", "", "complete and commit"),
-    ("select idempotency.await_key(", "", AWAIT),
     ("select outcome", "from idempotency.ensure(", "ensure"),
     ("select outcome", "from idempotency.run(", RUN),
     ("select idempotency.complete(", "", "complete in sql"),
-    ("select pg_catalog.pg_sleep", "", PAUSE),
-    ("insert into idempotency.record", "", "claim"),
-    ("delete from idempotency.record", "", "forget"),
-    ("with deleted", "skip locked", "sweep"),
-    ("with recursive", "pg_try_advisory_xact_lock", "mark batch"),
-    ("with", "skip locked", "take over"),
-    ("update idempotency.record set completed_at", "lease_until", "complete lease"),
-    ("update idempotency.record set completed_at", "", "complete"),
-    ("update idempotency.record set expires_at", "", MOVES_TIME),
-    ("update idempotency.record set lease_until = least(", "", MOVES_TIME),
-    ("update idempotency.record set lease_until = '-infinity'", "attempt = attempt - 1", RELEASE_UNBEGUN),
-    ("update idempotency.record set lease_until = '-infinity'", "jsonb_set(", "settle step"),
-    (
-        "update idempotency.record set lease_until = '-infinity'",
-        "claimed_at = pg_catalog.now()",
-        "release in transaction",
-    ),
-    ("update idempotency.record set lease_until = '-infinity'", "@>", "release unperformed"),
-    ("update idempotency.record set lease_until = '-infinity'", "", "release"),
-    ("update idempotency.record set lease_until", "::interval,", "heartbeat"),
-    ("update idempotency.record set lease_until", "", "lapse"),
-    ("update idempotency.record set looks = $", "", "first visit"),
-    ("update idempotency.record set looks", "", "write look"),
-    ("update idempotency.record set request", "", "store request"),
-    ("update idempotency.record set token", "", "ask"),
-    ("update idempotency.record set steps = case", "", "retract step"),
-    ("update idempotency.record set steps", "'begun'", "begin step"),
-    ("update idempotency.record set steps", "", "finish step"),
-    ("update idempotency.record", "", "update"),
-    // The janitor's question for the oldest record decides nothing.
-    ("select extract(epoch", "", ""),
-    ("select 1 / (", "'exempt '", "opening exempt"),
-    ("select 1 / (", "'step '", "opening durable"),
-    ("select 1 / (", "; begin", "opening"),
-    ("begin not deferrable", "", "opening before claim"),
-    ("begin; rollback; begin isolation", "", "opening at read committed"),
-    ("select", "; begin", ""),
-    ("select pg_catalog.pg_try_advisory_xact_lock(", "", TRY_LOCK),
-    ("select fingerprint", "", "select first"),
-    ("select scope, value, fingerprint, token", "", "doubts"),
-    ("select scope, value, fingerprint", "", "candidates"),
-    ("select steps", "", "read steps"),
-    ("select request", "", "read request"),
-    ("select from idempotency.record", "", "has stored"),
-    ("select", "pg_try_advisory_xact_lock", "look"),
-    ("select", "from idempotency.record", "read"),
     ("commit and chain", "", "commit and chain"),
     ("commit", "", "commit"),
     ("rollback to", "", ""),
@@ -91,7 +47,11 @@ const NEVER_WAIT: &[&str] = &[
 ];
 
 /// The name of a statement; nothing for one that neither reads nor changes what others do.
-pub(crate) fn name(sql: &str) -> &'static str {
+pub(crate) fn name(sql: &str) -> &str {
+    if let Some((_, name)) = sql.split_once(COMMENT) {
+        let name = name.split(" */").next().unwrap_or_default();
+        return if ASIDE.contains(&name) { "" } else { name };
+    }
     let plain = plain(sql);
     let named = NAMES.iter().find(|(start, part, _)| plain.starts_with(start) && plain.contains(part));
     named.map_or("", |(.., name)| name)

@@ -31,7 +31,7 @@ pub(crate) struct Lane {
     pub(crate) pid: i32,
     pub(crate) at: At,
     /// The name of the present statement, or of the last one.
-    pub(crate) statement: &'static str,
+    pub(crate) statement: String,
     /// Whether a COMMIT or ROLLBACK is held that nobody has examined.
     pub(crate) unexamined: bool,
     /// Whether the present statement is a wait that ends after a millisecond.
@@ -154,7 +154,7 @@ async fn connect(client: Stream, server: Address, actor: usize, board: Arc<Board
             actor,
             pid: 0,
             at: At::Server,
-            statement: "connect",
+            statement: "connect".to_owned(),
             unexamined: false,
             in_vain: false,
             transaction: b'I',
@@ -200,13 +200,13 @@ impl Wire {
         loop {
             let mut batch = self.read(&mut from, &mut prepared).await?;
             let name = batch.sql.as_deref().map_or("", statement::name);
-            let name = if statement::opens(name) { "" } else { name };
-            let in_vain = !name.is_empty() && self.hold(name).await;
-            if let (statement::AWAIT, Some(limit)) = (name, batch.parameters.get(4)) {
+            let name = if statement::opens(name) { String::new() } else { name.to_owned() };
+            let in_vain = !name.is_empty() && self.hold(&name).await;
+            if let (statement::AWAIT, Some(limit)) = (&*name, batch.parameters.get(4)) {
                 let milliseconds: i64 = if in_vain { 1 } else { 60_000 };
                 batch.bytes[limit.clone()].copy_from_slice(&milliseconds.to_be_bytes());
             }
-            self.sent(name, &batch);
+            self.sent(&name, &batch);
             to.write_all(&batch.bytes).await?;
             self.answered.notified().await;
         }
@@ -261,7 +261,7 @@ impl Wire {
     }
 
     /// Returns whether it is a wait in vain.
-    async fn hold(&self, name: &'static str) -> bool {
+    async fn hold(&self, name: &str) -> bool {
         let (go, goes) = oneshot::channel();
         let held = self.board.change(|board| {
             let free = board.players.get(self.actor).is_none_or(|player| player.free);
@@ -269,7 +269,7 @@ impl Wire {
                 return false;
             };
             lane.at = At::Held;
-            lane.statement = name;
+            lane.statement = name.to_owned();
             lane.unexamined = statement::only_ends(name);
             lane.go = Some(go);
             true
@@ -277,7 +277,7 @@ impl Wire {
         held && goes.await.unwrap_or(false)
     }
 
-    fn sent(&self, name: &'static str, batch: &Batch) {
+    fn sent(&self, name: &str, batch: &Batch) {
         self.board.change(|board| {
             if let Some(player) = board.players.get_mut(self.actor).filter(|_| !name.is_empty()) {
                 player.heard.push(Part::Text(name.to_owned()));
@@ -286,7 +286,7 @@ impl Wire {
             }
             if let Some(lane) = board.lanes.get_mut(&self.lane) {
                 lane.at = At::Server;
-                lane.statement = name;
+                lane.statement = name.to_owned();
             }
         })
     }

@@ -398,7 +398,7 @@ impl World {
             }
             let Some((_, lane)) = self.next_lane(&board, at, false) else { continue };
             // A look before another transaction has ended would see the same.
-            let pauses = matches!(lane.statement, statement::PAUSE | statement::TRY_LOCK)
+            let pauses = matches!(&*lane.statement, statement::PAUSE | statement::TRY_LOCK)
                 && lane.at == At::Held
                 && self.pauses.get(&at) == Some(&self.ended);
             if pauses { &mut pausing } else { &mut choices }.push(Choice::Go(at));
@@ -429,12 +429,12 @@ impl World {
     }
 
     /// The actors that wait in a statement: whose it is, its name, and for whom it waits.
-    pub(crate) fn waits(&self) -> Vec<(usize, &'static str, Vec<usize>)> {
+    pub(crate) fn waits(&self) -> Vec<(usize, String, Vec<usize>)> {
         let board = self.board.lock();
         let mut waits = Vec::new();
         for (id, rest) in &self.rests {
             if let (Rest::Blocked(by), Some(lane)) = (rest, board.lanes.get(id)) {
-                waits.push((lane.actor, lane.statement, by.clone()));
+                waits.push((lane.actor, lane.statement.clone(), by.clone()));
             }
         }
         waits
@@ -496,7 +496,7 @@ impl World {
             let board = self.board.lock();
             let lane = self.next_lane(&board, at, choice == Choice::GoLeft(at));
             let (id, lane) = lane.with_context(|| format!("{letter} cannot go on"))?;
-            (id, lane.pid, lane.statement)
+            (id, lane.pid, lane.statement.clone())
         };
         if self.rests.get(&id) == Some(&Rest::Inside) {
             // The process at the gate gets the lock first, and the monitor when it has passed.
@@ -517,7 +517,7 @@ impl World {
             self.board.pass(id, true);
             return Ok(format!("{letter} {name}, in vain"));
         }
-        self.ended += usize::from(statement::ends(name));
+        self.ended += usize::from(statement::ends(&name));
         if name == statement::TRY_LOCK {
             self.pauses.insert(at, self.ended);
         }

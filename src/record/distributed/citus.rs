@@ -57,16 +57,18 @@ pub(crate) async fn is_distributed(conn: &mut PgConnection) -> Result<bool, Erro
 
 pub(crate) async fn distribution(conn: &mut PgConnection) -> Result<Distribution, Error> {
     // One message each, because a call may ask outside a transaction and behind a pooler.
-    let citus = sqlx::raw_sql("select from pg_catalog.pg_extension where extname = 'citus'")
-        .fetch_optional(&mut *conn)
-        .await
-        .map_err(Error::of_statement)?;
+    let citus =
+        sqlx::raw_sql("select /* pg_idempotency: distribution */ from pg_catalog.pg_extension where extname = 'citus'")
+            .fetch_optional(&mut *conn)
+            .await
+            .map_err(Error::of_statement)?;
     if citus.is_none() {
         return Ok(Distribution::NoCitus);
     }
     let table = sqlx::raw_sql(
         "
-        select case when partmethod = 'h' then pg_catalog.column_to_column_name(logicalrelid, partkey) end
+        select /* pg_idempotency: distribution */
+            case when partmethod = 'h' then pg_catalog.column_to_column_name(logicalrelid, partkey) end
         from pg_catalog.pg_dist_partition
         where logicalrelid::oid = 'idempotency.record'::regclass::oid
         ",
@@ -81,19 +83,21 @@ pub(crate) async fn distribution(conn: &mut PgConnection) -> Result<Distribution
 
 /// Distributes the table by the scope.
 pub(crate) async fn create_distributed_table(conn: &mut PgConnection) -> Result<(), Error> {
-    sqlx::query("select pg_catalog.create_distributed_table('idempotency.record', 'scope')")
-        .persistent(false)
-        .execute(conn)
-        .await
-        .map(drop)
-        .map_err(Error::of_statement)
+    sqlx::query(
+        "select /* pg_idempotency: distribute */ pg_catalog.create_distributed_table('idempotency.record', 'scope')",
+    )
+    .persistent(false)
+    .execute(conn)
+    .await
+    .map(drop)
+    .map_err(Error::of_statement)
 }
 
 /// As [`size`](super::stats::size). The coordinator's own table is empty: the shards have the rows.
 pub(crate) async fn size_of_shards(conn: &mut PgConnection) -> Result<Size, Error> {
     sqlx::query(
         "
-        select
+        select /* pg_idempotency: size */
             sum((result::json ->> 0)::float8) as records,
             sum((result::json ->> 1)::int8)::int8 as table_bytes,
             sum((result::json ->> 2)::int8)::int8 as index_bytes,
@@ -119,7 +123,7 @@ pub(crate) async fn size_of_shards(conn: &mut PgConnection) -> Result<Size, Erro
 pub(crate) async fn workers(conn: &mut PgConnection) -> Result<Vec<Worker>, Error> {
     sqlx::query(
         "
-        select nodename || ':' || nodeport::text as node, success, result
+        select /* pg_idempotency: workers */ nodename || ':' || nodeport::text as node, success, result
         from pg_catalog.run_command_on_workers($$
             select pg_catalog.current_setting('synchronous_commit')
                 || case when pg_catalog.current_setting('synchronous_standby_names') <> '' then ' standbys' else '' end

@@ -15,7 +15,7 @@ pub(crate) async fn claim(record: Record<'_>, conn: &mut PgConnection, terms: &T
     let insert = record
         .query(
             "
-            insert into idempotency.record
+            insert /* pg_idempotency: claim */ into idempotency.record
                 (mode, scope, operation, value, fingerprint, token, expires_at, lease_until, completed_at, trace)
             values (
                 $8::text, $1::text, $2::text, $3::text, $5::bytea, $4::int8,

@@ -21,7 +21,7 @@ pub(super) struct Coordinator {
 pub(super) async fn pass_on_lock_timeout(conn: &mut PgConnection) -> Result<(), Error> {
     let passed_on = conn.execute(
         "
-        do $$
+        do /* pg_idempotency: pass on lock_timeout */ $$
         declare
             callers text := pg_catalog.current_setting('citus.propagate_set_commands', true);
         begin
@@ -39,12 +39,19 @@ pub(super) async fn pass_on_lock_timeout(conn: &mut PgConnection) -> Result<(), 
 
 /// Adds a token to the claims of this transaction, which the coordinator knows.
 pub(super) async fn note_claim(conn: &mut PgConnection, deployment: Deployment, token: i64) -> Result<(), Error> {
-    ask_setting(concat!("select ", note_claim!("$1::int8")), conn, deployment, token).await
+    ask_setting(concat!("select /* pg_idempotency: note claim */ ", note_claim!("$1::int8")), conn, deployment, token)
+        .await
 }
 
 /// Removes a token from the claims of this transaction.
 pub(crate) async fn forget_claim(conn: &mut PgConnection, deployment: Deployment, token: i64) -> Result<(), Error> {
-    ask_setting(concat!("select ", forget_claim!("$1::int8")), conn, deployment, token).await
+    ask_setting(
+        concat!("select /* pg_idempotency: forget claim */ ", forget_claim!("$1::int8")),
+        conn,
+        deployment,
+        token,
+    )
+    .await
 }
 
 async fn ask_setting(
@@ -65,7 +72,7 @@ pub(super) async fn try_lock(record: Record<'_>, conn: &mut PgConnection) -> Res
 pub(super) async fn ask(record: Record<'_>, conn: &mut PgConnection, lock: bool) -> Result<Coordinator, Error> {
     sqlx::query(
         "
-        select
+        select /* pg_idempotency: coordinator */
             pg_catalog.statement_timestamp() as at,
             pg_catalog.current_setting('idempotency.claim', true) as claims,
             case when $2::bool then pg_catalog.pg_try_advisory_xact_lock($1::int8) end as mine,

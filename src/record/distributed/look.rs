@@ -20,7 +20,7 @@ pub(crate) async fn look(
     let row = record
         .query(concat! {
             "
-            select ", columns!(), "
+            select /* pg_idempotency: look */ ", columns!(), "
             from idempotency.record
             where scope = $1::text and operation = $2::text and value = $3::text
             ",

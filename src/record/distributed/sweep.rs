@@ -27,7 +27,7 @@ pub(crate) async fn sweep(
         .map_err(Error::of_statement)?;
     let rows = sqlx::query(concat! {
         "
-        delete from idempotency.record
+        delete /* pg_idempotency: sweep */ from idempotency.record
         where ", expired_at!("pg_catalog.statement_timestamp() - $3::interval"), "
             and expires_at >= coalesce($2::timestamptz, '-infinity')
             and expires_at <= (

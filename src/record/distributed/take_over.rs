@@ -28,7 +28,7 @@ pub(crate) async fn take_over(
     let update = record.taking(
         concat! {
             "
-            with free as materialized (
+            with /* pg_idempotency: take over */ free as materialized (
                 select token
                 from idempotency.record
                 where scope = $1::text and operation = $2::text and value = $3::text
@@ -55,7 +55,7 @@ async fn has_token(record: Record<'_>, conn: &mut PgConnection, token: i64) -> R
     record
         .query(
             "
-        select
+        select /* pg_idempotency: has token */
         from idempotency.record
         where scope = $1::text and operation = $2::text and value = $3::text and token = $4::int8
         ",

@@ -24,21 +24,21 @@ fn squeezed(sql: &str) -> String {
 #[cfg_attr(idempotency_distributed, ignore = "the option is off there")]
 async fn the_functions_of_the_schema_contain_the_crates_own_statements(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;
-    for (function, part) in [
-        ("try_claim", "insert into idempotency.record"),
-        ("store_response", "set completed_at = pg_catalog.statement_timestamp()"),
-    ] {
+    for (function, name) in
+        [("try_claim", " /* pg_idempotency: claim */"), ("store_response", " /* pg_idempotency: complete */")]
+    {
         conn.clear_cached_statements().await?;
         let mut tx = conn.begin().await?;
         let _ = ensure_idempotent(&mut tx, &key(function), "body", async |_| Ok::<_, Error>(1)).await?;
         tx.commit().await?;
         let prepared: String =
             sqlx::query_scalar("select statement from pg_prepared_statements where strpos(statement, $1) > 0")
-                .bind(part)
+                .bind(name)
                 .fetch_one(&mut conn)
                 .await?;
         // The functions judge the age of the transaction themselves, and the retention as of this moment.
         let prepared = prepared
+            .replace(name, "")
             .replace(", pg_catalog.clock_timestamp() - pg_catalog.now() as age", "")
             .replace("expires_at > pg_catalog.statement_timestamp()", "expires_at > pg_catalog.clock_timestamp()");
         let source: String = sqlx::query_scalar(

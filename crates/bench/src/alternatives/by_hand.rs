@@ -34,15 +34,12 @@ impl ByHand {
         tx.commit().await?;
         let prepared = sqlx::query_scalar("select statement from pg_prepared_statements");
         let texts: Vec<String> = prepared.fetch_all(&mut conn).await?;
-        let holding = |part: &str| {
-            let found = texts.iter().find(|text| text.contains(part));
+        let named = |name: &str| {
+            let found = texts.iter().find(|text| text.contains(name));
             // The texts live as long as the process.
-            anyhow::Ok(&*found.with_context(|| format!("the crate has prepared nothing with {part}"))?.clone().leak())
+            anyhow::Ok(&*found.with_context(|| format!("the crate has prepared nothing with {name}"))?.clone().leak())
         };
-        Ok(Self {
-            claim: holding("insert into idempotency.record")?,
-            complete: holding("set completed_at = pg_catalog.statement_timestamp()")?,
-        })
+        Ok(Self { claim: named("/* pg_idempotency: claim */")?, complete: named("/* pg_idempotency: complete */")? })
     }
 
     /// The claim leaves no token on its transaction.
