@@ -10,8 +10,11 @@ use super::distributed;
 use super::statement::{Record, draw_token, interval};
 use crate::Error;
 
-/// Takes over the row of the CTE `free`. Citus refuses a CASE with a function that is not immutable, so the time of
-/// completion is a sum: null unless a mark has an interval to add.
+/// Takes over the row of the CTE `free`. It is one text for both kinds of table: a column that one of two texts forgot to
+/// clear could give a caller the response of the old record.
+///
+/// Citus refuses a CASE with a function that is not immutable, so the time of completion is a sum: null unless a mark has
+/// an interval to add.
 macro_rules! take_over_free {
     () => {
         concat! {
@@ -35,6 +38,27 @@ macro_rules! take_over_free {
 pub(super) use take_over_free;
 
 impl Record<'_> {
+    /// A statement with [`take_over_free`], whose parameters are $4 to $12.
+    pub(super) fn taking(
+        &self,
+        sql: &'static str,
+        terms: &Terms,
+        asked: DateTime<Utc>,
+        found_token: i64,
+        claim: Claim,
+    ) -> Query<'_, Postgres, PgArguments> {
+        self.query(sql)
+            .bind(claim.token) // $4
+            .bind(terms.fingerprint.as_ref().map(|fingerprint| fingerprint.as_bytes().to_vec())) // $5
+            .bind(interval(terms.retention)) // $6
+            .bind(terms.lease.map(interval)) // $7
+            .bind(terms.mode.as_str()) // $8
+            .bind(found_token) // $9
+            .bind(asked) // $10
+            .bind(claim.attempt) // $11
+            .bind(self.key.trace()) // $12
+    }
+
     /// Takes over a claim that had expired at `asked`, or is released or lapsed, in one conditional update. One of all
     /// callers that saw `found_token` wins, and the others look again, without the key's lock.
     pub(crate) async fn take_over(
@@ -90,26 +114,5 @@ impl Record<'_> {
             (Some(true), _, true) => Tried::Won(claim),
             (Some(true), false, false) => Tried::Locked,
         })
-    }
-
-    /// A statement with [`take_over_free`].
-    pub(super) fn taking(
-        &self,
-        sql: &'static str,
-        terms: &Terms,
-        asked: DateTime<Utc>,
-        found_token: i64,
-        claim: Claim,
-    ) -> Query<'_, Postgres, PgArguments> {
-        self.query(sql)
-            .bind(claim.token) // $4
-            .bind(terms.fingerprint.as_ref().map(|fingerprint| fingerprint.as_bytes().to_vec())) // $5
-            .bind(interval(terms.retention)) // $6
-            .bind(terms.lease.map(interval)) // $7
-            .bind(terms.mode.as_str()) // $8
-            .bind(found_token) // $9
-            .bind(asked) // $10
-            .bind(claim.attempt) // $11
-            .bind(self.key.trace()) // $12
     }
 }
