@@ -195,10 +195,10 @@ pub enum Error {
         token: i64,
     },
 
-    /// The table is missing or older than this release. Run [`migrate`](crate::migrate()), or ask a DBA to run the SQL
-    /// of [`schema_sql`](crate::schema_sql).
+    /// The schema is missing or older than this release. Run [`migrate`](crate::migrate()), or ask a DBA to run the SQL of
+    /// [`schema_sql`](crate::schema_sql).
     #[error(
-        "the table idempotency.record is missing or too old; run pg_idempotency::migrate or `idempotency-janitor migrate`"
+        "the schema idempotency is missing or too old; run pg_idempotency::migrate or `idempotency-janitor migrate`"
     )]
     #[non_exhaustive]
     SchemaMissing {

@@ -46,7 +46,9 @@ pub use fingerprint::{Body, Fingerprint, InvalidBody};
 pub use janitor::{Janitor, Swept};
 pub use key::{InvalidKey, Key, KeyPart};
 pub use limits::{DEFAULT_RETENTION, OnDuplicate};
-pub use migrate::{MIGRATOR, OnEscape, distribute, migrate, protect, schema_sql, unprotect};
+pub use migrate::{
+    MIGRATOR, OnEscape, any_language_sql, distribute, migrate, migrate_any_language, protect, schema_sql, unprotect,
+};
 pub use mode::Mode;
 pub use outcome::{Outcome, Verdict};
 pub use session::commit;

@@ -1,6 +1,8 @@
 //! Three ways to create the table: [`migrate`], [`MIGRATOR`] and [`schema_sql`]. The first two detect the table that
-//! any of them has created; the SQL then fails. And the triggers of [`protect`].
+//! any of them has created; the SQL then fails. Also the functions of [`migrate_any_language`], and the triggers of
+//! [`protect`].
 
+mod any_language;
 mod distribute;
 mod known;
 mod protect;
@@ -17,6 +19,9 @@ use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, SetupError};
 
 pub use crate::record::OnEscape;
+#[cfg(feature = "testing")]
+pub use any_language::ANY_LANGUAGE_MIGRATOR;
+pub use any_language::{any_language_sql, migrate_any_language};
 pub use distribute::distribute;
 pub use protect::{protect, unprotect};
 pub(crate) use trust::{Standing, current, refusal, standing, trusted};
@@ -36,6 +41,9 @@ static MIGRATIONS: LazyLock<[Migration; 1]> = LazyLock::new(|| {
     )]
 });
 
+/// The SQL functions for callers in other languages. It can be run again, over those of any earlier release.
+const FUNCTIONS: &str = include_str!("../migrations/any_language.sql");
+
 /// The migrations as an sqlx migrator, for `#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]` and for services that
 /// run all migrations with sqlx.
 ///
@@ -51,20 +59,26 @@ static MIGRATIONS: LazyLock<[Migration; 1]> = LazyLock::new(|| {
 ///
 /// Like [`migrate`], it ignores migrations of a newer release, so that old processes start on the new schema during a
 /// roll-out.
-pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
-    let mut migrator = Migrator::with_migrations(MIGRATIONS.to_vec());
+///
+/// It does not replace the functions of [`migrate_any_language`] that an earlier release has created. A service that has
+/// them also calls [`migrate`] or [`migrate_any_language`].
+pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| migrator(MIGRATIONS.to_vec()));
+
+fn migrator(migrations: Vec<Migration>) -> Migrator {
+    let mut migrator = Migrator::with_migrations(migrations);
     migrator.create_schema("idempotency");
     migrator.dangerous_set_table_name(APPLIED);
     migrator.set_ignore_missing(true);
     migrator
-});
+}
 
 /// Creates the schema `idempotency` and its table, or brings them up to date. If they are up to date, it does nothing,
 /// and needs no more than the right to read the schema, so a service may call it at every start. It ignores migrations
 /// of a newer release.
 ///
 /// It is safe to call from many processes at once, through PgBouncer, and beside the application's own migrations. It
-/// neither reads nor changes `search_path`. It waits for another session that migrates: for a minute, or for the
+/// neither reads nor changes `search_path`. Functions of [`migrate_any_language`] that an earlier release has created are
+/// replaced by those of this release. It waits for another session that migrates: for a minute, or for the
 /// connection's `lock_timeout` if that is shorter. To migrate in a transaction of your own, run [`schema_sql`] without
 /// its BEGIN and COMMIT.
 ///
@@ -87,9 +101,16 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
 ///
 /// All of it is one transaction, done or not done.
 pub async fn migrate(pool: &PgPool) -> Result<(), SetupError> {
+    install(pool, false).await
+}
+
+async fn install(pool: &PgPool, any_language: bool) -> Result<(), SetupError> {
+    let once = async || {
+        in_pooled_transaction(pool, Opening::ReadCommitted, async |conn| apply(conn, any_language).await).await
+    };
     // sqlx's migrator, which has a lock of its own, creates the schema and then the table. A stranger may create a schema, too.
     for _ in 0..2 {
-        match in_pooled_transaction(pool, Opening::ReadCommitted, apply).await {
+        match once().await {
             Err(SetupError::Other(Error::Database(error)))
                 if matches!(
                     sqlstate(&error).as_deref(),
@@ -98,7 +119,7 @@ pub async fn migrate(pool: &PgPool) -> Result<(), SetupError> {
             applied => return applied,
         }
     }
-    match in_pooled_transaction(pool, Opening::ReadCommitted, apply).await {
+    match once().await {
         // Every way creates the table and records its migration in one transaction, so the row of a table that is there is
         // visible now.
         Err(SetupError::Other(Error::Database(error)))
@@ -149,24 +170,30 @@ const TABLE_OF_APPLIED: &str = "create table if not exists idempotency._sqlx_mig
     execution_time bigint not null
 )";
 
-async fn apply(conn: &mut PgConnection) -> Result<(), SetupError> {
-    if let Some([]) = missing(conn).await?.as_deref() {
+/// What a database lacks of this release.
+struct Missing {
+    schema: bool,
+    migrations: Vec<&'static Migration>,
+    /// The functions are wanted, or they are there and those of an earlier release.
+    any_language: bool,
+}
+
+async fn apply(conn: &mut PgConnection, any_language: bool) -> Result<(), SetupError> {
+    if let Missing { schema: false, migrations, any_language: false } = missing(conn, any_language).await?
+        && migrations.is_empty()
+    {
         return Ok(());
     }
     lock(conn).await?;
-    let missing = match missing(conn).await? {
-        Some(missing) => missing,
-        None => {
-            // It fails if another role has created the schema since.
-            conn.execute(SCHEMA).await?;
-            MIGRATIONS.iter().collect()
-        }
-    };
-    if missing.is_empty() {
-        return Ok(());
+    let missing = missing(conn, any_language).await?;
+    if missing.schema {
+        // It fails if another role has created the schema since.
+        conn.execute(SCHEMA).await?;
     }
-    conn.execute(TABLE_OF_APPLIED).await?;
-    for migration in missing {
+    if !missing.migrations.is_empty() {
+        conn.execute(TABLE_OF_APPLIED).await?;
+    }
+    for migration in missing.migrations {
         conn.execute(migration.sql.clone()).await?;
         sqlx::query(
             "
@@ -181,14 +208,24 @@ async fn apply(conn: &mut PgConnection) -> Result<(), SetupError> {
         .execute(&mut *conn)
         .await?;
     }
+    // Last, because the functions call those of the migrations.
+    if missing.any_language {
+        conn.execute(FUNCTIONS).await?;
+    }
     Ok(())
 }
 
-/// `None` means that there is no schema.
-async fn missing(conn: &mut PgConnection) -> Result<Option<Vec<&'static Migration>>, Error> {
+async fn missing(conn: &mut PgConnection, any_language: bool) -> Result<Missing, Error> {
     match standing(conn).await? {
-        Standing::Nothing => Ok(None),
-        standing => standing.trusted()?.missing(conn).await.map(Some),
+        Standing::Nothing => Ok(Missing { schema: true, migrations: MIGRATIONS.iter().collect(), any_language }),
+        standing => {
+            let trusted = standing.trusted()?;
+            Ok(Missing {
+                schema: false,
+                migrations: trusted.missing(conn).await?,
+                any_language: trusted.has_older_functions() || any_language && !trusted.has_any_language(),
+            })
+        }
     }
 }
 

@@ -52,7 +52,7 @@ pub use protect::OnEscape;
 pub(crate) use protect::{gaps, protect, protected, unprotect};
 pub(crate) use release::{Unclaimed, storable};
 pub(crate) use resume::{Candidate, StoredAs};
-pub(crate) use schema::{Distrust, Schema, schema};
+pub(crate) use schema::{Distrust, Known, Schema, schema};
 pub(crate) use setup::{CommitSetting, commit_settings, setup, with_hidden_rows};
 pub use show::Shown;
 pub(crate) use show::{are_used_up, unsettled};

@@ -24,6 +24,7 @@
 //! | a call a day later, a worker that has died | [`age`], [`expire`], [`lapse`] |
 //! | a duplicate of a call in flight | a transaction of the test |
 //! | a storm of duplicates | [`race`] and [`assert_performed_once`] |
+//! | the SQL functions for other languages | [`ANY_LANGUAGE_MIGRATOR`] |
 //! | a write that does not go through the transaction of the call | [`protect`](crate::protect()) |
 //! | the record that remains | [`operator::show`](crate::operator::show()) |
 //!
@@ -43,6 +44,7 @@ use sqlx::query::Query;
 use sqlx::{PgExecutor, PgPool, Postgres};
 use tokio::time::timeout;
 
+pub use crate::migrate::ANY_LANGUAGE_MIGRATOR;
 use crate::record::{Record, changes_a_row, interval};
 use crate::{Deployment, Error, Key, Outcome};
 

@@ -1,23 +1,41 @@
-//! The functions that the crate creates. Its migrations contain those of each earlier release, too.
+//! The functions that the crate creates. Its migrations contain those of each earlier release, too. Of the functions for
+//! callers in other languages, only those of this release are known.
 
 use std::sync::LazyLock;
 
 use sha2::{Digest as _, Sha256};
 
-use super::MIGRATIONS;
+use super::{FUNCTIONS, MIGRATIONS};
+use crate::record::Known;
 
-/// A digest of the name, the language, the settings and the body of each function, as `record::schema` computes it of the
-/// functions in the database. Another file that creates functions belongs here, too: a test compares all of them.
-pub(super) static FUNCTIONS: LazyLock<Vec<String>> = LazyLock::new(|| {
-    let texts = MIGRATIONS.iter().map(|migration| migration.sql.as_str());
-    let functions = texts.flat_map(|text| text.split("\ncreate function idempotency.").skip(1));
-    functions.map(|function| digest(function).expect("a name, a language and a body")).collect()
+/// Another file that creates functions belongs here, too: a test compares all of them.
+pub(super) static KNOWN: LazyLock<Known> = LazyLock::new(|| {
+    let migrations = MIGRATIONS.iter().flat_map(|migration| functions(migration.sql.as_str()));
+    let number = FUNCTIONS.split_once("as 'select ").and_then(|(_, rest)| rest.split_once("';"));
+    Known {
+        digests: migrations
+            .chain(functions(FUNCTIONS))
+            .map(|function| digest(function).expect("a name, a language and a body"))
+            .collect(),
+        any_language: functions(FUNCTIONS).filter_map(|function| name(function).map(str::to_owned)).collect(),
+        number: number.and_then(|(number, _)| number.parse().ok()).expect("the number of the file"),
+    }
 });
+
+/// From the name of each function on.
+fn functions(text: &str) -> impl Iterator<Item = &str> {
+    let created = text.split("\ncreate ").skip(1);
+    created.filter_map(|text| text.strip_prefix("or replace ").unwrap_or(text).strip_prefix("function idempotency."))
+}
+
+fn name(function: &str) -> Option<&str> {
+    Some(function.split_once('(')?.0)
+}
 
 /// Of a text that begins with the name of the function.
 fn digest(function: &str) -> Option<String> {
     let (head, quoted) = function.split_once(" as ")?;
-    let (name, _) = head.split_once('(')?;
+    let name = name(head)?;
     let language = head.split_once("language ")?.1.split_whitespace().next()?;
     let definer = head.contains("security definer");
     let settings =

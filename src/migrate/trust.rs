@@ -10,7 +10,7 @@ use sqlx::migrate::Migration;
 use sqlx::{Executor as _, PgConnection, Row as _};
 
 use super::MIGRATIONS;
-use super::known::FUNCTIONS;
+use super::known::KNOWN;
 use crate::record::{self, Distrust, Schema};
 use crate::{Error, Incompatible};
 
@@ -33,11 +33,13 @@ pub(crate) struct Trusted {
 }
 
 pub(crate) async fn standing(conn: &mut PgConnection) -> Result<Standing, Error> {
-    let Some(schema) = record::schema(conn, &FUNCTIONS).await? else { return Ok(Standing::Nothing) };
+    let Some(schema) = record::schema(conn, &KNOWN).await? else { return Ok(Standing::Nothing) };
     let newer = match &schema.distrust[..] {
-        [] => None,
+        [] => schema.newer.clone(),
         // An old process starts on the schema of a newer release, during a roll-out and after a roll-back.
-        [Distrust::Functions { objects }] if schema.is_applied_plain && is_newer(conn).await? => Some(objects.clone()),
+        [Distrust::Functions { objects }] if schema.is_applied_plain && is_newer(conn).await? => {
+            Some(schema.newer.iter().chain([objects]).cloned().collect::<Vec<_>>().join(", "))
+        }
         distrust => return Ok(Standing::Distrusted(distrust.iter().map(reason).collect())),
     };
     Ok(Standing::Trusted(Trusted { schema, newer }))
@@ -66,12 +68,22 @@ impl Standing {
 impl Trusted {
     /// Fails unless the schema is as this release needs it.
     pub(crate) async fn current(&self, conn: &mut PgConnection) -> Result<(), Error> {
-        match self.missing(conn).await?.first() {
-            None => Ok(()),
-            Some(migration) => {
-                Err(Error::SchemaMissing { source: format!("migration {} is not applied", migration.version).into() })
-            }
-        }
+        let source = match (self.missing(conn).await?.first(), &self.schema.older) {
+            (None, None) => return Ok(()),
+            (Some(migration), _) => format!("migration {} is not applied", migration.version),
+            (None, Some(older)) => format!("an earlier release has created {older}"),
+        };
+        Err(Error::SchemaMissing { source: source.into() })
+    }
+
+    /// Whether the functions for callers in other languages are there.
+    pub(super) const fn has_any_language(&self) -> bool {
+        self.schema.has_any_language
+    }
+
+    /// Whether an earlier release has created them.
+    pub(super) const fn has_older_functions(&self) -> bool {
+        self.schema.older.is_some()
     }
 
     /// The migrations that are not recorded as applied. Plain SQL without parameters, so that any pooler passes it in one
@@ -155,7 +167,7 @@ fn reason(distrust: &Distrust) -> String {
         ),
         Distrust::Functions { objects } | Distrust::Objects { objects } => format!(
             "this release does not know {objects}, and no newer release is recorded; if you have made them, restore what \
-             `idempotency-janitor migrate --print` creates, and keep your own in another schema; if you have not, find the role \
+             `idempotency-janitor migrate --print --any-language` creates, and keep your own in another schema; if you have not, find the role \
              that has; {DROP}"
         ),
     }

@@ -135,7 +135,7 @@ impl std::fmt::Display for Warning {
                 f,
                 "a newer release is recorded, and this one does not know {functions}; run `health` of the newer release, which \
                  does; if you have installed none, stop all callers, and compare the functions with those that \
-                 `idempotency-janitor migrate --print` creates"
+                 `idempotency-janitor migrate --print --any-language` creates"
             ),
             Self::RowSecurity { tables } => write!(
                 f,

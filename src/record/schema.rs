@@ -19,10 +19,28 @@ pub(crate) enum Distrust {
     Objects { objects: String },
 }
 
+/// The functions that the crate creates.
+#[derive(Debug)]
+pub(crate) struct Known {
+    /// Of the name, the language, the settings and the body of each function, as [`schema`] computes it of the functions in
+    /// the database.
+    pub(crate) digests: Vec<String>,
+    /// The names of the functions for callers in other languages.
+    pub(crate) any_language: Vec<String>,
+    /// The number of the file that creates those.
+    pub(crate) number: i32,
+}
+
 /// The schema, as the catalogs have it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Schema {
     pub(crate) distrust: Vec<Distrust>,
+    /// Whether the functions for callers in other languages are there.
+    pub(crate) has_any_language: bool,
+    /// Those of them that are not this release's, and have a lower number.
+    pub(crate) older: Option<String>,
+    /// Those of them that are not this release's, and have a higher number.
+    pub(crate) newer: Option<String>,
     /// Whether the table `record` is there.
     pub(crate) has_record: bool,
     /// Whether the table of the applied migrations is there.
@@ -31,11 +49,10 @@ pub(crate) struct Schema {
     pub(crate) is_applied_plain: bool,
 }
 
-/// Looks at the schema, by `pg_catalog` alone. `known` are the digests of the functions that the crate creates. `None` means
-/// that there is no schema.
+/// Looks at the schema, by `pg_catalog` alone. `None` means that there is no schema.
 ///
 /// A role is trusted if it may act as the owner of the database, or if that owner or the asking role is a member of it.
-pub(crate) async fn schema(conn: &mut PgConnection, known: &[String]) -> Result<Option<Schema>, Error> {
+pub(crate) async fn schema(conn: &mut PgConnection, known: &Known) -> Result<Option<Schema>, Error> {
     let rows = sqlx::query(
         "
         with /* pg_idempotency: schema */ recursive
@@ -136,11 +153,26 @@ pub(crate) async fn schema(conn: &mut PgConnection, known: &[String]) -> Result<
             where candidate.role not in (select role from trusted)
                 and not pg_catalog.pg_has_role(candidate.role, database.owner, acts.as_member)
         ),
+        -- The functions of any_language.sql are of the release whose number is the body of `version`.
+        any_language (number) as (
+            select pg_catalog.substring(function.prosrc, '^select ([0-9]{1,9})$')::int4
+            from pg_catalog.pg_proc as function
+            join pg_catalog.pg_namespace as space on space.oid = function.pronamespace
+            where space.nspname = 'idempotency' and function.proname = 'version' and function.pronargs = 0
+        ),
         unknown (kind, object) as (
-            select 'functions', 'function ' || function.oid::regprocedure::text
+            select
+                case
+                    when function.proname::text <> all ($2::text[]) then 'functions'
+                    when any_language.number < $3::int4 then 'older functions'
+                    when any_language.number > $3::int4 then 'newer functions'
+                    else 'functions'
+                end,
+                'function ' || function.oid::regprocedure::text
             from pg_catalog.pg_proc as function
             join pg_catalog.pg_namespace as space on space.oid = function.pronamespace
             join pg_catalog.pg_language as language on language.oid = function.prolang
+            left join any_language on true
             where space.nspname = 'idempotency'
                 -- A file of the printed SQL may have got line ends of another system.
                 and pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(
@@ -213,13 +245,17 @@ pub(crate) async fn schema(conn: &mut PgConnection, known: &[String]) -> Result<
                 else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(allowed.role)::text) end
         ) as grantee (name)
         union all
+        select 'any language', null, null, null from any_language
+        union all
         select kind, null, pg_catalog.string_agg(object, ', ' order by object), null
         from unknown
         group by kind
         order by 1, 2, 4
         ",
     )
-    .bind(known) // $1
+    .bind(&known.digests) // $1
+    .bind(&known.any_language) // $2
+    .bind(known.number) // $3
     .persistent(false)
     .fetch_all(conn)
     .await
@@ -230,7 +266,7 @@ pub(crate) async fn schema(conn: &mut PgConnection, known: &[String]) -> Result<
 impl Schema {
     fn of(rows: &[PgRow]) -> sqlx::Result<Option<Self>> {
         let mut exists = false;
-        let mut schema = Self { distrust: Vec::new(), has_record: false, has_applied: false, is_applied_plain: false };
+        let mut schema = Self::default();
         for row in rows {
             match row.try_get("kind")? {
                 "schema" => exists = true,
@@ -245,6 +281,9 @@ impl Schema {
                 "right" => {
                     schema.distrust.push(Distrust::Right { role: row.try_get("role")?, remedy: row.try_get("remedy")? })
                 }
+                "any language" => schema.has_any_language = true,
+                "older functions" => schema.older = row.try_get("objects")?,
+                "newer functions" => schema.newer = row.try_get("objects")?,
                 "functions" => schema.distrust.push(Distrust::Functions { objects: row.try_get("objects")? }),
                 _ => schema.distrust.push(Distrust::Objects { objects: row.try_get("objects")? }),
             }

@@ -12,8 +12,8 @@ use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::operator::{self, State};
 use pg_idempotency::testing::{age, expire, lapse};
 use pg_idempotency::{
-    Error, Fingerprint, Idempotency, Misuse, OnEscape, Outcome, SetupError, Verdict, commit, ensure_idempotent,
-    migrate, protect, schema_sql, unprotect,
+    Error, Fingerprint, Idempotency, Misuse, OnEscape, Outcome, SetupError, Verdict, any_language_sql, commit,
+    ensure_idempotent, migrate, migrate_any_language, protect, schema_sql, unprotect,
 };
 use rig::functions;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -213,13 +213,16 @@ impl Doors<'_> {
 
     async fn migrate(&self) -> anyhow::Result<()> {
         migrate(self.pool).await.context("the first")?;
-        migrate(self.pool).await.context("the second")
+        migrate(self.pool).await.context("the second")?;
+        migrate_any_language(self.pool).await.context("the SQL functions")
     }
 
     async fn schema_sql(&self) -> anyhow::Result<()> {
         self.plain.execute("drop schema idempotency cascade").await?;
-        self.pool.execute(AssertSqlSafe(schema_sql())).await?;
-        migrate(self.pool).await?;
+        for printed in [schema_sql(), any_language_sql(), any_language_sql()] {
+            self.pool.execute(AssertSqlSafe(printed)).await?;
+        }
+        migrate_any_language(self.pool).await?;
         self.pool.execute(include_str!("../../migrations/strict.sql")).await.context("strict.sql")?;
         Ok(())
     }

@@ -84,7 +84,7 @@ async fn what_a_schema_behind_pg_catalog_contains_decides_nothing(
 }
 
 /// The blocks of SQL of each page, in one transaction. Roles belong to the whole server, so nothing is committed.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
 async fn the_sql_of_the_pages_works_beside_the_operators_of_public(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;

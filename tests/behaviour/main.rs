@@ -13,6 +13,7 @@ mod squatted;
 
 mod any_language {
     mod calls;
+    mod installed;
     mod mistakes;
     mod roles;
     mod run;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pg_idempotency::operator::health;
-use pg_idempotency::{Error, Incompatible, MIGRATOR, SetupError, migrate, schema_sql};
+use pg_idempotency::{Error, Incompatible, MIGRATOR, SetupError, migrate, migrate_any_language, schema_sql};
 use rig::database::backend;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
@@ -126,11 +126,15 @@ async fn a_current_schema_needs_no_right_to_create_one(pool: PgPool) -> anyhow::
     );
     conn.execute(sqlx::AssertSqlSafe(create)).await?;
     let as_role = wide_pool(&(*pool.connect_options()).clone().options([("role", &role)]), 1).await;
-    let migrated = migrate(&as_role).await;
+    let mut migrated = migrate(&as_role).await;
     let mut performed = Vec::new();
     for (number, way) in WAYS.iter().enumerate() {
         let key = crate::support::key(&number.to_string());
         performed.push(way.run(&as_role, &key, "body", async |_| Ok::<_, Error>(1)).await);
+    }
+    if migrated.is_ok() {
+        migrate_any_language(&pool).await?;
+        migrated = migrate_any_language(&as_role).await;
     }
     let drop = format!("drop owned by {role}; drop role {role}");
     conn.execute(sqlx::AssertSqlSafe(drop)).await?;

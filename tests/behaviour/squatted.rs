@@ -4,7 +4,10 @@
 use std::time::Duration;
 
 use pg_idempotency::operator::{self, Warning};
-use pg_idempotency::{Error, Incompatible, OnEscape, SetupError, distribute, migrate, protect, schema_sql, unprotect};
+use pg_idempotency::{
+    Error, Incompatible, OnEscape, SetupError, distribute, migrate, migrate_any_language, protect, schema_sql,
+    unprotect,
+};
 use rig::database::{backend, until_blocked};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool};
@@ -146,6 +149,13 @@ fn squats() -> Vec<(&'static str, String, &'static str)> {
                   create function idempotency.ensure(text) returns bool language sql as 'select lair.bite()'"),
             "function idempotency.ensure(",
         ),
+        (
+            "functions of an earlier release in our schema",
+            ours("grant create on schema idempotency to @mallory; set role @mallory;
+                  create function idempotency.version() returns int4 language sql as 'select 0';
+                  create function idempotency.ensure(text) returns bool language sql as 'select lair.bite()'"),
+            "owns function idempotency.ensure(",
+        ),
         ("the right to add functions", ours("grant create on schema idempotency to public"), "revoke create on schema"),
         (
             "the right to add triggers",
@@ -234,8 +244,9 @@ fn squats() -> Vec<(&'static str, String, &'static str)> {
     ]
 }
 
-const DOORS: [&str; 11] = [
+const DOORS: [&str; 12] = [
     "migrate",
+    "migrate_any_language",
     "protect",
     "unprotect",
     "distribute",
@@ -260,6 +271,7 @@ async fn open(door: &str, pool: &PgPool) -> Result<Vec<Warning>, Error> {
     let key = key("a");
     match door {
         "migrate" => migrate(pool).await.map_err(in_a_call)?,
+        "migrate_any_language" => migrate_any_language(pool).await.map_err(in_a_call)?,
         "protect" => protect(pool, "orders", OnEscape::Refuse).await.map_err(in_a_call)?,
         "unprotect" => unprotect(pool, "orders").await.map_err(in_a_call)?,
         "distribute" => distribute(pool).await.map_err(in_a_call)?,
@@ -511,13 +523,13 @@ async fn a_schema_that_a_stranger_creates_while_a_door_waits_is_refused(
 /// The list of functions cannot be older than the migrations.
 #[sqlx::test(migrations = false)]
 async fn each_function_of_the_migrations_is_known_and_each_change_of_it_is_not(pool: PgPool) -> anyhow::Result<()> {
-    migrate(&pool).await?;
+    migrate_any_language(&pool).await?;
     let functions: Vec<String> = sqlx::query_scalar(
         "select oid::regprocedure::text from pg_proc where pronamespace = 'idempotency'::regnamespace::oid",
     )
     .fetch_all(&pool)
     .await?;
-    assert!(functions.len() >= 14, "{functions:?}");
+    assert!(functions.len() >= 16, "{functions:?}");
     let untrusted = async || -> anyhow::Result<bool> {
         let warnings = operator::health(&pool, Duration::from_secs(3600)).await?;
         Ok(warnings.iter().any(|warning| warning.name() == "untrusted_schema"))
@@ -556,14 +568,14 @@ async fn functions_of_a_newer_release_are_accepted_if_its_migration_is_recorded(
     migrate(&pool).await?;
     pool.execute("create table orders (id int)").await?;
     pool.execute(
-        "create or replace function idempotency.version() returns int4 language sql immutable parallel safe
-            set search_path = pg_catalog, pg_temp as 'select 2';
+        "create or replace function idempotency.store_response(text, text, text, int8, bytea, int2, text) returns void
+            language plpgsql as 'begin end';
          create function idempotency.newer() returns int4 language sql as 'select 2'",
     )
     .await?;
     let refused = migrate(&pool).await;
     let says = |part: &str| matches!(&refused, Err(SetupError::Other(Error::Incompatible(Incompatible::Schema { problem, .. }))) if problem.contains(part));
-    assert!(says("idempotency.newer()") && says("idempotency.version()"), "{refused:?}");
+    assert!(says("idempotency.newer()") && says("idempotency.store_response("), "{refused:?}");
     let record = "insert into idempotency._sqlx_migrations (version, description, success, checksum, execution_time)
         values (2, 'newer', true, '', 0)";
     pool.execute(record).await?;

@@ -186,6 +186,7 @@ async fn the_loss_of_a_worker_is_transient_and_leaves_nothing() -> anyhow::Resul
 #[tokio::test]
 async fn the_sql_functions_refuse_a_distributed_table_and_leave_nothing() -> anyhow::Result<()> {
     let Some(citus) = citus().await else { return Ok(()) };
+    pg_idempotency::migrate_any_language(&citus.pool).await?;
     let key = key("another language");
     let ensure = "select idempotency.ensure(
         scope => $1, operation => $2, value => $3, fingerprint => idempotency.fingerprint('x')

@@ -24,7 +24,7 @@ fn key(operation: &str, value: &str) -> Key {
     Key::new("ada", operation, value).expect("a key")
 }
 
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn what_the_layer_stored_the_sql_functions_replay_with_status_and_headers(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
@@ -51,7 +51,7 @@ async fn what_the_layer_stored_the_sql_functions_replay_with_status_and_headers(
     Ok(())
 }
 
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn what_the_sql_functions_stored_the_layer_replays_with_status_and_headers(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
@@ -111,7 +111,7 @@ async fn the_layer_computes_the_vectors_of_requests(pool: PgPool) -> anyhow::Res
 }
 
 /// A stored `Content-Length` of another body would end the replay early, and its rest would begin the next response.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn the_sql_functions_refuse_the_headers_that_the_layer_never_replays(pool: PgPool) -> anyhow::Result<()> {
     assert_eq!(refused_headers(&pool).await?, 16);
@@ -124,7 +124,7 @@ async fn the_sql_functions_refuse_the_headers_that_the_layer_never_replays(pool:
         return Ok(()); // before PostgreSQL 15, or without ICU
     }
     let turkish = PgPool::connect_with(pool.connect_options().as_ref().clone().database(&database)).await?;
-    pg_idempotency::migrate(&turkish).await?;
+    pg_idempotency::migrate_any_language(&turkish).await?;
     let refused = refused_headers(&turkish).await;
     turkish.close().await;
     sqlx::raw_sql(AssertSqlSafe(format!("drop database {database}"))).execute(&pool).await?;

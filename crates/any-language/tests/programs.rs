@@ -54,7 +54,7 @@ async fn create_payments(pool: &PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "pg_idempotency::testing::ANY_LANGUAGE_MIGRATOR")]
 async fn each_driver_performs_once_and_replays_what_the_others_stored(pool: PgPool) -> anyhow::Result<()> {
     create_payments(&pool).await?;
     let url = url(&pool);
@@ -98,7 +98,7 @@ async fn each_driver_performs_once_and_replays_what_the_others_stored(pool: PgPo
 }
 
 /// A payment that fails undoes its claim, and a retry pays.
-#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
+#[sqlx::test(migrator = "pg_idempotency::testing::ANY_LANGUAGE_MIGRATOR")]
 async fn each_driver_rolls_the_claim_back_with_the_payment(pool: PgPool) -> anyhow::Result<()> {
     let url = url(&pool);
     assert!(by_tokio_postgres(&url, "key-1", 1).await.is_err(), "there is no table of payments yet");

@@ -107,7 +107,7 @@ impl World {
     pub(crate) async fn on(options: PgConnectOptions, stage: &Stage, setup: Setup) -> anyhow::Result<Arc<Self>> {
         let observer = pool(&options, 4);
         let mut conn = observer.acquire().await?;
-        pg_idempotency::migrate(&observer).await?;
+        pg_idempotency::migrate_any_language(&observer).await?;
         conn.execute(include_str!("../../../migrations/strict.sql")).await?;
         conn.execute(TABLES).await?;
         if let Some(effects) = setup.effects {

@@ -125,6 +125,9 @@ pub(crate) enum Command {
         /// Print the SQL, for a DBA to run, and touch no database
         #[arg(long)]
         print: bool,
+        /// Create the SQL functions for callers in other languages, too
+        #[arg(long)]
+        any_language: bool,
         /// Distribute the table by scope over the workers of Citus, too
         #[arg(long, conflicts_with = "print")]
         distributed: bool,

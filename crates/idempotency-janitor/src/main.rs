@@ -22,7 +22,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use pg_idempotency::{distribute, migrate, schema_sql};
+use pg_idempotency::{any_language_sql, distribute, migrate, migrate_any_language, schema_sql};
 
 use arguments::{Arguments, Command};
 use connection::{Database, LONG_ANSWER, ask};
@@ -46,10 +46,18 @@ async fn main() -> ExitCode {
 async fn run(arguments: Arguments) -> Result<Ending, Failure> {
     let database = Database::new(arguments.database_url);
     match arguments.command {
-        Command::Migrate { print: true, .. } => print(&schema_sql()),
-        Command::Migrate { print: false, distributed } => {
+        Command::Migrate { print: true, any_language: false, .. } => print(&schema_sql()),
+        Command::Migrate { print: true, any_language: true, .. } => {
+            print(&format!("{}\n{}", schema_sql(), any_language_sql()))
+        }
+        Command::Migrate { print: false, any_language, distributed } => {
             let pool = database.pool().await?;
-            ask(LONG_ANSWER, migrate(&pool)).await.map_err(failure::of_migrating)?;
+            let migrated = if any_language {
+                ask(LONG_ANSWER, migrate_any_language(&pool)).await
+            } else {
+                ask(LONG_ANSWER, migrate(&pool)).await
+            };
+            migrated.map_err(failure::of_migrating)?;
             if distributed {
                 // It moves every record. Nobody can say how long that takes, and a person watches it.
                 distribute(&pool).await.map_err(Failure::from).map_err(failure::of_migrating)?;

@@ -7,8 +7,15 @@ use std::sync::LazyLock;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{AssertSqlSafe, SqlSafeStr};
 
-pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
-    let mut migrations: Vec<Migration> = pg_idempotency::MIGRATOR.iter().cloned().collect();
+pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| strict(&pg_idempotency::MIGRATOR));
+
+/// With the SQL functions for callers in other languages. Only their tests have it, so that the others show what the
+/// library can do without these functions.
+pub static ANY_LANGUAGE_MIGRATOR: LazyLock<Migrator> =
+    LazyLock::new(|| strict(&pg_idempotency::testing::ANY_LANGUAGE_MIGRATOR));
+
+fn strict(plain: &Migrator) -> Migrator {
+    let mut migrations: Vec<Migration> = plain.iter().cloned().collect();
     migrations.push(migration(i64::MAX - 1, "strict", include_str!("../../../migrations/strict.sql")));
     if partitioned() {
         let (all, few) = ("partitions constant int := 16", "partitions constant int := 4");
@@ -27,7 +34,7 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
     migrator.create_schema("idempotency");
     migrator.dangerous_set_table_name("idempotency._sqlx_migrations");
     migrator
-});
+}
 
 /// Whether the tests run on a table with hash partitions.
 pub fn partitioned() -> bool {

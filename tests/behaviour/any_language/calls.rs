@@ -17,7 +17,7 @@ fn fingerprint() -> &'static Fingerprint {
     &ONE
 }
 
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn what_one_door_stored_the_other_one_replays_to_the_byte(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
@@ -54,7 +54,7 @@ async fn what_one_door_stored_the_other_one_replays_to_the_byte(pool: PgPool) ->
 
 /// `statement_timestamp()` stands still in a CALL, also across its commits. A record that counted from there would be
 /// born expired, and a retry would perform.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn the_retention_counts_from_the_call_also_in_a_long_statement(pool: PgPool) -> anyhow::Result<()> {
     let worker = "create procedure worker(longer interval) language plpgsql as $$
@@ -104,7 +104,7 @@ async fn the_retention_counts_from_the_call_also_in_a_long_statement(pool: PgPoo
 }
 
 /// Both doors try the same advisory lock.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn an_open_call_of_one_door_is_in_flight_for_the_other(pool: PgPool) -> anyhow::Result<()> {
     for (at, value) in ["a", "é", "漢字", &"x".repeat(255)].into_iter().enumerate() {
@@ -135,7 +135,7 @@ async fn an_open_call_of_one_door_is_in_flight_for_the_other(pool: PgPool) -> an
     Ok(())
 }
 
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn a_wait_ends_with_the_owner_or_with_its_time(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
@@ -182,7 +182,7 @@ async fn a_wait_ends_with_the_owner_or_with_its_time(pool: PgPool) -> anyhow::Re
 }
 
 /// A claim that a savepoint has undone is no claim, and permits no write.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn a_savepoint_undoes_a_claim(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
@@ -208,7 +208,7 @@ async fn a_savepoint_undoes_a_claim(pool: PgPool) -> anyhow::Result<()> {
 }
 
 /// The vectors are those that the callers in other languages read, too.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 async fn every_vector_of_the_fingerprint_of_bytes_is_computed_alike(pool: PgPool) -> anyhow::Result<()> {
     let vectors: Vec<Value> = serde_json::from_str(include_str!("../../vectors/fingerprints.json"))?;
     for vector in &vectors {

@@ -22,7 +22,7 @@ fn refusal<T: std::fmt::Debug>(result: sqlx::Result<T>) -> (String, String) {
     (error.code().to_owned(), error.hint().unwrap_or_default().to_owned())
 }
 
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn arguments_out_of_range_are_refused_with_a_hint_and_do_nothing(pool: PgPool) -> anyhow::Result<()> {
     let good = [
@@ -82,7 +82,7 @@ async fn arguments_out_of_range_are_refused_with_a_hint_and_do_nothing(pool: PgP
     Ok(())
 }
 
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn a_response_of_another_shape_is_refused_and_the_claim_remains(pool: PgPool) -> anyhow::Result<()> {
     let mut tx = pool.begin().await?;
@@ -121,7 +121,7 @@ async fn a_response_of_another_shape_is_refused_and_the_claim_remains(pool: PgPo
 }
 
 /// Autocommit is the default of most drivers. The claim commits alone, so the completion fails, and no retry performs.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn in_autocommit_nothing_is_performed_twice(pool: PgPool) -> anyhow::Result<()> {
     create_open_effects(&pool).await;
@@ -159,7 +159,7 @@ async fn in_autocommit_nothing_is_performed_twice(pool: PgPool) -> anyhow::Resul
 }
 
 /// The hint of an indeterminate key, in the warning beside the answer.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn an_indeterminate_key_has_a_warning_that_names_the_usual_cause(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;
@@ -188,7 +188,7 @@ async fn an_indeterminate_key_has_a_warning_that_names_the_usual_cause(pool: PgP
     Ok(())
 }
 
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn only_the_claim_of_this_transaction_completes_and_only_once(pool: PgPool) -> anyhow::Result<()> {
     let mut owner = pool.begin().await?;
@@ -216,7 +216,7 @@ async fn only_the_claim_of_this_transaction_completes_and_only_once(pool: PgPool
 }
 
 /// The transactions of one message share `now()`, which is the time of the claim.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn a_claim_does_not_survive_a_commit_inside_one_message(pool: PgPool) -> anyhow::Result<()> {
     let message = "begin;
@@ -231,7 +231,7 @@ async fn a_claim_does_not_survive_a_commit_inside_one_message(pool: PgPool) -> a
 }
 
 /// As the library: above READ COMMITTED, a record that was committed after the snapshot is a serialization failure.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn above_read_committed_a_call_fails_rather_than_performs_twice(pool: PgPool) -> anyhow::Result<()> {
     let call = async |conn: &mut PgConnection, value: &str| ensure(conn, &key(value), &fingerprint(), Some("0")).await;

@@ -26,7 +26,7 @@ async fn pay(conn: &mut PgConnection, value: &str, payee: &str) -> sqlx::Result<
     Ok((row.try_get("status")?, row.try_get("body")?))
 }
 
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
 async fn a_client_role_reads_and_forges_nothing(pool: PgPool) -> anyhow::Result<()> {
     let mut admin = connect(&pool).await;
@@ -91,7 +91,7 @@ async fn attempts(pool: &PgPool, client: &str) -> anyhow::Result<()> {
 }
 
 /// The grant lines of the page suffice for the role of a service.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
 async fn a_service_role_calls_with_the_grants_of_the_page(pool: PgPool) -> anyhow::Result<()> {
     let page = include_str!("../../../src/guide/any_language.md");
@@ -125,7 +125,7 @@ async fn a_service_role_calls_with_the_grants_of_the_page(pool: PgPool) -> anyho
 
 /// No function of the schema resolves a name by the path of its caller. Those without a path of their own name the
 /// schema of everything.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 async fn each_function_for_other_languages_pins_its_search_path_and_is_not_for_everybody(
     pool: PgPool,
 ) -> anyhow::Result<()> {

@@ -67,7 +67,7 @@ fn code<T: std::fmt::Debug>(result: sqlx::Result<T>) -> String {
     error.as_database_error().and_then(|error| error.code()).unwrap_or_default().into_owned()
 }
 
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn it_performs_once_and_replays_the_same_bytes(pool: PgPool) -> anyhow::Result<()> {
     prepared(&pool).await?;
@@ -84,7 +84,7 @@ async fn it_performs_once_and_replays_the_same_bytes(pool: PgPool) -> anyhow::Re
     Ok(())
 }
 
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn an_effect_that_raises_leaves_nothing_and_its_error_comes_back(pool: PgPool) -> anyhow::Result<()> {
     prepared(&pool).await?;
@@ -103,7 +103,7 @@ async fn an_effect_that_raises_leaves_nothing_and_its_error_comes_back(pool: PgP
 }
 
 /// The server sends the row before it commits, and the error after it.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn a_deferred_constraint_that_fails_at_commit_is_no_success(pool: PgPool) -> anyhow::Result<()> {
     prepared(&pool).await?;
@@ -116,7 +116,7 @@ async fn a_deferred_constraint_that_fails_at_commit_is_no_success(pool: PgPool) 
     Ok(())
 }
 
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn what_is_no_effect_leaves_nothing(pool: PgPool) -> anyhow::Result<()> {
     pool.execute(
@@ -149,7 +149,7 @@ async fn what_is_no_effect_leaves_nothing(pool: PgPool) -> anyhow::Result<()> {
 
 /// It runs under the path of its caller, so that the effect does. Nothing of the caller's path replaces what it uses
 /// itself.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn the_path_of_the_caller_decides_nothing_but_the_effect(pool: PgPool) -> anyhow::Result<()> {
     prepared(&pool).await?;
@@ -177,7 +177,7 @@ async fn the_path_of_the_caller_decides_nothing_but_the_effect(pool: PgPool) -> 
     Ok(())
 }
 
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
 async fn everything_happens_with_the_rights_of_the_caller(pool: PgPool) -> anyhow::Result<()> {
     prepared(&pool).await?;

@@ -174,7 +174,7 @@ async fn write(conn: &mut PgConnection, key: &Key, state: State) -> bool {
     }
 }
 
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 async fn every_state_gets_the_answer_of_the_table(pool: PgPool) -> anyhow::Result<()> {
     let (mut possible, mut barred) = (0, 0);
     let doors = Door::all()?;
@@ -198,7 +198,7 @@ async fn every_state_gets_the_answer_of_the_table(pool: PgPool) -> anyhow::Resul
 }
 
 /// An open transaction has the key, and leaves the state when it commits.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn every_state_gets_the_answer_of_the_table_after_a_wait(pool: PgPool) -> anyhow::Result<()> {
     let mut possible = 0;

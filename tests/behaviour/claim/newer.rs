@@ -69,7 +69,7 @@ async fn past_its_retention_a_mode_of_a_newer_release_is_as_dead_as_any(pool: Pg
 }
 
 /// In each version, and with each part that decides which fingerprints can be compared.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn both_doors_compare_fingerprints_alike(pool: PgPool) -> anyhow::Result<()> {
     let version = |version: u8, rest: &[u8]| [&[version], rest, &[0; 32][rest.len()..]].concat();

@@ -19,6 +19,7 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     let text = response(300);
     let mut tables = Vec::new();
     bench.clear().await?;
+    pg_idempotency::migrate_any_language(&bench.plain().lazy_pool(None)).await?;
     bench.plain().connect(None).await?.execute(sql_functions::PAY).await?;
     let first_calls =
         [bare_call(), library::first_call(text), sql_functions::first_call(text), sql_functions::run(text)];

@@ -91,10 +91,11 @@ async fn package(service: Option<Service>, package: Package) -> anyhow::Result<(
     Ok(())
 }
 
-/// The schema of pg-idempotency, as its migration creates it, and the payments.
+/// The schema of pg-idempotency with its functions for other languages, and the payments.
 pub(crate) const WITH_FUNCTIONS: &str = concat!(
     "create schema idempotency;",
     include_str!("../../../../migrations/0001_create_record.sql"),
+    include_str!("../../../../migrations/any_language.sql"),
     include_str!("tables.sql"),
     include_str!("plpgsql.sql"),
 );

@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::process::Command;
 
-use pg_idempotency::schema_sql;
+use pg_idempotency::{any_language_sql, schema_sql};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, PgConnection};
 
@@ -37,6 +37,9 @@ fn migrate_prints_its_sql_without_a_database() {
     let output = janitor(&["migrate", "--print"]);
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(text(&output.stdout), schema_sql());
+    let output = janitor(&["migrate", "--print", "--any-language"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(text(&output.stdout), format!("{}\n{}", schema_sql(), any_language_sql()));
 }
 
 /// The schema of a database, and the applied migrations. `None` where there is no `pg_dump` for this server.
@@ -64,19 +67,24 @@ fn dump(options: &PgConnectOptions) -> Option<String> {
 #[sqlx::test(migrations = false)]
 async fn the_printed_sql_makes_the_database_that_migrate_makes(_: PgPoolOptions, options: PgConnectOptions) {
     let mut conn = PgConnection::connect_with(&options).await.expect("a connection");
-    assert_eq!(janitor_on(&options, &["migrate"]).status.code(), Some(0));
-    let Some(migrated) = dump(&options) else {
-        writeln!(std::io::stderr(), "skipped: there is no pg_dump for this server").expect("stderr");
-        return;
-    };
-    assert!(migrated.contains("CREATE FUNCTION idempotency.ensure("), "{migrated}");
-    conn.execute("drop schema idempotency cascade").await.expect("dropped");
+    for arguments in [&["migrate"][..], &["migrate", "--any-language"]] {
+        assert_eq!(janitor_on(&options, arguments).status.code(), Some(0));
+        let Some(migrated) = dump(&options) else {
+            writeln!(std::io::stderr(), "skipped: there is no pg_dump for this server").expect("stderr");
+            return;
+        };
+        assert_eq!(migrated.contains("CREATE FUNCTION idempotency.ensure("), arguments.len() == 2, "{migrated}");
+        conn.execute("drop schema idempotency cascade").await.expect("dropped");
+        let printed = text(&janitor(&[arguments, &["--print"]].concat()).stdout);
+        conn.execute(AssertSqlSafe(printed)).await.expect("it is SQL");
+        assert_eq!(dump(&options).expect("as before"), migrated);
+        assert_eq!(janitor_on(&options, arguments).status.code(), Some(0), "it finds the migration applied");
+        assert_eq!(dump(&options).expect("as before"), migrated);
+        conn.execute("drop schema idempotency cascade").await.expect("dropped");
+    }
     let printed = text(&janitor(&["migrate", "--print"]).stdout);
-    conn.execute(AssertSqlSafe(printed.clone())).await.expect("it is SQL");
-    assert_eq!(dump(&options).expect("as before"), migrated);
-    assert_eq!(janitor_on(&options, &["migrate"]).status.code(), Some(0), "it finds the migration applied");
     // It does not install into a schema that somebody else may own.
-    conn.execute("drop schema idempotency cascade; create schema idempotency").await.expect("made");
+    conn.execute("create schema idempotency").await.expect("made");
     let error = conn.execute(AssertSqlSafe(printed)).await.expect_err("the schema exists");
     assert_eq!(error.as_database_error().and_then(|error| error.code()).as_deref(), Some("42P06"));
 }

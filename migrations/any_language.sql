@@ -1,0 +1,265 @@
+-- The protocol of transaction mode for callers in any language, in a transaction of theirs (src/guide/any_language.md). No leases: their
+-- owner needs a clock and a task that renews them. No marks: in autocommit, which a function cannot detect, a mark would commit without
+-- its effect. The functions run with their caller's rights, so a role that may call them may read every response: PUBLIC may not.
+--
+-- The Rust library does not need these functions. `migrate --any-language` creates them, and then each `migrate` of a later release
+-- replaces them. The file can be run again: grants survive, except those of PUBLIC.
+
+-- Each change of this file raises this number. `migrate` replaces functions with a lower number, and leaves those with a higher one.
+-- It reads the number in the catalog.
+create or replace function idempotency.version()
+returns int4 language sql immutable parallel safe set search_path = pg_catalog, pg_temp as 'select 1';
+
+-- Version 3 of the fingerprint: SHA-256 of the bytes as they are, which every language computes alike. With a search_path of its
+-- own, PostgreSQL would not inline it, and each call would take ten microseconds more. So it names the schema of everything.
+create or replace function idempotency.fingerprint(request bytea)
+returns bytea language sql immutable strict parallel safe as $$
+    select pg_catalog.decode('03', 'hex') operator(pg_catalog.||) pg_catalog.sha256(request)
+$$;
+
+-- Claims the key, or finds the answer that src/claim/answer.rs gives; then nothing was done, and the transaction is usable. A null
+-- wait is 5 seconds, or half the retention if that is shorter. statement_timestamp() stands still in a function and in a statement
+-- that calls it, such as the CALL of a worker's loop, which may be hours old. So clock_timestamp() decides what has expired, from
+-- when the retention counts, and what is left of the wait. Leases are judged as of the beginning of the statement, which is safe.
+create or replace function idempotency.ensure(
+    scope text, operation text, value text, fingerprint bytea,
+    retention interval default '24 hours', wait interval default null, trace text default null,
+    out outcome text, out token int8, out status int4, out headers jsonb, out body bytea, out retry_after interval, out first_trace text
+)
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+    part text; bytes bytea;
+    keyed bytea := '';
+    refusal text;
+    patience interval := coalesce($6, least(interval '5 s', greatest($5 / 2::float8, interval '1 ms')));
+    -- A clock that has jumped back must not give an expired record another answer than its state.
+    asked constant timestamptz := greatest(clock_timestamp(), statement_timestamp());
+    waits_until timestamptz;
+    milliseconds int8; lock_id int8;
+    -- 62 of its bits are random. random() is not used, because its seed is a setting.
+    drawn constant int8 := ('x'::text || encode(substr(uuid_send(gen_random_uuid()), 9), 'hex'))::bit(64)::int8;
+    remembered interval;
+    next_attempt int4;
+    may_claim boolean := true;
+    looks int4 := 0;
+    seen record;
+begin
+    foreach part in array array[$1, $2, $3] loop
+        bytes := convert_to(part, 'UTF8');
+        if octet_length(bytes) between 1 and 255 and encode(bytes, 'hex') !~ '^(..)*([01].|7f|c2[89].)'
+            -- Not only white space and invisible characters, in UTF-8: the list of src/key.rs.
+            and encode(bytes, 'hex') !~ '^(20|c2a[0d]|cd8f|d89c|e185(9f|a0)|e19a80|e19eb[45]|e1a08[b-f]|e280(8.|a[89a-f])|e281(9f|a.)|'
+                'e38080|e385a4|efb88.|efbbbf|efbea0|efbfb[0-8]|f09bb2a[0-3]|f09d85b[3-9a]|f3a0....)+$'
+        then
+            keyed := keyed || set_byte(decode('00', 'hex'), 0, octet_length(bytes)) || bytes;
+        else
+            refusal := 'scope, operation and value have 1 to 255 bytes each, no control characters, and a character that can be seen';
+        end if;
+    end loop;
+    refusal := case
+        when refusal is not null then refusal
+        when (octet_length($4) = 33) is not true then 'a fingerprint has 33 bytes, as idempotency.fingerprint returns them'
+        when ($5 between interval '1 ms' and interval '3660 days') is not true then 'a retention lasts from a millisecond to ten years'
+        when not (patience = interval '0' or patience between interval '1 ms' and interval '1 hour') or $6 >= $5
+            then 'a wait is 0, or lasts from a millisecond to an hour, and is shorter than the retention'
+    end;
+    if refusal is not null then
+        raise exception 'idempotency.ensure does not take these arguments' using errcode = 'IK008', hint = refusal;
+    end if;
+    waits_until := clock_timestamp() + patience;
+    -- The statements add it to the beginning of the statement. Without days, whose length would depend on the session's time zone.
+    remembered := make_interval(secs => extract(epoch from $5)::float8 + extract(epoch from asked - statement_timestamp())::float8);
+    -- As src/key.rs and src/trace.rs. What is no traceparent counts as none.
+    lock_id := ('x'::text || encode(substr(sha256(keyed), 1, 8), 'hex'))::bit(64)::int8;
+    trace := case
+        when trace ~ '^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}($|-)'
+            and (length(trace) = 55 or trace not like '00%') then left(trace, 55)
+    end;
+    -- As src/claim/contend.rs.
+    loop
+        if may_claim and idempotency.try_claim($1, $2, $3, drawn, $4, remembered, null, 'transaction', lock_id, $7) then
+            select 'claimed', drawn into outcome, token;
+            return;
+        end if;
+        exit when looks = 10;
+        looks := looks + 1;
+        select
+            record.*, case when record.token is null then pg_try_advisory_xact_lock(lock_id) end as mine,
+            -- As src/record/fragment.rs, word for word.
+            case
+                when (expires_at <= pg_catalog.statement_timestamp() and
+                    (lease_until is null or lease_until <= pg_catalog.statement_timestamp())) then 'expired'
+                when completed_at is not null then case mode when 'mark' then 'mark' else 'completed' end
+                when lease_until > pg_catalog.statement_timestamp() then 'in_flight'
+                when (completed_at is null and (lease_until = '-infinity'
+                    or (lease_until <= pg_catalog.statement_timestamp() and mode in ('at_least_once', 'in_steps')))
+                    and pg_catalog.jsonb_path_exists(steps, '$.*.begun') is not true)
+                    then case lease_until when '-infinity' then 'released' else 'lapsed' end
+                else 'indeterminate'
+            end as state,
+            -- As src/fingerprint.rs. Two choices of version 2 cannot be compared.
+            case
+                when fingerprint = $4 then 'same'
+                when substr(fingerprint, 1, case substr($4, 1, 1) when decode('02', 'hex') then 9 else 1 end)
+                    <> substr($4, 1, case substr($4, 1, 1) when decode('02', 'hex') then 9 else 1 end) then 'unknown_fingerprint'
+                else 'key_reused'
+            end as compared,
+            record.token::text = any (string_to_array(current_setting('idempotency.claim', true), ' ')) as own
+        from (select) as one
+        left join idempotency.record as record on record.scope = $1 and record.operation = $2 and record.value = $3
+        into seen;
+        may_claim := coalesce(seen.mine, false);
+        continue when may_claim;
+        if seen.token is null then
+            outcome := 'held';
+        else
+            -- As src/claim/answer.rs.
+            next_attempt := 1;
+            outcome := case
+                when seen.expires_at <= asked and (seen.lease_until is null or seen.lease_until <= statement_timestamp())
+                    then 'take over'
+                when seen.mode not in ('transaction', 'at_least_once', 'at_most_once', 'in_steps', 'mark') then 'unknown_mode'
+                when seen.mode <> 'transaction' then 'other_mode'
+                when seen.state = 'released' and (seen.attempt = 0 or seen.compared <> 'same') then 'take over'
+                when seen.state = 'indeterminate' and seen.own then 'already_in_transaction'
+                when seen.compared <> 'same' then seen.compared
+                when seen.state = 'completed' then 'replayed'
+                else seen.state
+            end;
+            if outcome = 'replayed' then
+                select seen.response_status, seen.response_headers, seen.response_body, seen.trace into status, headers, body, first_trace;
+            elsif outcome = 'in_flight' then
+                retry_after := least(seen.lease_until, '9999-12-31 00:00:00+00') - statement_timestamp();
+            elsif outcome = 'released' then
+                select 'take over', least(seen.attempt, 2147483646) + 1 into outcome, next_attempt;
+            elsif outcome = 'indeterminate' then
+                raise warning 'the operation was claimed at % (attempt %, token %) and never completed',
+                    seen.claimed_at, seen.attempt, seen.token
+                    using hint = 'Find out whether it took effect, and settle it: idempotency-janitor resolve, or release. The usual '
+                        'cause is autocommit: idempotency.ensure, the effect and idempotency.complete belong in one transaction.';
+            end if;
+            if outcome <> 'take over' then
+                return;
+            end if;
+            -- As src/record/take_over.rs. No lock if another call has changed the record: then this call replays.
+            perform from idempotency.record as record
+            where record.scope = $1 and record.operation = $2 and record.value = $3 and record.token = seen.token;
+            continue when not found;
+            if not pg_try_advisory_xact_lock(lock_id) then
+                outcome := 'held';
+            else
+                perform from idempotency.record as record
+                where record.scope = $1 and record.operation = $2 and record.value = $3 for update skip locked;
+                outcome := case when found then 'overtaken' else 'locked' end;
+                update idempotency.record as record
+                set mode = 'transaction', fingerprint = $4, token = drawn, attempt = next_attempt, granted_attempt = null,
+                    claimed_at = now(), lease_until = null, completed_at = null, expires_at = statement_timestamp() + remembered,
+                    response_status = null, response_headers = null, response_body = null,
+                    last_error = case when next_attempt > 1 then last_error end, steps = null, request = null, looks = null,
+                    misdirected = null, trace = $7
+                where outcome = 'overtaken' and record.scope = $1 and record.operation = $2 and record.value = $3
+                    and record.token = seen.token
+                    and ((expires_at <= asked and (lease_until is null or lease_until <= statement_timestamp()))
+                        or (mode = 'transaction' and completed_at is null and lease_until = '-infinity'));
+                if found then
+                    perform set_config('idempotency.claim', concat(current_setting('idempotency.claim', true), ' ', drawn), true);
+                    select 'claimed', drawn into outcome, token;
+                    return;
+                end if;
+            end if;
+        end if;
+        milliseconds := ceil(extract(epoch from least(waits_until - clock_timestamp(), patience)) * 1000);
+        if outcome = 'held' then
+            exit when milliseconds <= 0;
+            outcome := idempotency.await_key($1, $2, $3, lock_id, milliseconds, asked, 'transaction');
+            may_claim := outcome = 'claim';
+            -- One more look, because the owner may have ended at this moment.
+            patience := case outcome when 'timeout' then '0' else patience end;
+            looks := 0;
+        elsif outcome = 'locked' and milliseconds > 0 then
+            perform pg_sleep(0.01);
+            looks := 0;
+        end if;
+    end loop;
+    select 'in_flight', interval '1 s' into outcome, retry_after;
+end
+$$;
+
+-- Stores the response with the claim of this transaction. If it fails, nothing may be acknowledged. To the HTTP layer of the
+-- library, a response with a status and no body is one that was not stored, so a status alone stores an empty body.
+create or replace function idempotency.complete(
+    scope text, operation text, value text, token int8, status int4 default null, headers jsonb default null, body bytea default null
+)
+returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    -- As src/http/replay.rs.
+    never_replayed constant text[] := array[
+        'authentication-info', 'authorization', 'connection', 'content-length', 'date', 'idempotency-key', 'idempotent-replayed',
+        'keep-alive', 'proxy-authenticate', 'proxy-authorization', 'set-cookie', 'te', 'trailer', 'transfer-encoding', 'upgrade',
+        'www-authenticate'
+    ];
+    refusal constant text := case
+        when token is null then 'ensure returns a token with the outcome claimed; otherwise there is nothing to complete'
+        when status not between 200 and 599 then 'a status is between 200 and 599, because a response with a lower one is not the last'
+        when headers is not null and (status is null or jsonb_typeof(headers) <> 'array' or exists (
+            select from jsonb_array_elements(case jsonb_typeof(headers) when 'array' then headers end) as header
+            where case
+                when jsonb_typeof(header) <> 'array' then true
+                when jsonb_array_length(header) <> 2 then true
+                else jsonb_typeof(header -> 0) <> 'string' or jsonb_typeof(header -> 1) <> 'string'
+                    or (header ->> 0) !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'
+                    or lower((header ->> 0) collate "C") = any (never_replayed)
+                    -- Each character of a value stands for one byte (src/http/replay.rs), and none for a control character.
+                    or encode(convert_to(header ->> 1, 'UTF8'), 'hex') ~ '^(..)*(0[0-8a-f]|1.|7f|c[4-9a-f]|[def].)'
+            end
+        )) then 'headers come with a status, and are [["name", "value"], ...], as HTTP permits them; no replay may repeat '
+            || array_to_string(never_replayed, ', ')
+    end;
+begin
+    if refusal is not null then
+        raise exception 'idempotency.complete does not take these arguments' using errcode = 'IK008', hint = refusal;
+    end if;
+    -- Transactions in one message share now(), the time of the claim. So that time does not show that the transaction of the claim
+    -- has ended; the setting does, which ends with the transaction. Without a token, store_response finds no claim.
+    perform idempotency.store_response($1, $2, $3,
+        case when $4::text = any (string_to_array(current_setting('idempotency.claim', true), ' ')) then $4 end,
+        case when status is null then body else coalesce(body, '') end, status::int2,
+        case when status is not null then coalesce(headers, '[]')::text end);
+end
+$$;
+
+-- Both in one round trip: claims the key, calls the effect with the argument, and completes. In autocommit the statement commits
+-- by itself; otherwise the transaction of the caller does. The outcome of a call that has claimed is 'performed'. The effect is a
+-- function of one jsonb with the columns status int, headers jsonb and body bytea. It runs under the caller's search_path, so this
+-- function has none of its own, and names the schema of everything. What the effect raises reaches the caller.
+create or replace function idempotency.run(
+    scope text, operation text, value text, fingerprint bytea, effect regproc, argument jsonb,
+    retention interval default '24 hours', wait interval default null, trace text default null,
+    out outcome text, out status int4, out headers jsonb, out body bytea, out retry_after interval, out first_trace text
+)
+language plpgsql as $$
+declare
+    won int8;
+begin
+    select ensured.outcome, ensured.token, ensured.status, ensured.headers, ensured.body, ensured.retry_after, ensured.first_trace
+    into outcome, won, status, headers, body, retry_after, first_trace
+    from idempotency.ensure($1, $2, $3, $4, $7, $8, $9) as ensured;
+    if won is not null then
+        if $5 is null then
+            raise exception 'idempotency.run does not take these arguments' using errcode = 'IK008', hint = 'an effect is a function';
+        end if;
+        -- regproc is written with its schema, unless the path finds this function and no other one of its name. The answer is that
+        -- of a replay, to the byte.
+        execute pg_catalog.format(
+            'select answer.status, case when answer.status is null then answer.headers else coalesce(answer.headers, ''[]'') end, '
+            'case when answer.status is null then answer.body else coalesce(answer.body, '''') end from %s($1) as answer', $5
+        ) into status, headers, body using $6;
+        perform idempotency.complete($1, $2, $3, won, status, headers, body);
+        outcome := 'performed';
+    end if;
+end
+$$;
+
+revoke all on function idempotency.version, idempotency.fingerprint, idempotency.ensure, idempotency.complete, idempotency.run
+    from public;
