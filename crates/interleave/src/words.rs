@@ -11,7 +11,11 @@ pub(crate) fn cause(error: &anyhow::Error) -> String {
     match error.downcast_ref::<Error>() {
         Some(Error::Retryable(_)) => "is told to retry".to_owned(),
         Some(error) if !matches!(error, Error::Database(_)) => {
-            let name = format!("{error:?}");
+            let name = match error {
+                Error::Misuse(mistake) => format!("{mistake:?}"),
+                Error::Incompatible(unknown) => format!("{unknown:?}"),
+                error => format!("{error:?}"),
+            };
             name.split(|letter: char| !letter.is_alphanumeric()).next().unwrap_or_default().to_owned()
         }
         _ => match error.chain().find_map(|cause| cause.downcast_ref::<sqlx::Error>()) {
