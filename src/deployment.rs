@@ -1,7 +1,7 @@
 //! How the service reaches the database.
 
-/// How the service reaches the database. [`Idempotency`](crate::Idempotency), [`LeaseOptions`](crate::lease::LeaseOptions) and
-/// [`MarkOptions`](crate::mark::MarkOptions) take this value.
+/// How the service reaches the database. [`Idempotency`](crate::Idempotency),
+/// [`LeaseOptions`](crate::lease::LeaseOptions) and [`MarkOptions`](crate::mark::MarkOptions) take this value.
 ///
 /// ```
 /// use pg_idempotency::{Deployment, Idempotency};

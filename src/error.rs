@@ -122,8 +122,8 @@ pub enum Error {
     )]
     OutlivedRetention,
 
-    /// The key belongs to another mode. Marks, leases and transactions never share a key. A call in steps also gets this
-    /// for an operation that has [begun at least once](crate::guide::steps#from-atleastonce-to-steps).
+    /// The key belongs to another mode. Marks, leases and transactions never share a key. A call in steps also gets
+    /// this for an operation that has [begun at least once](crate::guide::steps#from-atleastonce-to-steps).
     #[error(
         "the key belongs to mode {stored}, and the call is in mode {asked}; give each mode its own operations (operation {:?})",
         key.operation()
@@ -195,8 +195,8 @@ pub enum Error {
         token: i64,
     },
 
-    /// The schema is missing or older than this release. Run [`migrate`](crate::migrate()), or ask a DBA to run the SQL of
-    /// [`schema_sql`](crate::schema_sql).
+    /// The schema is missing or older than this release. Run [`migrate`](crate::migrate()), or ask a DBA to run the SQL
+    /// of [`schema_sql`](crate::schema_sql).
     #[error(
         "the schema idempotency is missing or too old; run pg_idempotency::migrate or `idempotency-janitor migrate`"
     )]

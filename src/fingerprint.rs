@@ -1,5 +1,5 @@
-//! The fingerprint: what makes two requests under one key the same request. How it is digested, and how it compares with
-//! a stored one. `canonical` turns a JSON text into canonical JSON.
+//! The fingerprint: what makes two requests under one key the same request. How it is digested, and how it compares
+//! with a stored one. `canonical` turns a JSON text into canonical JSON.
 
 mod canonical;
 

@@ -39,15 +39,15 @@
 //! 3. The key is missing: 400 `missing-key`. It is malformed, or there are several: 400 `malformed-key`. `"abc"` and
 //!    `abc` are the same key.
 //! 4. The body is over its limit, or over one further out: 413. The layer first reads on, for up to eight limits and 10
-//!    seconds, because a client that is still writing would see a reset in place of the answer. The body breaks off, ends
-//!    before the length that it has announced, or comes [too slowly](#runs): 400 `broken-body`. It cannot be decoded: 400
-//!    `invalid-body`. There are [too many bytes](#runs) of other requests: 503 `overloaded`. Up to here nothing is
-//!    claimed, and no place and no connection is taken, however slow the upload is.
+//!    seconds, because a client that is still writing would see a reset in place of the answer. The body breaks off,
+//!    ends before the length that it has announced, or comes [too slowly](#runs): 400 `broken-body`. It cannot be
+//!    decoded: 400 `invalid-body`. There are [too many bytes](#runs) of other requests: 503 `overloaded`. Up to here
+//!    nothing is claimed, and no place and no connection is taken, however slow the upload is.
 //! 5. The request becomes a *run*, which is a task of its own: **a client that hangs up changes nothing**, and gets the
-//!    answer when it asks again. With too many runs, of all or of its scope, it waits for a place, and then the answer is
-//!    a 503 `overloaded`.
-//!    The run claims the key. If the database is unreachable, the answer is a 503, and the handler does not run. If it
-//!    refuses a statement that a retry would send again, or the table is missing, the answer is a 500.
+//!    answer when it asks again. With too many runs, of all or of its scope, it waits for a place, and then the answer
+//!    is a 503 `overloaded`. The run claims the key. If the database is unreachable, the answer is a 503, and the
+//!    handler does not run. If it refuses a statement that a retry would send again, or the table is missing, the
+//!    answer is a 500.
 //! 6. The key came with [another request](#what-makes-two-requests-the-same): 422 `key-reused`. A transaction of
 //!    another process is invisible until it commits, so the answer is `in-flight` until then.
 //! 7. The first request is in flight: 409 `in-flight` with `Retry-After`, or a [bounded
@@ -69,8 +69,8 @@
 //! status:
 //!
 //! - A 4xx of the first attempt frees the key for any body, if the handler has not begun because [`LeasedBody`] or a
-//!   fallback of this module ([`not_found`], [`method_not_allowed`]) has refused the request; and in steps before the first
-//!   step.
+//!   fallback of this module ([`not_found`], [`method_not_allowed`]) has refused the request; and in steps before the
+//!   first step.
 //! - Otherwise an error under `AtLeastOnce`, and in steps, frees the key for the same body.
 //! - **Otherwise an error under `AtMostOnce` leaves the key indeterminate**, for an operator. This includes the 4xx of
 //!   any other extractor, and axum's own 404 and 405. If the handler has done nothing, it declares this with
@@ -85,19 +85,19 @@
 //!
 //! From the outside in: authentication, limits of size and rate, signature checks, **this layer**, the handler. A layer
 //! outside also runs for a replay, so a user whose access was revoked reads nothing; a layer inside does not.
-//! Compression belongs outside, or the stored body is compressed. A limit of concurrent requests inside counts a request
-//! when its body is there. A time-out belongs outside, where its 408 or 504
-//! leaves the run alone. **Code that retries the handler belongs outside**: inside, the second attempt would write into
-//! a transaction that still has the first one's writes, so it gets no transaction, and nothing is committed. Under
-//! `AtMostOnce` it gets no lease. A second layer on the same route is refused, also with another key.
+//! Compression belongs outside, or the stored body is compressed. A limit of concurrent requests inside counts a
+//! request when its body is there. A time-out belongs outside, where its 408 or 504 leaves the run alone. **Code that
+//! retries the handler belongs outside**: inside, the second attempt would write into a transaction that still has the
+//! first one's writes, so it gets no transaction, and nothing is committed. Under `AtMostOnce` it gets no lease. A
+//! second layer on the same route is refused, also with another key.
 //!
-//! **A response of unknown length is held back until its end, for up to a second**, because only a whole response can be
-//! stored. The transaction is open meanwhile. A `text/event-stream` is held back for a tenth of a second. With
+//! **A response of unknown length is held back until its end, for up to a second**, because only a whole response can
+//! be stored. The transaction is open meanwhile. A `text/event-stream` is held back for a tenth of a second. With
 //! [`NoStore`], nothing is held back, and nothing can be replayed.
 //!
 //! **gRPC methods do not belong behind the layer**: a call that fails has the status 200 and says so after the body, so
-//! the layer refuses its response, and commits nothing. So it does for a stream of Connect. Call [`ensure_idempotent`](crate::ensure_idempotent()) in the
-//! method.
+//! the layer refuses its response, and commits nothing. So it does for a stream of Connect. Call
+//! [`ensure_idempotent`](crate::ensure_idempotent()) in the method.
 //!
 //! In axum add the layer with `Router::route_layer`: there the matched route names the operation, and unknown paths
 //! stay a 404. **Enable the feature `axum`**, without which a nested router hides the front of the path.
@@ -109,10 +109,10 @@
 //!
 //! **Between the connection and this layer, do not move a request into a task of its own** (`tokio::spawn` in a
 //! middleware). If a client resets its upload over HTTP/2, hyper can end the body as if it were whole: with `NO_ERROR`,
-//! which some proxies make of every reset, and in hyper 1.9 and before also with `CANCEL`. It then drops the request. So after
-//! the end of each body the layer lets hyper do this before it begins. In a task of its own the request lives on, and
-//! without a `content-length` nothing shows that the body is cut off. For the same reason, an answer without a length
-//! that another service cuts off, and that a handler passes on, is stored as if it were whole.
+//! which some proxies make of every reset, and in hyper 1.9 and before also with `CANCEL`. It then drops the request.
+//! So after the end of each body the layer lets hyper do this before it begins. In a task of its own the request lives
+//! on, and without a `content-length` nothing shows that the body is cut off. For the same reason, an answer without a
+//! length that another service cuts off, and that a handler passes on, is stored as if it were whole.
 //!
 //! # What makes two requests the same
 //!
@@ -121,10 +121,10 @@
 //! another. The trailers of a request do not reach the handler. For clients that build the body anew for each attempt
 //! there are [other choices](IdempotencyLayer::canonical_json).
 //!
-//! - **A multipart form** that a client builds anew has another boundary, and is another request: a 422. No setting helps,
-//!   so the client keeps the bytes for its retry.
-//! - **A body that a client compresses anew** may have other bytes. A layer outside that decompresses requests (tower-http's
-//!   `RequestDecompressionLayer`) repairs it.
+//! - **A multipart form** that a client builds anew has another boundary, and is another request: a 422. No setting
+//!   helps, so the client keeps the bytes for its retry.
+//! - **A body that a client compresses anew** may have other bytes. A layer outside that decompresses requests
+//!   (tower-http's `RequestDecompressionLayer`) repairs it.
 //!
 //! After a change of these settings, a retry of an earlier request
 //! gets a 500 (`misconfigured`) until its key expires.
@@ -147,8 +147,9 @@
 //! **The requests that upload or wait have no place yet, so their bytes have a bound**: one largest
 //! [body](IdempotencyLayer::request_limit) for each place. One scope may hold half of it, and so may the requests
 //! without a key together. Bytes count from their arrival until the handler reads them. A request that finds no room is
-//! refused at once. An upload may take 30 seconds, and a second more for each 16 kB that has arrived. So an account that
-//! stalls many uploads refuses its own requests, and several such accounts those of others: limit their rate further out.
+//! refused at once. An upload may take 30 seconds, and a second more for each 16 kB that has arrived. So an account
+//! that stalls many uploads refuses its own requests, and several such accounts those of others: limit their rate
+//! further out.
 //!
 //! If the database is down, sqlx waits for a connection for the pool's `acquire_timeout`, by default 30 seconds, and
 //! only then the layer answers 503. Clients whose time-out is 5 seconds, which is common, would never see it. **Set 3

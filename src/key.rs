@@ -6,8 +6,8 @@ use sha2::{Digest, Sha256};
 
 use crate::trace::Trace;
 
-/// The longest part of a key, in bytes of UTF-8. Three parts of this size fit well into a PostgreSQL B-tree entry, which
-/// holds 2704 bytes. The examples of the IETF draft (UUIDs of 36 bytes) are far shorter.
+/// The longest part of a key, in bytes of UTF-8. Three parts of this size fit well into a PostgreSQL B-tree entry,
+/// which holds 2704 bytes. The examples of the IETF draft (UUIDs of 36 bytes) are far shorter.
 pub(crate) const MAX_PART_BYTES: usize = 255;
 
 /// The name of one operation that must happen once.
@@ -17,8 +17,8 @@ pub(crate) const MAX_PART_BYTES: usize = 255;
 /// - `operation`: the kind of operation, from a fixed set of names: `POST /payments`, `order.created`.
 /// - `value`: the value that the client sent: an `Idempotency-Key`, an event's id, a nonce.
 ///
-/// Each part is 1 to 255 bytes long, contains no control characters, and at least one visible character. Parts are compared
-/// byte by byte: case, accents and Unicode normal forms make a difference.
+/// Each part is 1 to 255 bytes long, contains no control characters, and at least one visible character. Parts are
+/// compared byte by byte: case, accents and Unicode normal forms make a difference.
 ///
 /// Keys are ordered by scope, operation and value. If one transaction claims several keys, claim them in this order:
 /// two transactions that claim the same keys in opposite orders deadlock.
@@ -54,8 +54,8 @@ impl Key {
     }
 
     /// The key of a record that may exist already, for the functions of [`operator`](crate::operator). A part may have
-    /// white space and invisible characters only: a person who edits the table, or an unreleased build, may have written
-    /// such a record, and it has to be settled.
+    /// white space and invisible characters only: a person who edits the table, or an unreleased build, may have
+    /// written such a record, and it has to be settled.
     ///
     /// # Errors
     ///
@@ -95,14 +95,13 @@ impl Key {
         &self.value
     }
 
-    /// Sets the trace of this call, a `traceparent` of W3C Trace Context, and replaces an earlier one. A text that is not
-    /// valid by that standard counts as none.
+    /// Sets the trace of this call, a `traceparent` of W3C Trace Context, and replaces an earlier one. A text that is
+    /// not valid by that standard counts as none.
     ///
-    /// **The trace is no part of the key.** A claim keeps it in the record, and a take-over replaces it. So the record of a
-    /// completed operation has the trace of the call that did the work:
-    /// [`operator::show`](crate::operator::show) returns it, and the span of each replay
-    /// names it (the guide's page `metrics`). The HTTP layer passes on the request's
-    /// header. A batch of marks on one server and a [resumer](crate::lease::Resumer) pass on none.
+    /// **The trace is no part of the key.** A claim keeps it in the record, and a take-over replaces it. So the record
+    /// of a completed operation has the trace of the call that did the work: [`operator::show`](crate::operator::show)
+    /// returns it, and the span of each replay names it (the guide's page `metrics`). The HTTP layer passes on the
+    /// request's header. A batch of marks on one server and a [resumer](crate::lease::Resumer) pass on none.
     ///
     /// ```
     /// # use pg_idempotency::Key;
@@ -207,8 +206,8 @@ pub enum InvalidKey {
         /// Its offset, in bytes.
         at: usize,
     },
-    /// The part has white space and invisible characters only, such as U+200B. A program that lost the value sends such a
-    /// text, and then all its operations would be one.
+    /// The part has white space and invisible characters only, such as U+200B. A program that lost the value sends such
+    /// a text, and then all its operations would be one.
     #[error(
         "the key's {part} contains only white space or invisible characters; send a text that can be seen, such as a UUID"
     )]

@@ -1,5 +1,5 @@
-//! Limits of durations: how long a key is remembered, and how long a call waits for another caller. Setters and calls check
-//! them, because `lock_timeout` takes zero for no limit, and a retention of zero would protect nothing.
+//! Limits of durations: how long a key is remembered, and how long a call waits for another caller. Setters and calls
+//! check them, because `lock_timeout` takes zero for no limit, and a retention of zero would protect nothing.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -34,8 +34,8 @@ pub enum OnDuplicate {
     /// client a `Retry-After`. In lease mode and behind the HTTP layer, a caller polls and holds no connection between
     /// two polls.
     ///
-    /// PostgreSQL measures `lock_timeout` by the server's clock. If that clock is set back during a wait in transaction or
-    /// mark mode, the wait lasts longer by as much, or until the other transaction ends.
+    /// PostgreSQL measures `lock_timeout` by the server's clock. If that clock is set back during a wait in transaction
+    /// or mark mode, the wait lasts longer by as much, or until the other transaction ends.
     ///
     /// If the owner's process dies, the server notices this only when the owner's current statement ends. If statements
     /// are long, set `client_connection_check_interval` (PostgreSQL 14).

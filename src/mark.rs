@@ -134,7 +134,8 @@ impl MarkOptions {
     /// What to do about a mark whose transaction is still open. The default is to wait for 5 seconds, or for half the
     /// retention if that is shorter.
     ///
-    /// The wait must be shorter than the retention. A call with other options returns [`Error::Misuse`], and no SQL runs.
+    /// The wait must be shorter than the retention. A call with other options returns [`Error::Misuse`], and no SQL
+    /// runs.
     ///
     /// # Panics
     ///
@@ -162,7 +163,8 @@ impl MarkOptions {
     ///   processing.
     /// - [`Error::InFlight`]: another transaction is marking the key, and did not end in time. This transaction is
     ///   still usable.
-    /// - [`Error::OtherMode`]: the key belongs to another mode. [`Incompatible::UnknownMode`](crate::Incompatible::UnknownMode): to a mode of a newer release.
+    /// - [`Error::OtherMode`]: the key belongs to another mode.
+    ///   [`Incompatible::UnknownMode`](crate::Incompatible::UnknownMode): to a mode of a newer release.
     /// - [`Error::Retryable`], [`Error::Database`], [`Error::SchemaMissing`].
     ///
     /// # Cancellation

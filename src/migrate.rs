@@ -60,8 +60,8 @@ const FUNCTIONS: &str = include_str!("../migrations/any_language.sql");
 /// Like [`migrate`], it ignores migrations of a newer release, so that old processes start on the new schema during a
 /// roll-out.
 ///
-/// It does not replace the functions of [`migrate_any_language`] that an earlier release has created. A service that has
-/// them also calls [`migrate`] or [`migrate_any_language`].
+/// It does not replace the functions of [`migrate_any_language`] that an earlier release has created. A service that
+/// has them also calls [`migrate`] or [`migrate_any_language`].
 pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| migrator(MIGRATIONS.to_vec()));
 
 fn migrator(migrations: Vec<Migration>) -> Migrator {
@@ -77,8 +77,8 @@ fn migrator(migrations: Vec<Migration>) -> Migrator {
 /// of a newer release.
 ///
 /// It is safe to call from many processes at once, through PgBouncer, and beside the application's own migrations. It
-/// neither reads nor changes `search_path`. Functions of [`migrate_any_language`] that an earlier release has created are
-/// replaced by those of this release. It waits for another session that migrates: for a minute, or for the
+/// neither reads nor changes `search_path`. Functions of [`migrate_any_language`] that an earlier release has created
+/// are replaced by those of this release. It waits for another session that migrates: for a minute, or for the
 /// connection's `lock_timeout` if that is shorter. To migrate in a transaction of your own, run [`schema_sql`] without
 /// its BEGIN and COMMIT.
 ///
@@ -91,10 +91,12 @@ fn migrator(migrations: Vec<Migration>) -> Migrator {
 ///
 /// # Errors
 ///
-/// - [`Error::Database`] in [`SetupError::Other`], most often because the role may not create a schema: ask a DBA to run [`schema_sql`].
-/// - [`Incompatible::Schema`](crate::Incompatible::Schema), there too: the schema [cannot be trusted](crate::operator::Warning::UntrustedSchema), an applied
-///   migration has another checksum than in this release, the table is gone although its migration was applied, or it is
-///   there without the row of its migration, as in a copy of the schema without its data. Nothing was changed.
+/// - [`Error::Database`] in [`SetupError::Other`], most often because the role may not create a schema: ask a DBA to
+///   run [`schema_sql`].
+/// - [`Incompatible::Schema`](crate::Incompatible::Schema), there too: the schema [cannot be
+///   trusted](crate::operator::Warning::UntrustedSchema), an applied migration has another checksum than in this
+///   release, the table is gone although its migration was applied, or it is there without the row of its migration, as
+///   in a copy of the schema without its data. Nothing was changed.
 /// - [`SetupError::Locked`] if another session holds the lock for longer than the wait.
 ///
 /// # Cancellation
@@ -108,7 +110,8 @@ async fn install(pool: &PgPool, any_language: bool) -> Result<(), SetupError> {
     let once = async || {
         in_pooled_transaction(pool, Opening::ReadCommitted, async |conn| apply(conn, any_language).await).await
     };
-    // sqlx's migrator, which has a lock of its own, creates the schema and then the table. A stranger may create a schema, too.
+    // sqlx's migrator, which has a lock of its own, creates the schema and then the table. A stranger may create a
+    // schema, too.
     for _ in 0..2 {
         match once().await {
             Err(SetupError::Other(Error::Database(error)))
@@ -120,8 +123,8 @@ async fn install(pool: &PgPool, any_language: bool) -> Result<(), SetupError> {
         }
     }
     match once().await {
-        // Every way creates the table and records its migration in one transaction, so the row of a table that is there is
-        // visible now.
+        // Every way creates the table and records its migration in one transaction, so the row of a table that is there
+        // is visible now.
         Err(SetupError::Other(Error::Database(error)))
             if sqlstate(&error).as_deref() == Some(sqlstate::DUPLICATE_TABLE) => {
             Err(refusal(

@@ -3,8 +3,8 @@
 //! All statements are literals, but those of the option *fewest round trips* and the sweep of a named leaf. They name
 //! the schema, and cast each parameter (sqlx caches a prepared statement under its text alone). The operands of an
 //! operator have types for which `pg_catalog` has an exact one, because PostgreSQL would prefer an exact one of another
-//! schema. Statements on one record contain the whole key. Time is the database's: `statement_timestamp()` decides about
-//! expiry, because `now()` is the start of the transaction.
+//! schema. Statements on one record contain the whole key. Time is the database's: `statement_timestamp()` decides
+//! about expiry, because `now()` is the start of the transaction.
 //!
 //! - The protocol of all modes: `claim`, `look`, `take_over`, `wait`; `select_first` is an optional shortcut.
 //! - The end of a claim: `complete` in transaction mode, `lease` in lease mode, `release` without a response.

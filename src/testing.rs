@@ -1,7 +1,7 @@
 //! Tools for the tests of your own service (feature `testing`): they move time, and race calls.
 //!
-//! **Make a record by the call that would leave it**, and then let time pass. With `#[sqlx::test]`, which gives each test a
-//! database of its own, [`MIGRATOR`](crate::MIGRATOR) creates the table:
+//! **Make a record by the call that would leave it**, and then let time pass. With `#[sqlx::test]`, which gives each
+//! test a database of its own, [`MIGRATOR`](crate::MIGRATOR) creates the table:
 //!
 //! ```no_run,test_harness
 //! # use pg_idempotency::{Error, Idempotency, Key, testing};
@@ -28,11 +28,11 @@
 //! | a write that does not go through the transaction of the call | [`protect`](crate::protect()) |
 //! | the record that remains | [`operator::show`](crate::operator::show()) |
 //!
-//! The guide's page `testing` is a tutorial, with the call that leaves each state, and a lost connection. It also covers
-//! databases with migrations of their own.
+//! The guide's page `testing` is a tutorial, with the call that leaves each state, and a lost connection. It also
+//! covers databases with migrations of their own.
 //!
-//! The times of a record are moved by the database's clock, so that no test sleeps. A clock of the tests' own would hide a
-//! comparison with the wrong clock.
+//! The times of a record are moved by the database's clock, so that no test sleeps. A clock of the tests' own would
+//! hide a comparison with the wrong clock.
 
 use std::fmt::Debug;
 use std::future::{Future, poll_fn};
@@ -107,9 +107,9 @@ pub async fn expire(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Erro
 /// An owner that is alive does not notice: it goes on, and its next heartbeat prolongs the lease again, unless another
 /// call has taken the claim over by then.
 ///
-/// Over HTTP, a retry through the same router gets 409 `in-flight`, because its layer knows that its own run is alive. **A
-/// second router, with a layer of its own, is the other process.** The guide's page `testing` has an example, and shows how
-/// a test makes the key of a request.
+/// Over HTTP, a retry through the same router gets 409 `in-flight`, because its layer knows that its own run is alive.
+/// **A second router, with a layer of its own, is the other process.** The guide's page `testing` has an example, and
+/// shows how a test makes the key of a request.
 ///
 /// # Errors
 ///

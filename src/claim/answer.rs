@@ -42,8 +42,8 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
     match found.state {
         // The first claim ended before its work began, so nothing of its body has taken effect.
         State::Released if found.attempt == 0 => return Ok(Answer::TakeOver { attempt: 1 }),
-        // Such a release says that nothing took effect. In a mode that repeats, the failed attempt may have had an effect
-        // under the downstream key of its own body. With another body, the other service would not recognise it.
+        // Such a release says that nothing took effect. In a mode that repeats, the failed attempt may have had an
+        // effect under the downstream key of its own body. With another body, the other service would not recognise it.
         State::Released if comparison != Comparison::Same && !mode.repeats() => {
             return Ok(Answer::TakeOver { attempt: 1 });
         }

@@ -12,8 +12,8 @@ const MAX_DEPTH: usize = 128;
 /// The canonical form of a JSON text, without the parts at the ends of the paths. A path contains the names and the
 /// indices that lead to a part. A part that is missing is no error.
 ///
-/// `None` if the text has no canonical form: an object has two members of the same name, a string has half of a surrogate
-/// pair, or the text is deeper than [`MAX_DEPTH`].
+/// `None` if the text has no canonical form: an object has two members of the same name, a string has half of a
+/// surrogate pair, or the text is deeper than [`MAX_DEPTH`].
 pub(super) fn canonical(text: &[u8], paths: &[&[String]]) -> Option<Vec<u8>> {
     let mut writer = Writer { text, at: 0, copied: 0, out: Vec::with_capacity(text.len()), members: Vec::new() };
     writer.value(paths, 0)?;

@@ -74,8 +74,8 @@ impl Broken {
         self.causes().any(|cause| cause.is::<LengthLimitError>())
     }
 
-    /// A decoder's error: the same bytes would meet it again. Decoders name it by these kinds, and by `UnexpectedEof` if
-    /// the rest of the bytes is missing.
+    /// A decoder's error: the same bytes would meet it again. Decoders name it by these kinds, and by `UnexpectedEof`
+    /// if the rest of the bytes is missing.
     pub(super) fn is_final(&self) -> bool {
         let errors = self.causes().filter_map(|cause| cause.downcast_ref::<io::Error>());
         let mut kinds = errors.map(io::Error::kind).peekable();
@@ -116,8 +116,8 @@ pub(super) enum Unread<B> {
 }
 
 impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
-    /// Reads the body of a request to its end. A body that announces a length over the limit is not touched. Trailers are
-    /// dropped: no fingerprint and no stored request has them.
+    /// Reads the body of a request to its end. A body that announces a length over the limit is not touched. Trailers
+    /// are dropped: no fingerprint and no stored request has them.
     pub(super) async fn of_request(body: B, limit: usize, mut hold: Hold) -> Result<Self, Unread<B>> {
         let announced = body.size_hint().lower();
         let arrived = Instant::now();
@@ -136,15 +136,15 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
         }
         body.trailers = None;
         body.hold = Some(hold);
-        // Over HTTP/2 the body of a request that its client has reset may end as if it were whole, and a layer further out
-        // may have collected it. The server drops such a request the next time that it has to wait.
+        // Over HTTP/2 the body of a request that its client has reset may end as if it were whole, and a layer further
+        // out may have collected it. The server drops such a request the next time that it has to wait.
         yield_now().await;
         Ok(body)
     }
 
-    /// Reads the body of a response, which has none if `empty`, whatever it announces. Stops at the end, when it has more
-    /// bytes than the limit, or at the deadline: after it, a body counts as a stream that may never end. A body that
-    /// announces a length over the limit is not touched.
+    /// Reads the body of a response, which has none if `empty`, whatever it announces. Stops at the end, when it has
+    /// more bytes than the limit, or at the deadline: after it, a body counts as a stream that may never end. A body
+    /// that announces a length over the limit is not touched.
     pub(super) async fn of_response(body: B, empty: bool, limit: usize, deadline: Instant) -> Result<Self, Broken> {
         let announced = if empty { 0 } else { body.size_hint().lower() };
         let mut body = Self::untouched(body);
@@ -180,7 +180,8 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
                 self.data = joined.freeze();
             }
             Some(Err(frame)) => self.trailers = frame.into_trailers().ok(),
-            // The length at the beginning counts, as it does for hyper: some bodies do not subtract what they have given.
+            // The length at the beginning counts, as it does for hyper: some bodies do not subtract what they have
+            // given.
             None if announced > self.data.len() as u64 => return Err(Broken::CutOff),
             None => self.rest = None,
         }

@@ -22,16 +22,16 @@ const IS_REFERENCE: &str = "\"reference\"";
 const REBUILT_LIMIT: usize = 64 * 1024 * 1024;
 
 /// A part of a response whose record keeps this reference and the status, but neither headers nor body. The client gets
-/// the response as the handler made it. A retry gets one that the layer's [`Replay`](super::Replay) makes of the reference. A
-/// transactional layer that could not replay the reference undoes everything, and answers 500.
+/// the response as the handler made it. A retry gets one that the layer's [`Replay`](super::Replay) makes of the
+/// reference. A transactional layer that could not replay the reference undoes everything, and answers 500.
 ///
 /// With axum: `(StatusCode::CREATED, AnswerBy(order.id), Json(order))`. A reference that has no JSON form makes the
 /// response a 500. The guide's page `by_reference` has examples.
 #[derive(Clone, Debug)]
 pub struct AnswerBy<T>(pub T);
 
-/// The handler's reference, in the response's extensions. It has no type parameter, so the layer finds a reference of any
-/// type, and does not store the body.
+/// The handler's reference, in the response's extensions. It has no type parameter, so the layer finds a reference of
+/// any type, and does not store the body.
 #[derive(Clone)]
 pub(super) struct Reference(Vec<u8>);
 

@@ -18,8 +18,8 @@ use crate::outcome::Response as Stored;
 /// A response of unknown length that does not end within this time counts as a stream. The transaction is open
 /// meanwhile. A response that is known to be small enough is not a stream, and may take the rest of the run's time.
 const STREAM_TIME: Duration = Duration::from_secs(1);
-/// The same for `text/event-stream`. Most of these have no end that is worth waiting for, and their client waits for the
-/// first event. A short one has ended by then, and can be replayed.
+/// The same for `text/event-stream`. Most of these have no end that is worth waiting for, and their client waits for
+/// the first event. A short one has ended by then, and can be replayed.
 const EVENT_STREAM_TIME: Duration = Duration::from_millis(100);
 
 /// Put this into the extensions of a response that the layer sends and must not store. With axum:
@@ -29,7 +29,8 @@ pub struct NoStore;
 
 /// Put this into the extensions of an error response to say why the operation failed. In a leased layer it becomes the
 /// last error of the record, which the console and `idempotency-janitor show` print, in place of *the handler answered
-/// 503 Service Unavailable*. With axum: `(Extension(LastError(reason)), StatusCode::SERVICE_UNAVAILABLE).into_response()`.
+/// 503 Service Unavailable*. With axum: `(Extension(LastError(reason)),
+/// StatusCode::SERVICE_UNAVAILABLE).into_response()`.
 ///
 /// The client does not see it. The record keeps the first 2000 characters. A transactional layer keeps nothing of a
 /// failure, and ignores it. So does every layer for a response that it stores.

@@ -92,8 +92,8 @@ pub(super) fn target(parts: &Parts) -> Cow<'_, str> {
     if target.starts_with('?') { Cow::Owned(format!("/{target}")) } else { Cow::Borrowed(target) }
 }
 
-/// The host of the URI, unless a header `Host` says the same: HTTP/2 names the host only there, and a client of HTTP/1.1
-/// may name it there, too.
+/// The host of the URI, unless a header `Host` says the same: HTTP/2 names the host only there, and a client of
+/// HTTP/1.1 may name it there, too.
 pub(super) fn host_of_uri(parts: &Parts) -> Option<&str> {
     let host = uri(parts).authority().map(Authority::as_str)?;
     let is_named = parts.headers.get_all(header::HOST).iter().any(|line| line.as_bytes() == host.as_bytes());

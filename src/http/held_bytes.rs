@@ -1,9 +1,9 @@
 //! The bytes of the requests that arrive or wait. No place bounds them, because a request has its place only later.
 //!
-//! One account that stalls many uploads must not fill the memory, nor keep others from uploading. So the bytes of a layer
-//! have a bound, and one scope may hold half of it. They count as they arrive: a client can announce any length for
-//! nothing. A request that finds no room is refused at once, because half-sent uploads that waited for each other would
-//! wait for ever.
+//! One account that stalls many uploads must not fill the memory, nor keep others from uploading. So the bytes of a
+//! layer have a bound, and one scope may hold half of it. They count as they arrive: a client can announce any length
+//! for nothing. A request that finds no room is refused at once, because half-sent uploads that waited for each other
+//! would wait for ever.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -15,8 +15,8 @@ pub enum MalformedKey {
     /// There are several header lines, or a proxy has joined them with a comma. Taking the first would hide a mistake.
     #[error("there are several Idempotency-Key values; send one")]
     Several,
-    /// The key is empty, is longer than 255 bytes, or has white space only. A key that does not come from the header may
-    /// also contain a control character, or invisible characters only. Or this is so of the
+    /// The key is empty, is longer than 255 bytes, or has white space only. A key that does not come from the header
+    /// may also contain a control character, or invisible characters only. Or this is so of the
     /// [operation](super::IdempotencyLayer::operation), which may contain a part of the path.
     #[error("the Idempotency-Key cannot be used: {0}")]
     Invalid(#[from] InvalidKey),
@@ -41,9 +41,9 @@ pub(super) fn only_line<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option
     lines.next().filter(|_| lines.next().is_none())
 }
 
-/// Reads the value of `Idempotency-Key`: a quoted string of structured fields (RFC 9651), as the draft demands, or a bare
-/// word, which most clients send. `"abc"` and `abc` are the same value. `None` if there is no such header. `check` is the
-/// rule for its text.
+/// Reads the value of `Idempotency-Key`: a quoted string of structured fields (RFC 9651), as the draft demands, or a
+/// bare word, which most clients send. `"abc"` and `abc` are the same value. `None` if there is no such header. `check`
+/// is the rule for its text.
 pub(super) fn key_value(headers: &HeaderMap, check: Check) -> Result<Option<String>, MalformedKey> {
     let mut lines = headers.get_all(IDEMPOTENCY_KEY).iter();
     let Some(line) = lines.next() else { return Ok(None) };

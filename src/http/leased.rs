@@ -128,8 +128,8 @@ pub enum NoLease {
     /// No leased layer is in front of this handler, or the layer does not cover this method, or the request has no key.
     #[error("there is no lease here: no leased IdempotencyLayer covers this request, or the request has no key")]
     NotLent,
-    /// Under `AtMostOnce`, a lease is lent once. Something inside the layer calls the handler a second time, and the first
-    /// call may have had its effect. Or a middleware has taken the lease.
+    /// Under `AtMostOnce`, a lease is lent once. Something inside the layer calls the handler a second time, and the
+    /// first call may have had its effect. Or a middleware has taken the lease.
     #[error(
         "the lease was taken before, and under AtMostOnce it is lent once; put the code that retries outside the layer, \
          and let a middleware read the Key of the request's extensions instead"

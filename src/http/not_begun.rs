@@ -48,12 +48,12 @@ impl Loan {
     }
 }
 
-/// The [`Lease`] of a request, together with its body. `B` is any extractor of axum that takes the body, such as `Json<T>`,
-/// or a tuple that ends with one, such as `(Path<T>, Json<U>)`.
+/// The [`Lease`] of a request, together with its body. `B` is any extractor of axum that takes the body, such as
+/// `Json<T>`, or a tuple that ends with one, such as `(Path<T>, Json<U>)`.
 ///
 /// It reads and checks the request first, and lends the [`Lease`] then. If the request is refused, the layer knows that
-/// the handler has not begun: **the key is free, also under `AtMostOnce`**, and the corrected request may use it. After a
-/// refusal by any other extractor the key is indeterminate under `AtMostOnce`, and waits for an operator. So put each
+/// the handler has not begun: **the key is free, also under `AtMostOnce`**, and the corrected request may use it. After
+/// a refusal by any other extractor the key is indeterminate under `AtMostOnce`, and waits for an operator. So put each
 /// extractor that can refuse a request into this one.
 ///
 /// ```

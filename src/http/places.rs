@@ -1,12 +1,12 @@
 //! The places of the runs, and the queues for them.
 //!
 //! A run has three places: one of its key's, one of its scope's and one of the layer's. It queues for them in this
-//! order, so a storm of one key, or of one scope, waits in a queue of its own. While a request of this process performs,
-//! its duplicates queue for nothing and need no connection. While another process performs, its duplicates here poll,
-//! and have no place between two polls. The database alone decides which request performs.
+//! order, so a storm of one key, or of one scope, waits in a queue of its own. While a request of this process
+//! performs, its duplicates queue for nothing and need no connection. While another process performs, its duplicates
+//! here poll, and have no place between two polls. The database alone decides which request performs.
 //!
-//! A request queues in the task of its run. The runtime polls this task, also if a service further out does not poll the
-//! request, so each queue is fair and never waits for a request that is not polled.
+//! A request queues in the task of its run. The runtime polls this task, also if a service further out does not poll
+//! the request, so each queue is fair and never waits for a request that is not polled.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -150,8 +150,8 @@ impl Places {
         Ok(place)
     }
 
-    /// Takes the places of a request that a resumer is about to send. `None` if one of them is not free, or if a resumer
-    /// of this process already sends a request of this operation and scope.
+    /// Takes the places of a request that a resumer is about to send. `None` if one of them is not free, or if a
+    /// resumer of this process already sends a request of this operation and scope.
     pub(super) fn resumed(&self, key: &Key, bounds: Bounds) -> Option<Run> {
         let Bounds { all, of_one_scope, .. } = bounds;
         let scope = key.scope().to_owned();
@@ -250,8 +250,8 @@ impl Polls for Place<'_> {
 }
 
 impl Queued {
-    /// Returns with a place among the requests with this key, at a moment at which nothing in this process says that the
-    /// key is held.
+    /// Returns with a place among the requests with this key, at a moment at which nothing in this process says that
+    /// the key is held.
     async fn turn(&mut self, key: &Key, asked: Fingerprint, first: Instant, deadline: Instant) -> Result<(), Error> {
         loop {
             let holder = self.holder_until(first);

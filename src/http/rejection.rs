@@ -98,9 +98,9 @@ pub enum Rejection {
     /// although no answer is stored: the retry may perform again, or be `indeterminate`.
     #[error("the service cannot process this request at the moment; ask again with the same key")]
     Unavailable(#[source] Arc<Error>),
-    /// `overloaded`, 503 with `Retry-After`: the number of runs, or of those of this scope, is at its limit, and no place
-    /// became free in time. Or the requests that upload or wait, or those of this scope, [hold as many bytes](super#runs)
-    /// as they may. Nothing began.
+    /// `overloaded`, 503 with `Retry-After`: the number of runs, or of those of this scope, is at its limit, and no
+    /// place became free in time. Or the requests that upload or wait, or those of this scope, [hold as many
+    /// bytes](super#runs) as they may. Nothing began.
     #[error("too many requests are in progress; ask again with the same key")]
     #[non_exhaustive]
     Overloaded {

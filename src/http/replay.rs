@@ -21,8 +21,8 @@ pub(super) const REPLAYED: [HeaderName; 13] = [
 ];
 
 /// No replay may repeat the session or the challenge of the first request, the headers of one connection (RFC 9110,
-/// section 7.6.1), or the headers that the server or the layer computes for each response. `idempotency.complete` refuses
-/// the same names.
+/// section 7.6.1), or the headers that the server or the layer computes for each response. `idempotency.complete`
+/// refuses the same names.
 #[rustfmt::skip]
 pub(super) const NEVER_REPLAYED: [HeaderName; 16] = [
     header::AUTHORIZATION, header::CONNECTION, header::CONTENT_LENGTH, header::DATE, header::PROXY_AUTHENTICATE,

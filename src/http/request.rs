@@ -61,8 +61,8 @@ where
     if !layer.methods.contains(request.method()) {
         return Ok(Admission::NotCovered(request.map(LayerBody::untouched)));
     }
-    // A layer in front holds a key or a transaction for this request: the claim would wait for it, or commit without it.
-    // The key of a resumed request is this layer's own, and its record exists.
+    // A layer in front holds a key or a transaction for this request: the claim would wait for it, or commit without
+    // it. The key of a resumed request is this layer's own, and its record exists.
     let is_resumed = matches!(layer.mode, LayerMode::Leased(_)) && request.extensions().get::<Resumed>().is_some();
     if !is_resumed && (request.extensions().get::<Key>().is_some() || is_lent(request.extensions())) {
         return Err(Misconfigured::CoveredTwice.into());

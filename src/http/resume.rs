@@ -67,8 +67,9 @@ pub(super) struct Taken {
 impl IdempotencyLayer {
     /// Takes over one request of this operation that has lapsed or was released, and whose client has not come back for
     /// the time of [`resume_after`](LeaseOptions::resume_after). Sends it to `service`, and stores the answer as
-    /// this layer would: a retry gets it. `None` means that there is no such request at this moment, or no [place](Self::max_runs)
-    /// for it: it counts as a run. In this process, one request of each scope is resumed at a time.
+    /// this layer would: a retry gets it. `None` means that there is no such request at this moment, or no
+    /// [place](Self::max_runs) for it: it counts as a run. In this process, one request of each scope is resumed at a
+    /// time.
     ///
     /// First, `decide` finds out who the user is, from the scope of the key, and whether they may still do this. It
     /// puts into the request what the service expects from its authentication. Nothing is claimed yet, so it may be

@@ -27,8 +27,8 @@ use super::request::{Admission, Ticket, admit};
 use super::transactional::Transactional;
 use crate::{BoxError, observe};
 
-/// The service that [`IdempotencyLayer`](super::IdempotencyLayer) makes of an inner service. A run that has begun continues
-/// after the future of its response is dropped.
+/// The service that [`IdempotencyLayer`](super::IdempotencyLayer) makes of an inner service. A run that has begun
+/// continues after the future of its response is dropped.
 #[derive(Clone)]
 pub struct IdempotencyService<S> {
     inner: S,
@@ -61,8 +61,8 @@ where
     type Error = S::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
-    /// Always ready: what the inner service may reserve for a request, such as a place of a limit, is taken once the body
-    /// is there.
+    /// Always ready: what the inner service may reserve for a request, such as a place of a limit, is taken once the
+    /// body is there.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         Poll::Ready(Ok(()))
     }

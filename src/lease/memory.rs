@@ -44,8 +44,8 @@ pub(super) enum Known {
 /// The answer to asking for a step.
 pub(super) enum Asked<T> {
     Replayed(T),
-    /// The step is being performed from now on. `before`: what was known of it, if this attempt or an earlier one has asked
-    /// for it.
+    /// The step is being performed from now on. `before`: what was known of it, if this attempt or an earlier one has
+    /// asked for it.
     Perform {
         before: Option<Known>,
     },

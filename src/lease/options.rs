@@ -28,7 +28,8 @@ pub enum Policy {
     /// repeat. If an [at-most-once step](super::Lease::step_at_most_once) is in doubt, nobody continues until it
     /// is settled, by an operator or a [`Reconciler`](super::Reconciler), or the retention ends.
     ///
-    /// An operation that has begun under `AtLeastOnce` is [not continued](crate::guide::steps#from-atleastonce-to-steps).
+    /// An operation that has begun under `AtLeastOnce` is [not
+    /// continued](crate::guide::steps#from-atleastonce-to-steps).
     InSteps {
         /// From 10 ms to 12 hours. 40 s is usual.
         lease: Duration,
@@ -113,8 +114,8 @@ impl LeaseOptions {
     ///   process dies, the key is remembered for one lease after the lapse. **After that a retry performs, also at most
     ///   once**, so make the retention longer than the work and the time to settle it.
     ///
-    /// The retention must be at least twice the lease, because a claim must not be forgotten while it is renewed. A call
-    /// with other options returns [`Misuse`], and no SQL runs.
+    /// The retention must be at least twice the lease, because a claim must not be forgotten while it is renewed. A
+    /// call with other options returns [`Misuse`], and no SQL runs.
     ///
     /// # Panics
     ///
@@ -136,11 +137,11 @@ impl LeaseOptions {
         Self { max_attempts: Some(max_attempts), ..self }
     }
 
-    /// What to do while another owner holds the key. The default is [`OnDuplicate::Reject`]. A call that waits polls, with
-    /// jitter, and holds no connection between two polls.
+    /// What to do while another owner holds the key. The default is [`OnDuplicate::Reject`]. A call that waits polls,
+    /// with jitter, and holds no connection between two polls.
     ///
-    /// The wait must be shorter than the [retention](Self::retention). A call with other options returns [`Misuse`], and
-    /// no SQL runs.
+    /// The wait must be shorter than the [retention](Self::retention). A call with other options returns [`Misuse`],
+    /// and no SQL runs.
     ///
     /// # Panics
     ///

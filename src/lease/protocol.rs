@@ -51,7 +51,8 @@ impl LeaseOptions {
     ///   [`OtherMode`](Error::OtherMode), [`Undecodable`](Error::Undecodable),
     ///   [`Incompatible::UnknownFingerprint`](crate::Incompatible::UnknownFingerprint), [`Incompatible::UnknownMode`](crate::Incompatible::UnknownMode). The work did not
     ///   begin.
-    /// - [`InvalidRequest::Body`](crate::InvalidRequest::Body), [`SchemaMissing`](Error::SchemaMissing): the work did not begin.
+    /// - [`InvalidRequest::Body`](crate::InvalidRequest::Body), [`SchemaMissing`](Error::SchemaMissing): the work did
+    ///   not begin.
     /// - [`LeaseLost`](Error::LeaseLost), [`Unencodable`](Error::Unencodable): the work has begun, and its result was
     ///   not stored.
     /// - Errors of the database: [`Retryable`](Error::Retryable), [`Database`](Error::Database).

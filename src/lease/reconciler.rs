@@ -104,8 +104,8 @@ impl Visit {
 }
 
 impl Reconciler {
-    /// A reconciler for the operations of one name. The callers and the reconciler use the same options. The operations of
-    /// an HTTP layer without `operation` have no names of parameters, as in `POST /accounts/{}/text`: a `{name}` is
+    /// A reconciler for the operations of one name. The callers and the reconciler use the same options. The operations
+    /// of an HTTP layer without `operation` have no names of parameters, as in `POST /accounts/{}/text`: a `{name}` is
     /// logged as a warning, because a reconciler does not know the layer.
     ///
     /// `quiet` is the longest time after the lapse of a lease in which a request of its **dead** process can still take
@@ -166,8 +166,8 @@ impl Reconciler {
     ///
     /// # Panics
     ///
-    /// Unless `no_trace` is between 2 and `most`. One look is not enough, because the first request may take effect after
-    /// it.
+    /// Unless `no_trace` is between 2 and `most`. One look is not enough, because the first request may take effect
+    /// after it.
     #[must_use]
     #[track_caller]
     pub fn looks(self, no_trace: u32, most: u32) -> Self {

@@ -64,8 +64,8 @@ impl Lease {
     /// - [`Misuse::Step`](crate::Misuse::Step): nothing was stored.
     /// - [`Undecodable`](Error::Undecodable): the stored result has another type. [`Unencodable`](Error::Unencodable).
     /// - [`LeaseLost`](Error::LeaseLost): the step was rolled back, or its COMMIT was on the way.
-    /// - [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction): `perform` has ended the step's transaction, and nothing was
-    ///   stored. What `perform` has written outside the transaction stays.
+    /// - [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction): `perform` has ended the step's transaction, and
+    ///   nothing was stored. What `perform` has written outside the transaction stays.
     /// - Errors of the database. If the COMMIT was not answered, ask for the step again: it returns the result if it
     ///   was stored.
     ///

@@ -34,8 +34,8 @@ pub async fn migrate_any_language(pool: &PgPool) -> Result<(), SetupError> {
     super::install(pool, true).await
 }
 
-/// The SQL that [`migrate_any_language`] runs after that of [`schema_sql`](crate::schema_sql), for a DBA to run. It is one
-/// transaction. It can be run again, over the functions of any earlier release.
+/// The SQL that [`migrate_any_language`] runs after that of [`schema_sql`](crate::schema_sql), for a DBA to run. It is
+/// one transaction. It can be run again, over the functions of any earlier release.
 #[must_use]
 pub fn any_language_sql() -> String {
     format!("begin;\n\n{FUNCTIONS}\ncommit;\n")

@@ -23,7 +23,8 @@ use crate::session::{Opening, in_pooled_transaction};
 /// - [`SetupError::Refused`]: the database has no Citus, the table is distributed in another way, or the schema
 ///   [cannot be trusted](crate::operator::Warning::UntrustedSchema).
 /// - [`SetupError::Locked`]: as of [`migrate`](crate::migrate()).
-/// - [`Error::Database`](crate::Error::Database): Citus refuses, for example for want of workers or because the role is not the owner.
+/// - [`Error::Database`](crate::Error::Database): Citus refuses, for example for want of workers or because the role is
+///   not the owner.
 ///
 /// # Cancellation
 ///

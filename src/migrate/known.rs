@@ -1,5 +1,5 @@
-//! The functions that the crate creates. Its migrations contain those of each earlier release, too. Of the functions for
-//! callers in other languages, only those of this release are known.
+//! The functions that the crate creates. Its migrations contain those of each earlier release, too. Of the functions
+//! for callers in other languages, only those of this release are known.
 
 use std::sync::LazyLock;
 

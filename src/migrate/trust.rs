@@ -1,10 +1,10 @@
-//! Whether the schema is the crate's own. Before that is known, nothing in it is read, called or looked up by name: a view, a
-//! trigger or a function of a stranger would run with the rights of the role that asks. This holds for every door that an
-//! operator or a DBA opens, because they often have more rights than the service.
+//! Whether the schema is the crate's own. Before that is known, nothing in it is read, called or looked up by name: a
+//! view, a trigger or a function of a stranger would run with the rights of the role that asks. This holds for every
+//! door that an operator or a DBA opens, because they often have more rights than the service.
 //!
-//! A schema that is trusted remains so until a trusted role drops it, because no other role can add code to it. So the look is
-//! made in the transaction that acts, after its last wait for a role that is not trusted: any role can hold the lock of the
-//! migrations, and create its schema meanwhile.
+//! A schema that is trusted remains so until a trusted role drops it, because no other role can add code to it. So the
+//! look is made in the transaction that acts, after its last wait for a role that is not trusted: any role can hold the
+//! lock of the migrations, and create its schema meanwhile.
 
 use sqlx::migrate::Migration;
 use sqlx::{Executor as _, PgConnection, Row as _};
@@ -86,8 +86,8 @@ impl Trusted {
         self.schema.older.is_some()
     }
 
-    /// The migrations that are not recorded as applied. Plain SQL without parameters, so that any pooler passes it in one
-    /// message.
+    /// The migrations that are not recorded as applied. Plain SQL without parameters, so that any pooler passes it in
+    /// one message.
     pub(super) async fn missing(&self, conn: &mut PgConnection) -> Result<Vec<&'static Migration>, Error> {
         if !self.schema.has_applied {
             return Ok(MIGRATIONS.iter().collect());

@@ -14,14 +14,14 @@ use crate::{Error, OnEscape, migrate, record};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Warning {
-    /// `synchronous_commit` is `off`, so a crash of the server may lose acknowledged effects; or it is `local` on a server
-    /// with synchronous standbys, so acknowledged effects may be missing on the standby that is promoted. In lease mode the
-    /// crate raises it for its own transactions.
+    /// `synchronous_commit` is `off`, so a crash of the server may lose acknowledged effects; or it is `local` on a
+    /// server with synchronous standbys, so acknowledged effects may be missing on the standby that is promoted. In
+    /// lease mode the crate raises it for its own transactions.
     NotDurable {
         /// The value: `off` or `local`.
         value: String,
-        /// Where the value applies: for this connection, for a role or a database by `alter role` or `alter database`, or
-        /// on a worker.
+        /// Where the value applies: for this connection, for a role or a database by `alter role` or `alter database`,
+        /// or on a worker.
         whose: String,
     },
     /// A worker does not answer the coordinator: every call with a key on it fails.
@@ -42,13 +42,13 @@ pub enum Warning {
     Unlogged,
     /// The server is a replica, where no key can be claimed.
     Replica,
-    /// The schema cannot be trusted, so nothing in it was read, and this is the only kind of warning: a role that has no
-    /// reason to owns a part of the schema or may add code to it, or the schema has code that no release of this crate has
-    /// made. That code could run with the rights of each role that uses the schema. Another role may have created it before
-    /// you did.
+    /// The schema cannot be trusted, so nothing in it was read, and this is the only kind of warning: a role that has
+    /// no reason to owns a part of the schema or may add code to it, or the schema has code that no release of this
+    /// crate has made. That code could run with the rights of each role that uses the schema. Another role may have
+    /// created it before you did.
     ///
-    /// A role is trusted if it may act as the owner of the database, or if that owner or the asking role is a member of it.
-    /// A membership counts if it was granted by a role that may act as the member or as the owner of the database.
+    /// A role is trusted if it may act as the owner of the database, or if that owner or the asking role is a member of
+    /// it. A membership counts if it was granted by a role that may act as the member or as the owner of the database.
     UntrustedSchema {
         /// What is wrong, and what to do.
         problem: String,
@@ -58,16 +58,16 @@ pub enum Warning {
         /// Their names, separated by commas.
         functions: String,
     },
-    /// Row level security applies to the asking role: its policies could hide records. So the server refuses what the role
-    /// asks for with [`operator`](crate::operator) and a [`Janitor`](crate::Janitor), and with its resumers and reconcilers.
-    /// The other checks read the records, so this warning stands alone.
+    /// Row level security applies to the asking role: its policies could hide records. So the server refuses what the
+    /// role asks for with [`operator`](crate::operator) and a [`Janitor`](crate::Janitor), and with its resumers and
+    /// reconcilers. The other checks read the records, so this warning stands alone.
     RowSecurity {
         /// The tables and partitions, separated by commas.
         tables: String,
     },
-    /// The trigger of a [protected](crate::protect()) table, or of a partition of one, is disabled, missing, or one that
-    /// somebody made by hand: writes that
-    /// escape are not refused. A partition that was attached later has no trigger.
+    /// The trigger of a [protected](crate::protect()) table, or of a partition of one, is disabled, missing, or one
+    /// that somebody made by hand: writes that escape are not refused. A partition that was attached later has no
+    /// trigger.
     ProtectionGap {
         /// The name of the table or partition, with its schema.
         table: String,
@@ -159,8 +159,8 @@ impl std::fmt::Display for Warning {
 
 /// Looks for parts of the set-up that break a promise. `lag` is how long an expired record may wait for its sweep.
 ///
-/// It sees the settings of a connection of this pool, and the settings of `alter role` and `alter database` for any role
-/// that may log in. It does not see settings that a service makes in its URL or in a session.
+/// It sees the settings of a connection of this pool, and the settings of `alter role` and `alter database` for any
+/// role that may log in. It does not see settings that a service makes in its URL or in a session.
 ///
 /// # Errors
 ///

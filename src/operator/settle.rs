@@ -127,8 +127,8 @@ pub async fn release_step(
 /// # Errors
 ///
 /// [`Error::Changed`] if the record has another token by now, is completed, is under a live lease, or if this step is
-/// not in doubt; [`Misuse::Step`](crate::Misuse::Step) for a result over 64 KiB, or if all results would exceed 256 KiB;
-/// [`Error::Unencodable`]; errors of the database.
+/// not in doubt; [`Misuse::Step`](crate::Misuse::Step) for a result over 64 KiB, or if all results would exceed 256
+/// KiB; [`Error::Unencodable`]; errors of the database.
 ///
 /// # Cancellation
 ///
@@ -157,8 +157,8 @@ where
 /// # Errors
 ///
 /// [`Error::Changed`] if the record has another token by now, or does not wait for another attempt: it is completed, under
-/// a live lease, [indeterminate](Error::Indeterminate), past its retention, in transaction mode, or its first claim never
-/// began; errors of the database.
+/// a live lease, [indeterminate](Error::Indeterminate), past its retention, in transaction mode, or its first claim
+/// never began; errors of the database.
 ///
 /// # Cancellation
 ///
@@ -167,8 +167,8 @@ pub async fn grant_attempt(pool: &PgPool, key: &Key, token: i64, reason: &str) -
     decided(pool, async |conn| Record::unprepared(key).grant_attempt(conn, token, reason).await).await
 }
 
-/// Runs the statements of an operator's decision in their own transaction, which is durable on the workers too, if there
-/// are any. `None` means that the record is not as the operator saw it.
+/// Runs the statements of an operator's decision in their own transaction, which is durable on the workers too, if
+/// there are any. `None` means that the record is not as the operator saw it.
 async fn decided<R>(
     pool: &PgPool,
     decision: impl AsyncFnOnce(&mut PgConnection) -> Result<Option<R>, Error>,

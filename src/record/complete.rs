@@ -9,9 +9,9 @@ use crate::{Error, Misuse};
 
 impl Record<'_> {
     /// Stores the response. The statement requires the claim's token and the claim's own transaction
-    /// (`claimed_at = now()`). So after a COMMIT or ROLLBACK inside `perform` it returns [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction),
-    /// and nothing is acknowledged. As a write it also fails in an aborted transaction, whose COMMIT would succeed
-    /// without saving anything.
+    /// (`claimed_at = now()`). So after a COMMIT or ROLLBACK inside `perform` it returns
+    /// [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction), and nothing is acknowledged. As a write it also
+    /// fails in an aborted transaction, whose COMMIT would succeed without saving anything.
     pub(crate) async fn complete(
         self,
         conn: &mut PgConnection,

@@ -131,8 +131,8 @@ pub(super) struct Now {
 }
 
 impl Now {
-    /// When the call was made. The smaller of two times, because the clock may have jumped back: a record must not expire
-    /// before its time.
+    /// When the call was made. The smaller of two times, because the clock may have jumped back: a record must not
+    /// expire before its time.
     pub(super) fn when_asked(&self, asked: Option<DateTime<Utc>>, waited: Duration) -> DateTime<Utc> {
         let called = self.at - TimeDelta::from_std(waited).unwrap_or_default();
         asked.map_or(called, |first| first.min(called))
@@ -145,8 +145,8 @@ impl Now {
 }
 
 impl Found {
-    /// Repeats the conditions of [`state`](super::fragment::state), in the same order. In SQL, the server would prepare the
-    /// expression for every look, and a worker of Citus would evaluate it by its own clock.
+    /// Repeats the conditions of [`state`](super::fragment::state), in the same order. In SQL, the server would prepare
+    /// the expression for every look, and a worker of Citus would evaluate it by its own clock.
     pub(super) fn at(row: &PgRow, asked: DateTime<Utc>, now: &Now) -> sqlx::Result<Self> {
         let token: i64 = row.try_get("token")?;
         let expires_at: DateTime<Utc> = row.try_get("expires_at")?;

@@ -1,5 +1,5 @@
-//! The tables of the service that are written inside idempotent operations only. The functions of the migration create the
-//! triggers; the catalogs tell which tables have them.
+//! The tables of the service that are written inside idempotent operations only. The functions of the migration create
+//! the triggers; the catalogs tell which tables have them.
 
 use std::collections::BTreeMap;
 
@@ -15,8 +15,8 @@ use crate::{Error, SetupError};
 pub enum OnEscape {
     /// The statement fails with the SQLSTATE `IK006`, and writes nothing.
     Refuse,
-    /// The statement succeeds with a WARNING `IK006`, for the time in which such places are looked for. sqlx logs it under
-    /// the target `sqlx::postgres::notice`, and the server in its own log.
+    /// The statement succeeds with a WARNING `IK006`, for the time in which such places are looked for. sqlx logs it
+    /// under the target `sqlx::postgres::notice`, and the server in its own log.
     Warn,
 }
 
@@ -65,9 +65,9 @@ fn refused(table: &str, error: sqlx::Error) -> SetupError {
 /// The condition of the migration, as the server writes it, without the quotes of `quote_all_identifiers`.
 const CONDITION: &str = "(COALESCE(current_setting('idempotency.claim'::text, true), ''::text) = ''::text)";
 
-/// A trigger that lets no write escape: before each statement, for all four kinds and all columns, with the condition and
-/// an argument of the migration. One that somebody made by hand may fire less often. `idempotency.is_protected` asks the
-/// same question. `$1` is [`CONDITION`].
+/// A trigger that lets no write escape: before each statement, for all four kinds and all columns, with the condition
+/// and an argument of the migration. One that somebody made by hand may fire less often. `idempotency.is_protected`
+/// asks the same question. `$1` is [`CONDITION`].
 macro_rules! is_whole {
     () => {
         "(guard.tgtype = 62::int2
@@ -109,7 +109,8 @@ pub(crate) async fn protected(conn: &mut PgConnection) -> Result<BTreeMap<String
     Ok(tables.into_iter().collect())
 }
 
-/// The protected tables and partitions whose trigger is disabled or not [whole](is_whole), and the partitions without one.
+/// The protected tables and partitions whose trigger is disabled or not [whole](is_whole), and the partitions without
+/// one.
 pub(crate) async fn gaps(conn: &mut PgConnection) -> Result<Vec<String>, Error> {
     sqlx::query_scalar(concat! {
         "

@@ -154,9 +154,9 @@ impl Record<'_> {
         changes_a_row(conn, update).await
     }
 
-    /// Releases the claim of a resumer whose request met another key, and stores the reason. The attempt does not count,
-    /// but the next one comes as late as after one that did. The retention ends when it did before: otherwise a service
-    /// that is never repaired would keep the record for ever. `false` means that the claim is gone.
+    /// Releases the claim of a resumer whose request met another key, and stores the reason. The attempt does not
+    /// count, but the next one comes as late as after one that did. The retention ends when it did before: otherwise a
+    /// service that is never repaired would keep the record for ever. `false` means that the claim is gone.
     #[cfg(feature = "http")]
     pub(crate) async fn give_back(
         self,

@@ -1,5 +1,5 @@
-//! Who can decide what the statements of this crate run. The owner of a table or a function decides that, and so does a role
-//! that may add a trigger or a function. Every role that may create a schema could have created ours first.
+//! Who can decide what the statements of this crate run. The owner of a table or a function decides that, and so does a
+//! role that may add a trigger or a function. Every role that may create a schema could have created ours first.
 
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
@@ -22,8 +22,8 @@ pub(crate) enum Distrust {
 /// The functions that the crate creates.
 #[derive(Debug)]
 pub(crate) struct Known {
-    /// Of the name, the language, the settings and the body of each function, as [`schema`] computes it of the functions in
-    /// the database.
+    /// Of the name, the language, the settings and the body of each function, as [`schema`] computes it of the
+    /// functions in the database.
     pub(crate) digests: Vec<String>,
     /// The names of the functions for callers in other languages.
     pub(crate) any_language: Vec<String>,

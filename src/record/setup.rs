@@ -47,8 +47,8 @@ pub(crate) async fn setup(conn: &mut PgConnection) -> Result<Setup, Error> {
     .map_err(Error::of_statement)
 }
 
-/// The tables of the crate, and their partitions, to which row level security applies for this role. It needs no right, and
-/// no schema.
+/// The tables of the crate, and their partitions, to which row level security applies for this role. It needs no right,
+/// and no schema.
 pub(crate) async fn with_hidden_rows(conn: &mut PgConnection) -> Result<Vec<String>, Error> {
     let mut tables = sqlx::query(
         "
@@ -74,9 +74,9 @@ pub(crate) async fn with_hidden_rows(conn: &mut PgConnection) -> Result<Vec<Stri
     Ok(tables)
 }
 
-/// The `synchronous_commit` of this connection, and each that `alter role` and `alter database` have set for a role that can
-/// log in to this database. For a role without login it has no effect: neither `set role` nor membership applies a role's
-/// settings.
+/// The `synchronous_commit` of this connection, and each that `alter role` and `alter database` have set for a role
+/// that can log in to this database. For a role without login it has no effect: neither `set role` nor membership
+/// applies a role's settings.
 pub(crate) async fn commit_settings(conn: &mut PgConnection) -> Result<Vec<CommitSetting>, Error> {
     sqlx::query(
         "

@@ -72,8 +72,8 @@ pub(super) fn known_mode(row: &PgRow) -> sqlx::Result<Mode> {
         .map_err(|_| sqlx::Error::Decode(format!("unknown mode {mode:?} in idempotency.record").into()))
 }
 
-/// The key of a row that was found without it. A row whose key no caller can have was written by hand: it is left out with
-/// a warning, because one such row must not hide the others.
+/// The key of a row that was found without it. A row whose key no caller can have was written by hand: it is left out
+/// with a warning, because one such row must not hide the others.
 pub(super) fn stored_key(row: &PgRow, operation: &str) -> sqlx::Result<Option<Key>> {
     let key = Key::recorded(row.try_get::<String, _>("scope")?, operation, row.try_get::<String, _>("value")?);
     if let Err(error) = &key {
@@ -127,8 +127,8 @@ pub(super) fn state(row: &PgRow) -> sqlx::Result<State> {
     State::from_column(state).ok_or_else(|| sqlx::Error::Decode(format!("unknown state {state:?}").into()))
 }
 
-/// The column `age` of a statement: `clock_timestamp() - now()`. If the server's clock has jumped back, the age is unknown,
-/// and counts as the greatest.
+/// The column `age` of a statement: `clock_timestamp() - now()`. If the server's clock has jumped back, the age is
+/// unknown, and counts as the greatest.
 pub(super) fn age(row: &PgRow) -> sqlx::Result<Duration> {
     let PgInterval { days, microseconds, .. } = row.try_get("age")?;
     let age = i64::from(days).saturating_mul(MICROSECONDS_PER_DAY).saturating_add(microseconds);

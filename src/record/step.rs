@@ -40,7 +40,8 @@ pub struct ShownStep {
 impl ShownStep {
     /// Reads the column `steps`, as text. The earliest step comes first.
     pub(super) fn all(row: &PgRow, downstream_key: impl Fn(&str) -> String) -> sqlx::Result<Vec<Self>> {
-        // Steps that are no object were written by hand. An operator sees such a record without them, and can forget it.
+        // Steps that are no object were written by hand. An operator sees such a record without them, and can forget
+        // it.
         let entries = entries(row).unwrap_or_default().into_iter();
         let mut steps: Vec<Self> = entries.map(|(name, step)| Self::of(downstream_key(&name), name, &step)).collect();
         steps.sort_by(|a, b| (a.at, &a.name).cmp(&(b.at, &b.name)));
@@ -154,7 +155,8 @@ impl Record<'_> {
     /// Stores that a step begins, and remembers the record for at least the retention from now. `false` means that the
     /// step was begun before, or is finished, or that the claim is gone.
     ///
-    /// `expires_at` is indexed, so this is no heap-only update: each at-most-once step adds to each index of the record.
+    /// `expires_at` is indexed, so this is no heap-only update: each at-most-once step adds to each index of the
+    /// record.
     pub(crate) async fn begin_step(
         self,
         conn: &mut PgConnection,
@@ -206,8 +208,8 @@ impl Record<'_> {
     }
 
     /// Settles one step in doubt, as an operator, with its result. Releases the claim, and permits one more attempt;
-    /// other steps stay in doubt. Returns the new token, which fences an owner that was only suspended. `None` means that
-    /// the record has changed, is under a live lease, or that this step is not in doubt.
+    /// other steps stay in doubt. Returns the new token, which fences an owner that was only suspended. `None` means
+    /// that the record has changed, is under a live lease, or that this step is not in doubt.
     pub(crate) async fn resolve_step(
         self,
         conn: &mut PgConnection,

@@ -10,11 +10,11 @@ use super::distributed;
 use super::statement::{Record, draw_token, interval};
 use crate::Error;
 
-/// Takes over the row of the CTE `free`. It is one text for both kinds of table: a column that one of two texts forgot to
-/// clear could give a caller the response of the old record.
+/// Takes over the row of the CTE `free`. It is one text for both kinds of table: a column that one of two texts forgot
+/// to clear could give a caller the response of the old record.
 ///
-/// Citus refuses a CASE with a function that is not immutable, so the time of completion is a sum: null unless a mark has
-/// an interval to add.
+/// Citus refuses a CASE with a function that is not immutable, so the time of completion is a sum: null unless a mark
+/// has an interval to add.
 macro_rules! take_over_free {
     () => {
         concat! {

@@ -1,8 +1,8 @@
 //! The transaction of one connection, and the savepoints in it: how many sqlx counts, how they are rolled back, and the
 //! COMMIT of a caller's transaction.
 //!
-//! sqlx counts none in autocommit, one in a transaction, and one more for each nested transaction, which is a savepoint.
-//! `sqlx` does not export this count, and `sqlx-core` does. This is the only file that uses `sqlx-core`.
+//! sqlx counts none in autocommit, one in a transaction, and one more for each nested transaction, which is a
+//! savepoint. `sqlx` does not export this count, and `sqlx-core` does. This is the only file that uses `sqlx-core`.
 
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgTransaction, Postgres, SqlStr};
 use sqlx_core::database::Database;
@@ -135,8 +135,8 @@ async fn command(conn: &mut PgConnection, sql: String) -> Result<(), Error> {
 /// ```
 ///
 /// This takes one more round trip than `tx.commit()`. If `tx` is a nested transaction (`tx.begin()`), which would only
-/// release a savepoint, this refuses it, and rolls back the outer transaction, too. Use `tx.commit()` there. After such an
-/// error, the outer `tx.commit()` of sqlx returns `Ok` and saves nothing, so return the error.
+/// release a savepoint, this refuses it, and rolls back the outer transaction, too. Use `tx.commit()` there. After such
+/// an error, the outer `tx.commit()` of sqlx returns `Ok` and saves nothing, so return the error.
 ///
 /// # What it cannot see
 ///
@@ -146,12 +146,12 @@ async fn command(conn: &mut PgConnection, sql: String) -> Result<(), Error> {
 ///
 /// # Errors
 ///
-/// - [`Misuse::TransactionAborted`](crate::Misuse::TransactionAborted): a statement had failed before. Nothing was saved, and the transaction is rolled
-///   back.
-/// - [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction): the transaction had ended before, by a raw COMMIT or ROLLBACK, or by a nested `begin`
-///   that failed, or whose future was dropped while it waited.
-/// - [`Misuse::NestedTransaction`](crate::Misuse::NestedTransaction): a nested transaction is open, because its guard was forgotten, or because it is `tx`
-///   itself. Everything is rolled back.
+/// - [`Misuse::TransactionAborted`](crate::Misuse::TransactionAborted): a statement had failed before. Nothing was
+///   saved, and the transaction is rolled back.
+/// - [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction): the transaction had ended before, by a raw COMMIT
+///   or ROLLBACK, or by a nested `begin` that failed, or whose future was dropped while it waited.
+/// - [`Misuse::NestedTransaction`](crate::Misuse::NestedTransaction): a nested transaction is open, because its guard
+///   was forgotten, or because it is `tx` itself. Everything is rolled back.
 /// - [`Error::Retryable`] and [`Error::Database`] of the COMMIT itself: a deferred constraint, a serialization failure.
 ///   After an error of the connection **it is unknown** whether the COMMIT took effect: ask again with the same key.
 ///

@@ -192,8 +192,8 @@ pub(crate) enum Opening {
     /// elsewhere: if the server lost the claim, a second caller could repeat the effect.
     ///
     /// The setting `idempotency.claim` begins with [`own_transaction`] until this transaction ends. So a step, which
-    /// claims nothing, may write the tables that are protected, and a later statement can tell whether it is still in this
-    /// transaction.
+    /// claims nothing, may write the tables that are protected, and a later statement can tell whether it is still in
+    /// this transaction.
     Durable,
     /// As `Durable`, and the workers of a distributed table commit with the same setting. Otherwise each has its own.
     DurableOnWorkers,

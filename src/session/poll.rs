@@ -1,5 +1,5 @@
-//! The pauses of calls that wait without a connection (ask, give the connection back, pause, ask again), and of loops in
-//! the background.
+//! The pauses of calls that wait without a connection (ask, give the connection back, pause, ask again), and of loops
+//! in the background.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -9,7 +9,8 @@ use tokio::time::{Instant, sleep_until};
 /// The pause between two polls. It is short for a person who waits, and long enough to spare the database.
 const PAUSES: Range<Duration> = Duration::from_millis(50)..Duration::from_millis(500);
 
-/// The pause of a loop after its first error. Most errors are over in a moment; if not, the pause doubles with each error.
+/// The pause of a loop after its first error. Most errors are over in a moment; if not, the pause doubles with each
+/// error.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
 /// How a call polls.

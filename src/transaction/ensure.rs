@@ -78,8 +78,9 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///   [`Indeterminate`](Error::Indeterminate), [`OtherMode`](Error::OtherMode), [`Undecodable`](Error::Undecodable),
 ///   [`Misuse::AlreadyInTransaction`](crate::Misuse::AlreadyInTransaction), [`Incompatible::UnknownFingerprint`](crate::Incompatible::UnknownFingerprint),
 ///   [`Incompatible::UnknownMode`](crate::Incompatible::UnknownMode). Nothing was performed.
-/// - Errors before `perform`: [`InvalidRequest::Body`](crate::InvalidRequest::Body), [`SchemaMissing`](Error::SchemaMissing),
-///   [`Misuse::WrongDeployment`](crate::Misuse::WrongDeployment), [`Misuse::TransactionAborted`](crate::Misuse::TransactionAborted), and
+/// - Errors before `perform`: [`InvalidRequest::Body`](crate::InvalidRequest::Body),
+///   [`SchemaMissing`](Error::SchemaMissing), [`Misuse::WrongDeployment`](crate::Misuse::WrongDeployment),
+///   [`Misuse::TransactionAborted`](crate::Misuse::TransactionAborted), and
 ///   [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction) if sqlx has begun no transaction on the connection.
 /// - Errors after `perform`, when the response could not be stored: [`Unencodable`](Error::Unencodable),
 ///   [`Misuse::TransactionAborted`](crate::Misuse::TransactionAborted), [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction),
@@ -96,8 +97,9 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///
 /// Three things inside `perform` end the claim: a COMMIT, a ROLLBACK, and a nested `conn.begin()` that fails, or whose
 /// future is dropped while it waits (sqlx 0.9 then rolls back the *outer* transaction; `conn.begin_with` always fails
-/// there). After that the call returns [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction), so it is never acknowledged.
-/// Later writes of `perform` are in autocommit, and they stay. So if a nested `begin` fails, return its error.
+/// there). After that the call returns [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction), so it is never
+/// acknowledged. Later writes of `perform` are in autocommit, and they stay. So if a nested `begin` fails, return its
+/// error.
 pub async fn ensure_idempotent<T, E, B, F>(
     conn: &mut PgConnection,
     key: &Key,

@@ -39,12 +39,12 @@ impl IdempotencyLayer {
         Self { key_required: !optional, ..self }
     }
 
-    /// The fewest characters that the value of a key may have. The default is no minimum. A client that counts its requests
-    /// repeats a short key by mistake, and then gets the answer to another request, or a 422. With 8 characters, most
-    /// counters are refused, and no UUID is. The answer is a 400 `malformed-key`, and nothing is done.
+    /// The fewest characters that the value of a key may have. The default is no minimum. A client that counts its
+    /// requests repeats a short key by mistake, and then gets the answer to another request, or a 422. With 8
+    /// characters, most counters are refused, and no UUID is. The answer is a 400 `malformed-key`, and nothing is done.
     ///
-    /// The minimum holds for the header and for [`key_from`](Self::key_from). A request that is already stored is resumed
-    /// and settled under any key.
+    /// The minimum holds for the header and for [`key_from`](Self::key_from). A request that is already stored is
+    /// resumed and settled under any key.
     pub fn shortest_key(self, characters: usize) -> Self {
         Self { shortest_key: characters, ..self }
     }
@@ -60,15 +60,16 @@ impl IdempotencyLayer {
     }
 
     /// Names the operation by a function of the request. The default is the method and the route that axum has matched,
-    /// without the names of its parameters: `POST /payments/{}`, and `{*}` for the rest of a path. `None` is a mistake of
-    /// the service, and the answer is a 500. Return such a template: with real ids, every payment would be an operation
-    /// and a time series of its own. If you use the path all the same, decode its percent-encoding, because `/a` and `/%61`
-    /// would be two operations. If a [`Key`](crate::Key) refuses the text, the answer is a 400 `malformed-key`.
+    /// without the names of its parameters: `POST /payments/{}`, and `{*}` for the rest of a path. `None` is a mistake
+    /// of the service, and the answer is a 500. Return such a template: with real ids, every payment would be an
+    /// operation and a time series of its own. If you use the path all the same, decode its percent-encoding, because
+    /// `/a` and `/%61` would be two operations. If a [`Key`](crate::Key) refuses the text, the answer is a 400
+    /// `malformed-key`.
     ///
     /// **The operation is a part of the key: if it changes, a retry of an earlier request is performed again.** A
     /// parameter that gets another name changes nothing. Another prefix or method does, and so does a route that is
-    /// split, merged, or gets a `{*rest}` in place of a parameter. Before such a change, return the old text here, until
-    /// the retention has passed. So does a [`RequestResumer`](crate::http::RequestResumer) of the old operation.
+    /// split, merged, or gets a `{*rest}` in place of a parameter. Before such a change, return the old text here,
+    /// until the retention has passed. So does a [`RequestResumer`](crate::http::RequestResumer) of the old operation.
     pub fn operation(self, operation: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         Self { operation: Some(Arc::new(operation)), ..self }
     }
@@ -108,7 +109,8 @@ impl IdempotencyLayer {
     ///
     /// # Panics
     ///
-    /// For `Authorization`, `Cookie` and `Proxy-Authorization`, which are not stored as headers of the fingerprint either.
+    /// For `Authorization`, `Cookie` and `Proxy-Authorization`, which are not stored as headers of the fingerprint
+    /// either.
     #[track_caller]
     pub fn store_header(mut self, name: HeaderName) -> Self {
         assert!(
@@ -152,8 +154,8 @@ impl IdempotencyLayer {
     ///
     /// # Panics
     ///
-    /// For `Set-Cookie`, authentication, hop-by-hop headers, `Date`, `Content-Length`, and the headers that the layer adds
-    /// itself.
+    /// For `Set-Cookie`, authentication, hop-by-hop headers, `Date`, `Content-Length`, and the headers that the layer
+    /// adds itself.
     #[track_caller]
     pub fn replay_header(mut self, name: HeaderName) -> Self {
         assert!(
@@ -204,8 +206,8 @@ impl IdempotencyLayer {
 
 /// The bounds of sizes and runs.
 impl IdempotencyLayer {
-    /// The largest request body, in bytes. The default is 1 MiB. It also determines how many [bytes](crate::http#runs) the
-    /// requests that upload or wait may hold together.
+    /// The largest request body, in bytes. The default is 1 MiB. It also determines how many [bytes](crate::http#runs)
+    /// the requests that upload or wait may hold together.
     pub fn request_limit(self, bytes: usize) -> Self {
         Self { request_limit: bytes, ..self }
     }
@@ -227,8 +229,8 @@ impl IdempotencyLayer {
         Self { max_runs: runs, ..self }
     }
 
-    /// The greatest number of [runs](crate::http#runs) of one scope at a time, so that no account takes the places of the
-    /// others. The requests without a key count as one scope. The default is seven eighths of the places. In a
+    /// The greatest number of [runs](crate::http#runs) of one scope at a time, so that no account takes the places of
+    /// the others. The requests without a key count as one scope. The default is seven eighths of the places. In a
     /// transactional layer, each run has a connection, so it is seven eighths of the connections if these are fewer. Of
     /// two places or more, at least one is left to other scopes. **Of a pool of one connection, none is left.**
     ///

@@ -34,8 +34,8 @@ pub(crate) struct Worker {
     pub(crate) synchronous_commit: Result<(String, bool), String>,
 }
 
-/// Before the first claim of this process with the setting for a distributed table: warns if the table is a plain one. The
-/// statements for a distributed table are right there too, but slower. The opposite is an error, which the usual
+/// Before the first claim of this process with the setting for a distributed table: warns if the table is a plain one.
+/// The statements for a distributed table are right there too, but slower. The opposite is an error, which the usual
 /// statements detect themselves (`idempotency.is_plain`).
 pub(crate) async fn warn_if_plain(conn: &mut PgConnection) -> Result<(), Error> {
     if LOOKED.load(Ordering::Relaxed) {

@@ -1,4 +1,5 @@
-//! Looking at the record on a distributed table: the columns from the worker, the time and the lock from the coordinator.
+//! Looking at the record on a distributed table: the columns from the worker, the time and the lock from the
+//! coordinator.
 
 use std::time::Duration;
 

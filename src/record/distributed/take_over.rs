@@ -9,8 +9,8 @@ use crate::record::claim::{Claim, Terms, Tried};
 use crate::record::statement::{Record, changes_a_row};
 use crate::record::take_over::take_over_free;
 
-/// As [`Record::take_over`]. The lock is the coordinator's, and the row is locked and updated on its worker. A locked row
-/// is skipped there, so no setting has to bound the wait.
+/// As [`Record::take_over`]. The lock is the coordinator's, and the row is locked and updated on its worker. A locked
+/// row is skipped there, so no setting has to bound the wait.
 pub(crate) async fn take_over(
     record: Record<'_>,
     conn: &mut PgConnection,
