@@ -6,7 +6,8 @@
 -- replaces them. The file can be run again: grants survive, except those of PUBLIC.
 
 -- Each change of this file raises this number. `migrate` replaces functions with a lower number, and leaves those with a higher one.
--- It reads the number in the catalog.
+-- It reads the number in the catalog. The names and arguments stay: only a migration adds or removes a function, because a process of
+-- another release knows these by name.
 create or replace function idempotency.version()
 returns int4 language sql immutable parallel safe set search_path = pg_catalog, pg_temp as 'select 1';
 

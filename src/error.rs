@@ -108,7 +108,8 @@ pub enum Error {
     #[error(transparent)]
     InvalidRequest(#[from] InvalidRequest),
 
-    /// The service uses the crate wrongly. A retry meets the same mistake.
+    /// The service uses the crate wrongly, or its environment lacks something. A retry meets the same until a person
+    /// has corrected it.
     #[error(transparent)]
     Misuse(#[from] Misuse),
 
@@ -125,7 +126,8 @@ pub enum Error {
     /// The key belongs to another mode. Marks, leases and transactions never share a key. A call in steps also gets
     /// this for an operation that has [begun at least once](crate::guide::steps#from-atleastonce-to-steps).
     #[error(
-        "the key belongs to mode {stored}, and the call is in mode {asked}; give each mode its own operations (operation {:?})",
+        "the key belongs to mode {stored}, and the call is in mode {asked}; give each mode its own operations, and let those that began \
+         under AtLeastOnce end before a route changes to steps (operation {:?})",
         key.operation()
     )]
     #[non_exhaustive]

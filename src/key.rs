@@ -43,8 +43,8 @@ impl Key {
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`] if a part is empty, is longer than 255 bytes, contains a control character, or contains white space
-    /// and invisible characters only.
+    /// [`InvalidKey`] if a part is empty, is longer than 255 bytes, contains a control character, or contains white
+    /// space and invisible characters only.
     pub fn new(
         scope: impl Into<String>,
         operation: impl Into<String>,

@@ -1,5 +1,5 @@
-//! The layers of `ARCHITECTURE.md`: a module uses only the rows above its own, and in its own row no two modules know
-//! each other, not even through a third. Nor do two files of one folder, here and in the tools that prove the crate.
+//! The layers of `ARCHITECTURE.md`: a module uses its own row and the rows above, and no modules know each other in a
+//! circle. Nor do two files of one folder, here and in the tools that prove the crate.
 //! And what the SQL of the crate names.
 
 use std::collections::{BTreeMap, BTreeSet};

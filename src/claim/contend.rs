@@ -77,7 +77,8 @@ enum Looked {
 /// them.
 ///
 /// If the call has not [checked](CalledAt::in_transaction_since) that its BEGIN began the transaction,
-/// [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction) means that the transaction is older than this BEGIN, and so may be a foreign one.
+/// [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction) means that the transaction is older than this BEGIN,
+/// and so may be a foreign one.
 pub(crate) async fn contend(
     conn: &mut PgConnection,
     record: Record<'_>,

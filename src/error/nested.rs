@@ -17,7 +17,7 @@ pub enum InvalidRequest {
     Body(#[from] InvalidBody),
 }
 
-/// How a service uses the crate wrongly.
+/// How a service uses the crate wrongly, or runs in an environment where the crate cannot work.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Misuse {

@@ -98,7 +98,7 @@ impl LayerMode {
     }
 
     /// Refuses options that contradict each other.
-    pub(super) fn check(self) -> Result<(), Error> {
+    fn check(self) -> Result<(), Error> {
         match self {
             Self::Transactional(options) => check_wait(options.on_duplicate, options.retention),
             Self::Leased(options) => options.check(),
@@ -129,6 +129,11 @@ impl IdempotencyLayer {
     /// `scope` returns the tenant, account or user of the request. It must come **from the authenticated identity**,
     /// which a layer further out has put into the request's extensions, and never from an unauthenticated part of the
     /// request. If `scope` returns an error, that is the response.
+    ///
+    /// # Panics
+    ///
+    /// If the options contradict each other, for example if their wait is not shorter than their retention.
+    #[track_caller]
     pub fn transactional(
         pool: PgPool,
         options: Idempotency,
@@ -143,6 +148,12 @@ impl IdempotencyLayer {
     ///
     /// With [`store_request`](LeaseOptions::store_request), a [`RequestResumer`](super::RequestResumer) finishes
     /// the requests whose clients do not come back.
+    ///
+    /// # Panics
+    ///
+    /// If the options contradict each other, as for a [transactional layer](Self::transactional), or if their retention
+    /// is shorter than twice their lease.
+    #[track_caller]
     pub fn leased(
         pool: PgPool,
         options: LeaseOptions,
@@ -151,7 +162,12 @@ impl IdempotencyLayer {
         Self::new(pool, LayerMode::Leased(options), Arc::new(scope))
     }
 
+    #[track_caller]
     fn new(pool: PgPool, mode: LayerMode, scope: Arc<ScopeOf>) -> Self {
+        // Not when the layer is applied: axum does that at the first connection.
+        if let Err(contradiction) = mode.check() {
+            panic!("the layer cannot serve: {contradiction}");
+        }
         let connections = connections(&pool);
         Self {
             pool,

@@ -77,8 +77,8 @@ impl Loan {
 /// ```
 ///
 /// A middleware between the layer and the handler runs before: it must have no effect of its own. If it takes the
-/// [`Lease`], a refusal proves nothing. A handler that takes a `Result<LeasedBody<_>, _>` returns the refusal only if it has
-/// done nothing.
+/// [`Lease`], a refusal proves nothing. A handler that takes a `Result<LeasedBody<_>, _>` returns the refusal only if
+/// it has done nothing.
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 #[derive(Debug)]

@@ -130,7 +130,7 @@ pub enum Misconfigured {
     /// Nothing names the operation of the request.
     #[error(
         "the request has no matched route to name its operation; add the layer by axum's Router::route_layer, with the \
-         feature axum, or name the operation: operation"
+         feature axum, or name the operation by IdempotencyLayer::operation"
     )]
     NoOperation,
     /// A resumed request has another key here than in its record, so that its effect would happen under another

@@ -62,8 +62,8 @@ impl RequestResumer {
         Self { interval, ..self }
     }
 
-    /// [Resumes](IdempotencyLayer::resume_one) requests until `shutdown` is ready. Then it finishes those in progress, and
-    /// ends. It logs errors, and goes on.
+    /// [Resumes](IdempotencyLayer::resume_one) requests until `shutdown` is ready. Then it finishes those in progress,
+    /// and ends. It logs errors, and goes on.
     ///
     /// It sends up to four requests at a time, and of each scope one after the other. **So a request that takes long
     /// delays the others of its scope**, and four such scopes delay all: give the calls of the operation a time-out.

@@ -165,7 +165,7 @@ impl IdempotencyLayer {
     pub(super) fn resumable(&self, operation: &str) -> Result<LeaseOptions, Error> {
         if self.operation.is_none() && has_names(operation) {
             // It would find nothing, and nobody would notice.
-            let problem = "a layer without operation leaves the names of parameters out of its operations; write \
+            let problem = "a layer without IdempotencyLayer::operation leaves the names of parameters out; write \
                            {} for each {name}, and {*} for each {*name}, as in POST /accounts/{}/pay";
             return Err(Misuse::options(problem));
         }

@@ -38,13 +38,7 @@ pub struct IdempotencyService<S> {
 impl<S> Layer<S> for IdempotencyLayer {
     type Service = IdempotencyService<S>;
 
-    /// # Panics
-    ///
-    /// If the options of the layer contradict each other, for example if its wait is longer than its retention.
     fn layer(&self, inner: S) -> Self::Service {
-        if let Err(contradiction) = self.mode.check() {
-            panic!("the layer cannot serve: {contradiction}");
-        }
         IdempotencyService { inner, layer: Arc::new(self.clone()) }
     }
 }

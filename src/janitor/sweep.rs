@@ -26,11 +26,11 @@ impl Janitor {
     ///
     /// # Errors
     ///
-    /// [`Error::Database`] and [`Error::SchemaMissing`]; [`Incompatible::Schema`](crate::Incompatible::Schema) if the schema cannot be trusted, which
-    /// is asked once for each sweep; [`Error::Unanswered`] if the server has not answered a batch
-    /// for as long as the [interval](Self::interval), but for 10 seconds at least and a minute at most. The
-    /// deletions of other batches remain. A sweep of a partitioned table goes on after an error of one leaf, and
-    /// returns the first error.
+    /// [`Error::Database`] and [`Error::SchemaMissing`]; [`Incompatible::Schema`](crate::Incompatible::Schema) if the
+    /// schema cannot be trusted, which is asked once for each sweep; [`Error::Unanswered`] if the server has not
+    /// answered a batch for as long as the [interval](Self::interval), but for 10 seconds at least and a minute at
+    /// most. The deletions of other batches remain. A sweep of a partitioned table goes on after an error of one leaf,
+    /// and returns the first error.
     ///
     /// # Cancellation
     ///

@@ -49,8 +49,8 @@ impl LeaseOptions {
     /// - Errors because an earlier call has the key: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight)
     ///   with the rest of the lease, [`Indeterminate`](Error::Indeterminate), [`Exhausted`](Error::Exhausted),
     ///   [`OtherMode`](Error::OtherMode), [`Undecodable`](Error::Undecodable),
-    ///   [`Incompatible::UnknownFingerprint`](crate::Incompatible::UnknownFingerprint), [`Incompatible::UnknownMode`](crate::Incompatible::UnknownMode). The work did not
-    ///   begin.
+    ///   [`Incompatible::UnknownFingerprint`](crate::Incompatible::UnknownFingerprint),
+    ///   [`Incompatible::UnknownMode`](crate::Incompatible::UnknownMode). The work did not begin.
     /// - [`InvalidRequest::Body`](crate::InvalidRequest::Body), [`SchemaMissing`](Error::SchemaMissing): the work did
     ///   not begin.
     /// - [`LeaseLost`](Error::LeaseLost), [`Unencodable`](Error::Unencodable): the work has begun, and its result was

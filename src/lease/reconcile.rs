@@ -30,8 +30,8 @@ impl Reconciler {
     ///
     /// # Errors
     ///
-    /// [`Error::Misuse`] as [`run`](Self::run), errors of the database, [`Error::Unanswered`]. An error or a panic of `look_up` is stored with the look, and
-    /// is not returned.
+    /// [`Error::Misuse`] as [`run`](Self::run), errors of the database, [`Error::Unanswered`]. An error or a panic of
+    /// `look_up` is stored with the look, and is not returned.
     ///
     /// # Cancellation
     ///

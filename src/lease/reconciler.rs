@@ -115,9 +115,10 @@ impl Reconciler {
     ///
     /// # Errors
     ///
-    /// [`Misuse`] under [`AtLeastOnce`](Policy::AtLeastOnce), or without [`LeaseOptions::store_request`], or for a quiet
-    /// time under a millisecond or over half of the retention.
+    /// [`Misuse`] under [`AtLeastOnce`](Policy::AtLeastOnce), or without [`LeaseOptions::store_request`], or for a
+    /// quiet time under a millisecond or over half of the retention, or if settings of `leasing` contradict each other.
     pub fn new(leasing: LeaseOptions, operation: &str, quiet: Duration) -> Result<Self, Error> {
+        leasing.check()?;
         if matches!(leasing.policy, Policy::AtLeastOnce { .. }) {
             let problem = "under Policy::AtLeastOnce nothing is in doubt; run a Resumer";
             return Err(Misuse::options(problem));
@@ -130,8 +131,8 @@ impl Reconciler {
         if has_names(operation) {
             tracing::warn!(
                 operation,
-                "the operation of a reconciler names a parameter; a layer without operation leaves the names out, as \
-                 in POST /accounts/{{}}/pay, and this reconciler then finds nothing"
+                "the operation of a reconciler names a parameter; a layer without IdempotencyLayer::operation leaves \
+                 the names out, as in POST /accounts/{{}}/pay, and this reconciler then finds nothing"
             );
         }
         let longest = Self::longest_time(&leasing);
@@ -265,7 +266,7 @@ impl Reconciler {
     ///
     /// # Errors
     ///
-    /// [`Misuse`] at once, if settings contradict each other.
+    /// [`Misuse`] at once, if settings contradict each other. It also logs this.
     ///
     /// # Cancellation
     ///
@@ -275,7 +276,11 @@ impl Reconciler {
         E: Display,
         F: AsyncFnOnce(&InDoubt) -> Result<Finding, E> + Clone,
     {
-        self.check()?;
+        self.check().inspect_err(|error| {
+            // Most services spawn this future and never look at its end.
+            let error = error as &dyn std::error::Error;
+            tracing::error!(operation = self.operation, error, "a reconciler does not run, because of its settings");
+        })?;
         let shutdown = pin!(shutdown);
         let mut shutdown = Shutdown::new(shutdown);
         let mut rests = Rests::of(self.interval);

@@ -20,7 +20,8 @@ use crate::session::{Opening, in_pooled_transaction};
 /// # Errors
 ///
 /// - [`Error::SchemaMissing`](crate::Error::SchemaMissing): run [`migrate`](crate::migrate()) before.
-/// - [`SetupError::Refused`]: the database has no Citus, the table is distributed in another way, or the schema
+/// - [`SetupError::Refused`]: the database has no Citus, or the table is distributed in another way.
+/// - [`Incompatible::Schema`](crate::Incompatible::Schema): the schema
 ///   [cannot be trusted](crate::operator::Warning::UntrustedSchema).
 /// - [`SetupError::Locked`]: as of [`migrate`](crate::migrate()).
 /// - [`Error::Database`](crate::Error::Database): Citus refuses, for example for want of workers or because the role is

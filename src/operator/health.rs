@@ -53,7 +53,8 @@ pub enum Warning {
         /// What is wrong, and what to do.
         problem: String,
     },
-    /// These functions are none of this release, and a newer release is recorded that may have changed them.
+    /// These functions are none of this release. A newer one may have changed them: its migration is recorded, or
+    /// `idempotency.version()` has a higher number.
     NewerFunctions {
         /// Their names, separated by commas.
         functions: String,
@@ -133,7 +134,7 @@ impl std::fmt::Display for Warning {
             Self::UntrustedSchema { problem } => f.write_str(problem),
             Self::NewerFunctions { functions } => write!(
                 f,
-                "a newer release is recorded, and this one does not know {functions}; run `health` of the newer release, which \
+                "a newer release has migrated this database, and this one does not know {functions}; run `health` of the newer release, which \
                  does; if you have installed none, stop all callers, and compare the functions with those that \
                  `idempotency-janitor migrate --print --any-language` creates"
             ),
@@ -164,8 +165,8 @@ impl std::fmt::Display for Warning {
 ///
 /// # Errors
 ///
-/// [`Error::SchemaMissing`] if the table is missing or too old, [`Incompatible::Schema`](crate::Incompatible::Schema) if its migration was applied with
-/// another text, and [`Error::Database`].
+/// [`Error::SchemaMissing`] if the table is missing or too old, [`Incompatible::Schema`](crate::Incompatible::Schema)
+/// if its migration was applied with another text, and [`Error::Database`].
 ///
 /// # Cancellation
 ///
@@ -178,8 +179,8 @@ pub async fn health(pool: &PgPool, lag: Duration) -> Result<Vec<Warning>, Error>
 ///
 /// # Errors
 ///
-/// [`Error::SchemaMissing`] if the table is missing or too old, [`Incompatible::Schema`](crate::Incompatible::Schema) if the schema
-/// [cannot be trusted](Warning::UntrustedSchema), and [`Error::Database`].
+/// [`Error::SchemaMissing`] if the table is missing or too old, [`Incompatible::Schema`](crate::Incompatible::Schema)
+/// if the schema [cannot be trusted](Warning::UntrustedSchema), and [`Error::Database`].
 ///
 /// # Cancellation
 ///

@@ -25,7 +25,8 @@ use crate::{Error, Key, migrate};
 ///
 /// # Errors
 ///
-/// [`Error::SchemaMissing`], [`Incompatible::Schema`](crate::Incompatible::Schema) if the schema cannot be trusted, and [`Error::Database`].
+/// [`Error::SchemaMissing`], [`Incompatible::Schema`](crate::Incompatible::Schema) if the schema cannot be trusted, and
+/// [`Error::Database`].
 ///
 /// # Cancellation
 ///

@@ -20,8 +20,8 @@ use crate::{Error, Key, migrate};
 ///
 /// # Errors
 ///
-/// [`Error::Changed`] if the record has another token by now, is completed, is under a live lease, or if no attempt has begun
-/// (attempt 0); [`Error::Unencodable`]; errors of the database.
+/// [`Error::Changed`] if the record has another token by now, is completed, is under a live lease, or if no attempt has
+/// begun (attempt 0); [`Error::Unencodable`]; errors of the database.
 ///
 /// # Cancellation
 ///
@@ -156,9 +156,9 @@ where
 ///
 /// # Errors
 ///
-/// [`Error::Changed`] if the record has another token by now, or does not wait for another attempt: it is completed, under
-/// a live lease, [indeterminate](Error::Indeterminate), past its retention, in transaction mode, or its first claim
-/// never began; errors of the database.
+/// [`Error::Changed`] if the record has another token by now, or does not wait for another attempt: it is completed,
+/// under a live lease, [indeterminate](Error::Indeterminate), past its retention, in transaction mode, or its first
+/// claim never began; errors of the database.
 ///
 /// # Cancellation
 ///

@@ -76,16 +76,18 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///   same, the key is left [indeterminate](Error::Indeterminate).
 /// - Errors because an earlier call has the key: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight),
 ///   [`Indeterminate`](Error::Indeterminate), [`OtherMode`](Error::OtherMode), [`Undecodable`](Error::Undecodable),
-///   [`Misuse::AlreadyInTransaction`](crate::Misuse::AlreadyInTransaction), [`Incompatible::UnknownFingerprint`](crate::Incompatible::UnknownFingerprint),
+///   [`Misuse::AlreadyInTransaction`](crate::Misuse::AlreadyInTransaction),
+///   [`Incompatible::UnknownFingerprint`](crate::Incompatible::UnknownFingerprint),
 ///   [`Incompatible::UnknownMode`](crate::Incompatible::UnknownMode). Nothing was performed.
 /// - Errors before `perform`: [`InvalidRequest::Body`](crate::InvalidRequest::Body),
 ///   [`SchemaMissing`](Error::SchemaMissing), [`Misuse::WrongDeployment`](crate::Misuse::WrongDeployment),
 ///   [`Misuse::TransactionAborted`](crate::Misuse::TransactionAborted), and
 ///   [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction) if sqlx has begun no transaction on the connection.
 /// - Errors after `perform`, when the response could not be stored: [`Unencodable`](Error::Unencodable),
-///   [`Misuse::TransactionAborted`](crate::Misuse::TransactionAborted), [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction),
-///   [`Misuse::NestedTransaction`](crate::Misuse::NestedTransaction), [`OutlivedRetention`](Error::OutlivedRetention). Nothing was
-///   acknowledged: roll back.
+///   [`Misuse::TransactionAborted`](crate::Misuse::TransactionAborted),
+///   [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction),
+///   [`Misuse::NestedTransaction`](crate::Misuse::NestedTransaction), [`OutlivedRetention`](Error::OutlivedRetention).
+///   Nothing was acknowledged: roll back.
 /// - Errors of the database: [`Retryable`](Error::Retryable), [`Database`](Error::Database). Nothing is committed,
 ///   unless `perform` has ended the transaction.
 ///

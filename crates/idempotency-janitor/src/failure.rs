@@ -174,8 +174,6 @@ pub(crate) fn of_protecting(failure: Failure) -> Failure {
     }
 }
 
-/// What the library says to a caller with a key is of no use here. 42501 is a right that is missing: somebody's to
-/// grant.
 impl From<SetupError> for Failure {
     fn from(error: SetupError) -> Self {
         match error {
@@ -185,6 +183,8 @@ impl From<SetupError> for Failure {
     }
 }
 
+/// What the library says to a caller with a key is of no use here. 42501 is a right that is missing: somebody's to
+/// grant.
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error {

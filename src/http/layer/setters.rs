@@ -43,8 +43,9 @@ impl IdempotencyLayer {
     /// requests repeats a short key by mistake, and then gets the answer to another request, or a 422. With 8
     /// characters, most counters are refused, and no UUID is. The answer is a 400 `malformed-key`, and nothing is done.
     ///
-    /// The minimum holds for the header and for [`key_from`](Self::key_from). A request that is already stored is
-    /// resumed and settled under any key.
+    /// The minimum holds for the header and for [`key_from`](Self::key_from). **A retry of an earlier request with a
+    /// shorter key is refused, too**, and its client may take a new key and so repeat the operation. So set the minimum
+    /// before clients send keys. A stored request is resumed and settled under any key.
     pub fn shortest_key(self, characters: usize) -> Self {
         Self { shortest_key: characters, ..self }
     }
