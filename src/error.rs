@@ -124,7 +124,7 @@ pub enum Error {
     OutlivedRetention,
 
     /// The key belongs to another mode. Marks, leases and transactions never share a key. A call in steps also gets
-    /// this for an operation that has [begun at least once](crate::guide::steps#from-atleastonce-to-steps).
+    /// this for an operation that has begun under `AtLeastOnce`; the guide's page `steps` says how to let these end.
     #[error(
         "the key belongs to mode {stored}, and the call is in mode {asked}; give each mode its own operations, and let those that began \
          under AtLeastOnce end before a route changes to steps (operation {:?})",

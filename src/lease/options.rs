@@ -28,8 +28,7 @@ pub enum Policy {
     /// repeat. If an [at-most-once step](super::Lease::step_at_most_once) is in doubt, nobody continues until it
     /// is settled, by an operator or a [`Reconciler`](super::Reconciler), or the retention ends.
     ///
-    /// An operation that has begun under `AtLeastOnce` is [not
-    /// continued](crate::guide::steps#from-atleastonce-to-steps).
+    /// An operation that has begun under `AtLeastOnce` is not continued. The guide's page `steps` says how to let it end.
     InSteps {
         /// From 10 ms to 12 hours. 40 s is usual.
         lease: Duration,

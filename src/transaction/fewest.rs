@@ -1,6 +1,6 @@
 //! The option *fewest round trips*: the message that begins the transaction contains the claim, and the message that
-//! commits contains the completion. Only this file calls the functions `claim_at_begin` and `store_response` of the
-//! schema.
+//! commits contains the completion. In Rust, only this file calls the functions `claim_at_begin` and `store_response`
+//! of the schema.
 //!
 //! Such a message takes no parameters, so its values are literals. [`text`] and [`bytes`] write them so that no value
 //! can end its literal.
