@@ -1,6 +1,6 @@
 -- The only table of pg-idempotency. Each row is called a record and belongs to one key.
 --
--- any_language.sql adds functions for callers in other languages. Without such callers, nobody needs them.
+-- any-language.sql adds functions for callers in other languages. Without such callers, nobody needs them.
 --
 -- `completed_at` says whether the operation is complete, and `expires_at` says how long the key is remembered. strict.sql adds
 -- the rules that every record keeps as CHECK constraints. They are not here because PostgreSQL parses each CHECK again for
@@ -154,7 +154,7 @@ $$;
 -- nothing is prepared. The server keeps the plans of a function; planning anew costs more than a round trip on a Unix socket. The
 -- statements are those of src/record/claim.rs and src/record/complete.rs, word for word, but for the age that the former returns and
 -- the clock by which the latter judges the retention. They name the schema of every function and table, so there is no search_path,
--- which every call would set and reset. The functions of any_language.sql call `try_claim` and `store_response`, too.
+-- which every call would set and reset. The functions of any-language.sql call `try_claim` and `store_response`, too.
 
 -- True if this call has won the claim.
 create function idempotency.try_claim(text, text, text, int8, bytea, interval, interval, text, int8, text)

@@ -42,7 +42,8 @@ static MIGRATIONS: LazyLock<[Migration; 1]> = LazyLock::new(|| {
 });
 
 /// The SQL functions for callers in other languages. It can be run again, over those of any earlier release.
-const FUNCTIONS: &str = include_str!("../migrations/any_language.sql");
+/// The name of the file has no underscore: sqlx would take it for a migration without a number.
+const FUNCTIONS: &str = include_str!("../migrations/any-language.sql");
 
 /// The migrations as an sqlx migrator, for `#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]` and for services that
 /// run all migrations with sqlx.

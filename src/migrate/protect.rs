@@ -20,7 +20,7 @@ use crate::session::{Opening, in_pooled_transaction};
 /// The guide's page `nothing_escapes` lists what the database cannot see.
 ///
 /// ```no_run
-/// # async fn f(pool: sqlx::PgPool) -> Result<(), pg_idempotency::Error> {
+/// # async fn f(pool: sqlx::PgPool) -> Result<(), pg_idempotency::SetupError> {
 /// use pg_idempotency::OnEscape;
 ///
 /// pg_idempotency::migrate(&pool).await?;

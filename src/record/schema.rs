@@ -153,7 +153,7 @@ pub(crate) async fn schema(conn: &mut PgConnection, known: &Known) -> Result<Opt
             where candidate.role not in (select role from trusted)
                 and not pg_catalog.pg_has_role(candidate.role, database.owner, acts.as_member)
         ),
-        -- The functions of any_language.sql are of the release whose number is the body of `version`.
+        -- The functions of any-language.sql are of the release whose number is the body of `version`.
         any_language (number) as (
             select pg_catalog.substring(function.prosrc, '^select ([0-9]{1,9})$')::int4
             from pg_catalog.pg_proc as function

@@ -19,7 +19,7 @@ fn await_key_asks_whether_the_record_may_be_taken_over() {
 /// `idempotency.ensure` gives the answers of `claim/answer.rs` for the same states.
 #[test]
 fn ensure_reads_the_state_of_a_record_as_the_crate_does() {
-    let migration = normalised(include_str!("../../../migrations/any_language.sql"));
+    let migration = normalised(include_str!("../../../migrations/any-language.sql"));
     let state = normalised(state!());
     assert!(migration.contains(&format!("{state} as state,")), "{state}");
 }

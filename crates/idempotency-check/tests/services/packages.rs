@@ -95,7 +95,7 @@ async fn package(service: Option<Service>, package: Package) -> anyhow::Result<(
 pub(crate) const WITH_FUNCTIONS: &str = concat!(
     "create schema idempotency;",
     include_str!("../../../../migrations/0001_create_record.sql"),
-    include_str!("../../../../migrations/any_language.sql"),
+    include_str!("../../../../migrations/any-language.sql"),
     include_str!("tables.sql"),
     include_str!("plpgsql.sql"),
 );
