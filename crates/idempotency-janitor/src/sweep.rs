@@ -10,12 +10,12 @@ use crate::failure::Failure;
 use crate::probes;
 use crate::process::{Ending, Signals, log, print};
 
-fn janitor(pool: sqlx::PgPool, pace: &Pace) -> Result<Janitor, Failure> {
-    Ok(Janitor::new(pool).batch_size(pace.batch_size).pause(pace.pause).grace(pace.grace))
+fn janitor(pool: sqlx::PgPool, pace: &Pace) -> Janitor {
+    Janitor::new(pool).batch_size(pace.batch_size).pause(pace.pause).grace(pace.grace)
 }
 
 pub(crate) async fn sweep(database: &Database, options: Sweep) -> Result<Ending, Failure> {
-    let janitor = janitor(database.pool().await?, &options.pace)?;
+    let janitor = janitor(database.pool().await?, &options.pace);
     let mut signals = Signals::listen()?;
     // The warnings about records that nobody had settled: cron mails them, although the report is dropped.
     log();
@@ -33,7 +33,7 @@ pub(crate) async fn sweep(database: &Database, options: Sweep) -> Result<Ending,
 pub(crate) async fn run(database: &Database, options: Run) -> Result<Ending, Failure> {
     let mut signals = Signals::listen()?;
     log();
-    let janitor = janitor(database.patient_pool()?, &options.pace)?.interval(options.interval);
+    let janitor = janitor(database.patient_pool()?, &options.pace).interval(options.interval);
     let metrics = match options.metrics_addr {
         Some(address) => Some(probes::serve(address, database).await?),
         None => None,

@@ -398,15 +398,15 @@ impl Seat {
     }
 }
 
-fn marking(in_flight: OnDuplicate) -> anyhow::Result<MarkOptions> {
-    Ok(MarkOptions::new(HOUR).on_duplicate(in_flight))
+fn marking(in_flight: OnDuplicate) -> MarkOptions {
+    MarkOptions::new(HOUR).on_duplicate(in_flight)
 }
 
 /// A consumer that marks one event and processes it.
 pub(crate) fn mark(in_flight: OnDuplicate, manner: Manner) -> Actor {
     actor(move |seat| async move {
         let mut tx = seat.begin(Way::Plain).await?;
-        let answer = match marking(in_flight)?.mark(&mut tx, &seat.key).await {
+        let answer = match marking(in_flight).mark(&mut tx, &seat.key).await {
             Ok(Marked::First) => {
                 seat.effect(&mut tx, "").await?;
                 "performed".to_owned()
@@ -428,7 +428,7 @@ pub(crate) fn mark_many(events: &'static str, in_flight: OnDuplicate, manner: Ma
     actor(move |seat| async move {
         let keys: Vec<Key> = events.chars().map(|one| event(&seat.key, one)).collect();
         let mut tx = seat.begin(Way::Plain).await?;
-        let answer = match marking(in_flight)?.mark_many(&mut tx, &keys).await {
+        let answer = match marking(in_flight).mark_many(&mut tx, &keys).await {
             Ok(marked) => {
                 let mut first = String::new();
                 for (one, marked) in events.chars().zip(marked) {

@@ -57,10 +57,10 @@ impl Gateway {
     }
 }
 
-fn leasing(leased: Leased, gateway: Gateway) -> Result<LeaseOptions, Error> {
+fn leasing(leased: Leased, gateway: Gateway) -> LeaseOptions {
     let leasing = LeaseOptions::new(leased.policy()).store_request(true);
     // With a limit, the unlucky ones of the other keys would wait for a person.
-    Ok(if gateway == Gateway::Answers { leasing } else { leasing.max_attempts(MAX_ATTEMPTS) })
+    if gateway == Gateway::Answers { leasing } else { leasing.max_attempts(MAX_ATTEMPTS) }
 }
 
 pub(super) async fn call(
@@ -72,7 +72,7 @@ pub(super) async fn call(
     random: &mut Random,
 ) -> Result<Outcome<String>, Failure> {
     let gateway = Gateway::of(value);
-    match leasing(leased, gateway)?.acquire(pool, &key(value), value).await? {
+    match leasing(leased, gateway).acquire(pool, &key(value), value).await? {
         Acquired::Replayed(response) => Ok(Outcome::Replayed(response)),
         Acquired::Owner(lease) => {
             world.history.add(call, value, What::Claimed(lease.token()));
@@ -115,8 +115,7 @@ pub(super) async fn reconcile(
     leased: Leased,
     stopped: Arc<AtomicBool>,
 ) {
-    let reconciler = leasing(leased, Gateway::Answers)
-        .and_then(|leasing| Reconciler::new(leasing, "chaos", QUIET))
+    let reconciler = Reconciler::new(leasing(leased, Gateway::Answers), "chaos", QUIET)
         .expect("valid options")
         .looks(LOOKS.0, LOOKS.1)
         .distance(DISTANCE)

@@ -114,11 +114,11 @@ async fn work(
     Ok(format!("{row} {charge} {text}"))
 }
 
-fn leasing(world: &World, leased: Leased) -> Result<LeaseOptions, Error> {
+fn leasing(world: &World, leased: Leased) -> LeaseOptions {
     // An attempt ends with each kill, so the highest number is out of reach.
     let most = std::num::NonZeroU32::MAX;
     let leasing = LeaseOptions::new(leased.policy()).deployment(world.deployment());
-    Ok(leasing.store_request(true).max_attempts(most))
+    leasing.store_request(true).max_attempts(most)
 }
 
 pub(super) async fn call(
@@ -134,7 +134,7 @@ pub(super) async fn call(
         world.history.add(call, value, What::Claimed(lease.token()));
         work(world, pool, lease, value, call, pause).await
     };
-    leasing(world, leased)?.ensure(pool, &key(value), value, work).await
+    leasing(world, leased).ensure(pool, &key(value), value, work).await
 }
 
 /// Finishes the operations for which no caller asks any more.
@@ -167,7 +167,7 @@ async fn resume_one(
         work(world, pool, lease, &value, call, pause).await
     };
     // Soon, because the callers ask for a key during two leases only.
-    let leasing = leasing(world, leased)?.resume_after(leased.lease / 8);
+    let leasing = leasing(world, leased).resume_after(leased.lease / 8);
     let resumed = leasing.resume_one(pool, "chaos", work).await;
     match (taken.get(), resumed) {
         // On a busy machine a short lease is lost before its work begins.

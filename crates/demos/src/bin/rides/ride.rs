@@ -6,7 +6,7 @@ use std::time::Duration;
 use demos::gateway::Receipt;
 use demos::outside::{Failure, Outside, reference};
 use pg_idempotency::lease::{Lease, LeaseOptions, Policy};
-use pg_idempotency::{Error, Key, Outcome};
+use pg_idempotency::{Key, Outcome};
 use serde::{Deserialize, Serialize};
 use sqlx::{PgConnection, PgPool};
 
@@ -56,14 +56,14 @@ pub(crate) struct Rides {
 }
 
 /// The options of the operation, the same for requests and resumers.
-pub(crate) fn leasing() -> Result<LeaseOptions, Error> {
+pub(crate) fn leasing() -> LeaseOptions {
     let leasing = LeaseOptions::new(Policy::InSteps { lease: LEASE });
-    Ok(leasing.store_request(true).max_attempts(ATTEMPTS).resume_after(RESUME_AFTER))
+    leasing.store_request(true).max_attempts(ATTEMPTS).resume_after(RESUME_AFTER)
 }
 
 impl Rides {
     pub(crate) async fn book(&self, key: &Key, new: &NewRide) -> Result<Outcome<Booking>, Failure> {
-        leasing()?.ensure(&self.pool, key, new, async |lease| self.perform(lease, new).await).await
+        leasing().ensure(&self.pool, key, new, async |lease| self.perform(lease, new).await).await
     }
 
     /// One attempt. It continues after the last step that an earlier attempt has finished.

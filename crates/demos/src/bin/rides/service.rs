@@ -46,7 +46,7 @@ fn routes(rides: Rides) -> Router {
 pub(crate) async fn work(schema: &Schema, arguments: &[String]) -> anyhow::Result<()> {
     let [gateway] = arguments else { anyhow::bail!("a worker gets the gateway's URL") };
     let rides = rides(schema, gateway).await?;
-    let resumer = Resumer::new(leasing()?, &rides.operation)?.interval(INTERVAL);
+    let resumer = Resumer::new(leasing(), &rides.operation)?.interval(INTERVAL);
     println!("{}", serve(routes(rides.clone())).await?);
     resumer.run(&rides.pool, pending(), async |lease: &Lease, new: NewRide| rides.perform(lease, &new).await).await;
     Ok(())

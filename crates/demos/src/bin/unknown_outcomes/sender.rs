@@ -24,15 +24,15 @@ const DISTANCE: Duration = Duration::from_secs(1);
 /// The messages that a process handles at the same time.
 const ABREAST: usize = 10;
 
-fn leasing() -> Result<LeaseOptions, Error> {
-    Ok(LeaseOptions::new(Policy::AtMostOnce { lease: LEASE }).store_request(true))
+fn leasing() -> LeaseOptions {
+    LeaseOptions::new(Policy::AtMostOnce { lease: LEASE }).store_request(true)
 }
 
 /// Ends only with an error, or with the process.
 pub(crate) async fn work(schema: &Schema, provider: &str) -> anyhow::Result<()> {
     let (queue, provider) = (Queue { pool: schema.pool(2 * ABREAST as u32).await? }, Provider::new(provider));
     let reconciler =
-        Reconciler::new(leasing()?, OPERATION, QUIET)?.distance(DISTANCE).interval(Duration::from_millis(100));
+        Reconciler::new(leasing(), OPERATION, QUIET)?.distance(DISTANCE).interval(Duration::from_millis(100));
     let (pool, gateway) = (queue.pool.clone(), provider.clone());
     tokio::spawn(async move {
         let look_up = async |asked: &InDoubt| -> anyhow::Result<Finding> {
@@ -57,7 +57,7 @@ pub(crate) async fn send(
     message: &Message,
 ) -> Result<Outcome<Receipt>, Failure> {
     let key = Key::new(schema.scope("shop"), OPERATION, &message.request_id).map_err(Error::from)?;
-    leasing()?
+    leasing()
         .ensure(&queue.pool, &key, message, async |lease| {
             provider.send(lease.downstream_key(), &message.request_id, lease.remaining()).await
         })
