@@ -163,41 +163,27 @@
 //! has measurements.
 
 mod body;
-mod by_reference;
-mod conclusion;
-mod fingerprint_choice;
 mod handler;
-mod held_bytes;
-mod idempotent_tx;
-mod key_header;
 mod layer;
 mod leased;
-mod not_begun;
 mod places;
-mod rebuild;
 mod rejection;
 mod replay;
 mod request;
-mod request_resumer;
 mod resume;
-mod seldom;
 mod service;
-mod stored_request;
 mod transactional;
 
 pub use body::LayerBody;
-pub use by_reference::AnswerBy;
-pub use conclusion::{LastError, NoStore};
-pub use idempotent_tx::{IdempotentTx, NoTransaction};
-pub use key_header::{IDEMPOTENCY_KEY, MalformedKey};
+pub use handler::{LastError, NoStore};
 pub use layer::IdempotencyLayer;
 pub use leased::NoLease;
 #[cfg(feature = "axum")]
-pub use not_begun::{LeasedBody, method_not_allowed, not_found};
+pub use leased::{LeasedBody, method_not_allowed, not_found};
 pub use places::Runs;
-pub use rebuild::Replay;
 pub use rejection::{Denied, Misconfigured, Rejection, problem};
-pub use replay::IDEMPOTENT_REPLAYED;
-pub use request_resumer::RequestResumer;
-pub use resume::{Decision, ResumedRequest};
+pub use replay::{AnswerBy, IDEMPOTENT_REPLAYED, Replay};
+pub use request::{IDEMPOTENCY_KEY, MalformedKey};
+pub use resume::{Decision, RequestResumer, ResumedRequest};
 pub use service::IdempotencyService;
+pub use transactional::{IdempotentTx, NoTransaction};

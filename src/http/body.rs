@@ -1,7 +1,10 @@
-//! The bodies of requests and responses: read whole up to a limit, or passed on.
+//! The bodies of requests and responses: read whole up to a limit, or passed on. A limit also holds for the bytes that
+//! all requests of a layer keep in memory.
 
+use std::collections::HashMap;
 use std::error::Error;
 use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use std::{fmt, io, iter};
@@ -13,7 +16,6 @@ use http_body_util::{BodyExt as _, LengthLimitError};
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::held_bytes::Hold;
 use crate::BoxError;
 
 /// An upload has this time, and the time of its bytes at a pace of so many for each millisecond, which is that of a bad
@@ -55,56 +57,6 @@ impl<B> LayerBody<B> {
     pub(super) fn as_whole(&self) -> Option<&Bytes> {
         self.rest.is_none().then_some(&self.data)
     }
-}
-
-/// Why a body has no end.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Broken {
-    #[error("{0}")]
-    Failed(BoxError),
-    #[error("it ended before the length that it had announced")]
-    CutOff,
-    #[error("it came too slowly")]
-    TooSlow,
-}
-
-impl Broken {
-    /// A limit further out.
-    pub(super) fn is_over_a_limit(&self) -> bool {
-        self.causes().any(|cause| cause.is::<LengthLimitError>())
-    }
-
-    /// A decoder's error: the same bytes would meet it again. Decoders name it by these kinds, and by `UnexpectedEof`
-    /// if the rest of the bytes is missing.
-    pub(super) fn is_final(&self) -> bool {
-        let errors = self.causes().filter_map(|cause| cause.downcast_ref::<io::Error>());
-        let mut kinds = errors.map(io::Error::kind).peekable();
-        kinds.peek().is_some()
-            && kinds.all(|kind| {
-                matches!(kind, io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput | io::ErrorKind::Other)
-            })
-    }
-
-    fn causes(&self) -> impl Iterator<Item = &(dyn Error + 'static)> {
-        let first = match self {
-            Self::Failed(error) => Some(&**error as &(dyn Error + 'static)),
-            Self::CutOff | Self::TooSlow => None,
-        };
-        iter::successors(first, |cause| cause_of(*cause))
-    }
-}
-
-fn cause_of<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e (dyn Error + 'static)> {
-    match error.downcast_ref::<io::Error>() {
-        // Its `source` leaves out the error inside.
-        Some(error) => error.get_ref().map(|inner| inner as &(dyn Error + 'static)),
-        None => error.source(),
-    }
-}
-
-/// Whether a response has no body, although it may announce the length of one (RFC 9110, section 8.6).
-pub(super) fn has_no_body(to_head: bool, status: StatusCode) -> bool {
-    to_head || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
 }
 
 /// Why the body of a request was not read to its end.
@@ -253,5 +205,126 @@ impl<B: http_body::Body<Data = Bytes>> http_body::Body for LayerBody<B> {
 impl<B> fmt::Debug for LayerBody<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LayerBody").field("read", &self.data.len()).field("rest", &self.rest.is_some()).finish()
+    }
+}
+
+/// Why a body has no end.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Broken {
+    #[error("{0}")]
+    Failed(BoxError),
+    #[error("it ended before the length that it had announced")]
+    CutOff,
+    #[error("it came too slowly")]
+    TooSlow,
+}
+
+impl Broken {
+    /// A limit further out.
+    pub(super) fn is_over_a_limit(&self) -> bool {
+        self.causes().any(|cause| cause.is::<LengthLimitError>())
+    }
+
+    /// A decoder's error: the same bytes would meet it again. Decoders name it by these kinds, and by `UnexpectedEof`
+    /// if the rest of the bytes is missing.
+    pub(super) fn is_final(&self) -> bool {
+        let errors = self.causes().filter_map(|cause| cause.downcast_ref::<io::Error>());
+        let mut kinds = errors.map(io::Error::kind).peekable();
+        kinds.peek().is_some()
+            && kinds.all(|kind| {
+                matches!(kind, io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput | io::ErrorKind::Other)
+            })
+    }
+
+    fn causes(&self) -> impl Iterator<Item = &(dyn Error + 'static)> {
+        let first = match self {
+            Self::Failed(error) => Some(&**error as &(dyn Error + 'static)),
+            Self::CutOff | Self::TooSlow => None,
+        };
+        iter::successors(first, |cause| cause_of(*cause))
+    }
+}
+
+fn cause_of<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e (dyn Error + 'static)> {
+    match error.downcast_ref::<io::Error>() {
+        // Its `source` leaves out the error inside.
+        Some(error) => error.get_ref().map(|inner| inner as &(dyn Error + 'static)),
+        None => error.source(),
+    }
+}
+
+/// Whether a response has no body, although it may announce the length of one (RFC 9110, section 8.6).
+pub(super) fn has_no_body(to_head: bool, status: StatusCode) -> bool {
+    to_head || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+}
+
+/// The bytes of the requests that arrive or wait, of a layer and its clones. No place bounds them, because a request has
+/// its place only later.
+///
+/// One account that stalls many uploads must not fill the memory, nor keep others from uploading. So the bytes of a
+/// layer have a bound, and one scope may hold half of it. They count as they arrive: a client can announce any length
+/// for nothing. A request that finds no room is refused at once, because half-sent uploads that waited for each other
+/// would wait for ever.
+#[derive(Clone, Default)]
+pub(super) struct HeldBytes(Arc<Mutex<Counts>>);
+
+#[derive(Default)]
+struct Counts {
+    all: usize,
+    of_scopes: HashMap<Option<Arc<str>>, usize>,
+}
+
+/// The bytes that one request holds, for as long as this value lives.
+pub(super) struct Hold {
+    held: HeldBytes,
+    /// Requests without a key share `None`.
+    scope: Option<Arc<str>>,
+    most: usize,
+    bytes: usize,
+}
+
+impl HeldBytes {
+    /// A request that holds nothing yet, where the layer may hold `most` bytes.
+    pub(super) fn hold(&self, scope: Option<&str>, most: usize) -> Hold {
+        Hold { held: self.clone(), scope: scope.map(Arc::from), most, bytes: 0 }
+    }
+
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Hold {
+    /// The request holds this number of bytes from now on. `false` if there is no room for them.
+    fn grow_to(&mut self, bytes: usize) -> bool {
+        let added = bytes.saturating_sub(self.bytes);
+        let mut counts = self.held.counts();
+        let of_scope = counts.of_scopes.get(&self.scope).copied().unwrap_or(0);
+        if counts.all.saturating_add(added) > self.most || of_scope.saturating_add(added) > self.most / 2 {
+            return false;
+        }
+        if added > 0 {
+            counts.all += added;
+            *counts.of_scopes.entry(self.scope.clone()).or_default() += added;
+        }
+        drop(counts);
+        self.bytes += added;
+        true
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if self.bytes == 0 {
+            return;
+        }
+        let mut counts = self.held.counts();
+        counts.all -= self.bytes;
+        if let Some(of_scope) = counts.of_scopes.get_mut(&self.scope) {
+            *of_scope -= self.bytes;
+            if *of_scope == 0 {
+                counts.of_scopes.remove(&self.scope);
+            }
+        }
     }
 }

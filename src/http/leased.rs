@@ -1,23 +1,27 @@
-//! The run of a leased layer: claim, call the handler, store its response. The handler gets the lease.
+//! The run of a leased layer: claim, lend the lease to the handler, store its response. Or free the key, with the proof
+//! that the request was refused before its handler began.
 
 #[cfg(feature = "axum")]
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
+#[cfg(feature = "axum")]
+use axum::extract::{FromRequest, Request};
+#[cfg(feature = "axum")]
+use axum::response::{IntoResponse, Response};
 use http::{Extensions, StatusCode};
 
-use super::by_reference::answer_again;
-use super::conclusion::{Called, Conclusion, LastError, conclude};
-use super::handler::{Handler, NoResponse, Reply};
+use super::handler::{Called, Conclusion, Handler, LastError, NoResponse, Reply, answer_again, conclude};
 use super::layer::IdempotencyLayer;
-use super::not_begun::{Loan, NotBegun};
-use super::places::Place;
-use super::rejection::Rejection;
-use super::request::{Resumed, Ticket};
+use super::places::{Place, Ticket};
 #[cfg(feature = "axum")]
-use super::seldom::Seldom;
+use super::rejection::Seldom;
+use super::rejection::{Misconfigured, Rejection};
 use crate::claim::CalledAt;
 use crate::lease::{Acquired, Lease, LeaseOptions, LeaseOwner};
-use crate::{Error, Mode, observe};
+use crate::record::Candidate;
+use crate::{Error, Key, Mode, observe};
 
 /// Claims the key, calls the handler and stores its response; or replays the stored response.
 pub(super) async fn run<H: Handler>(
@@ -55,7 +59,7 @@ pub(super) async fn perform<H: Handler>(
 ) -> Performed<H> {
     let failed = |reply| Performed { reply, stored: false };
     let lease = Lease::clone(&owner);
-    handler.extensions_mut().insert(Loan::new(lease.clone()));
+    handler.extensions_mut().insert(LentLease::new(lease.clone()));
     let called = Called::now(&handler, true);
     // The response body is a part of the work, because it may have effects outside, too.
     let work = async {
@@ -121,6 +125,39 @@ fn reason<E>(error: &NoResponse<E>) -> &'static str {
     }
 }
 
+/// The key of a resumed request. The layer that passes the request on takes it away.
+#[derive(Clone)]
+pub(super) struct Resumed {
+    key: Key,
+    /// The end of the retention before the claim.
+    expires_at: String,
+    /// Why the layer that the request met last did not pass it on. The resumer reads it here, because something between
+    /// the two may make another response of the layer's.
+    mistake: Arc<Mutex<Option<String>>>,
+}
+
+impl Resumed {
+    pub(super) fn of(found: Candidate) -> Self {
+        Self { key: found.key, expires_at: found.expires_at, mistake: Arc::default() }
+    }
+
+    /// The layer has this key of the request. Under another one than that of the record the effect would have another
+    /// downstream key, and happen twice.
+    pub(super) fn meets(&self, key: &Key) -> Result<(), Rejection> {
+        let mistake = (self.key != *key).then(|| Misconfigured::ResumedUnderAnotherKey {
+            recorded: self.key.operation().to_owned(),
+            found: key.operation().to_owned(),
+        });
+        *self.mistake.lock().unwrap_or_else(PoisonError::into_inner) = mistake.as_ref().map(ToString::to_string);
+        mistake.map_or(Ok(()), |mistake| Err(mistake.into()))
+    }
+
+    /// Why nothing was performed, if the request met another key.
+    pub(super) fn mistake(&self) -> Option<String> {
+        self.mistake.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
 /// Why a handler cannot have the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -147,11 +184,11 @@ impl Lease {
     /// [`NoLease`].
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub fn of_request(extensions: &Extensions) -> Result<Self, NoLease> {
-        let loan = Loan::of(extensions).ok_or(NoLease::NotLent)?;
-        if loan.take() && loan.lease.mode() == Mode::AtMostOnce {
+        let lent = LentLease::of(extensions).ok_or(NoLease::NotLent)?;
+        if lent.take() && lent.lease.mode() == Mode::AtMostOnce {
             return Err(NoLease::LentBefore);
         }
-        Ok(loan.lease.clone())
+        Ok(lent.lease.clone())
     }
 }
 
@@ -175,4 +212,117 @@ impl axum::response::IntoResponse for NoLease {
         }
         http::StatusCode::INTERNAL_SERVER_ERROR.into_response()
     }
+}
+
+/// In the extensions of a response: no handler has begun under the claim with this token. Only the functions of this
+/// file write it, because a status proves nothing. A handler may answer 404 itself, and may have sent its text before.
+#[derive(Clone, Copy)]
+struct NotBegun {
+    token: i64,
+}
+
+/// The lease of a request, in its extensions, and whether code of the service has taken it. After that nothing is a
+/// proof: something inside the layer may call the handler again, and the first call may have had its effect.
+#[derive(Clone)]
+pub(super) struct LentLease {
+    pub(super) lease: Lease,
+    taken: Arc<AtomicBool>,
+}
+
+impl LentLease {
+    fn new(lease: Lease) -> Self {
+        Self { lease, taken: Arc::default() }
+    }
+
+    pub(super) fn of(extensions: &Extensions) -> Option<&Self> {
+        extensions.get()
+    }
+
+    /// Whether it was taken before.
+    fn take(&self) -> bool {
+        self.taken.swap(true, Ordering::Relaxed)
+    }
+
+    #[cfg(feature = "axum")]
+    fn is_taken(&self) -> bool {
+        self.taken.load(Ordering::Relaxed)
+    }
+}
+
+/// The [`Lease`] of a request, together with its body. `B` is any extractor of axum that takes the body, such as
+/// `Json<T>`, or a tuple that ends with one, such as `(Path<T>, Json<U>)`.
+///
+/// It reads and checks the request first, and lends the [`Lease`] then. If the request is refused, the layer knows that
+/// the handler has not begun: **the key is free, also under `AtMostOnce`**, and the corrected request may use it. After
+/// a refusal by any other extractor the key is indeterminate under `AtMostOnce`, and waits for an operator. So put each
+/// extractor that can refuse a request into this one.
+///
+/// ```
+/// # use axum::{Json, Router, extract::Path, http::StatusCode, routing::post};
+/// # use pg_idempotency::http::{LeasedBody, method_not_allowed, not_found};
+/// # async fn send_text(_: &str, _: &str) -> Result<(), StatusCode> { Ok(()) }
+/// async fn remind(LeasedBody(lease, (Path(phone), Json(text))): LeasedBody<(Path<String>, Json<String>)>) -> StatusCode {
+///     if text.is_empty() {
+///         return lease.not_performed(StatusCode::UNPROCESSABLE_ENTITY);
+///     }
+///     send_text(&phone, &text).await.err().unwrap_or(StatusCode::CREATED)
+/// }
+///
+/// # fn f(idempotency: pg_idempotency::http::IdempotencyLayer) -> Router {
+/// Router::new()
+///     .route("/reminders/{phone}", post(remind))
+///     .method_not_allowed_fallback(method_not_allowed) // after the routes, and before the layer
+///     .fallback(not_found)
+///     .route_layer(idempotency)
+/// # }
+/// ```
+///
+/// A middleware between the layer and the handler runs before: it must have no effect of its own. If it takes the
+/// [`Lease`], a refusal proves nothing. A handler that takes a `Result<LeasedBody<_>, _>` returns the refusal only if
+/// it has done nothing.
+#[cfg(feature = "axum")]
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+#[derive(Debug)]
+pub struct LeasedBody<B>(pub Lease, pub B);
+
+#[cfg(feature = "axum")]
+impl<S: Send + Sync, B: FromRequest<S>> FromRequest<S> for LeasedBody<B> {
+    /// The refusal of `B`, or that of [`NoLease`](super::NoLease).
+    type Rejection = Response;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Response> {
+        let extensions = request.extensions().clone();
+        let body = match B::from_request(request, state).await {
+            Ok(body) => body,
+            Err(refusal) => return Err(unbegun(&extensions, refusal.into_response())),
+        };
+        Ok(Self(Lease::of_request(&extensions).map_err(IntoResponse::into_response)?, body))
+    }
+}
+
+/// A 404 for `Router::fallback`, after which the key is free, as after a refusal by [`LeasedBody`]. After any other 404
+/// the key is indeterminate under `AtMostOnce`.
+#[cfg(feature = "axum")]
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+pub async fn not_found(request: Request) -> Response {
+    unbegun(request.extensions(), StatusCode::NOT_FOUND.into_response())
+}
+
+/// A 405 for `Router::method_not_allowed_fallback`, as [`not_found`]. `Router::route_layer` covers the 405 of each of
+/// its routes.
+#[cfg(feature = "axum")]
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+pub async fn method_not_allowed(request: Request) -> Response {
+    unbegun(request.extensions(), StatusCode::METHOD_NOT_ALLOWED.into_response())
+}
+
+/// The response to a request that no handler has seen.
+#[cfg(feature = "axum")]
+fn unbegun(extensions: &Extensions, mut response: Response) -> Response {
+    if let Some(lent) = LentLease::of(extensions)
+        && !lent.is_taken()
+    {
+        response.extensions_mut().insert(NotBegun { token: lent.lease.token() });
+    }
+    response
 }

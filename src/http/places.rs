@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -39,6 +40,18 @@ impl Runs {
         // The sender is in `self`, so the channel stays open.
         let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
     }
+}
+
+/// What a run needs of its request.
+pub(super) struct Ticket {
+    pub(super) key: Key,
+    pub(super) fingerprint: Fingerprint,
+    /// How long to wait for another request with the key. Zero: not at all.
+    pub(super) wait: Duration,
+    /// A record is judged as of this moment.
+    pub(super) arrived: std::time::Instant,
+    /// What the claim stores, so that a resumer can finish the request.
+    pub(super) stored: Option<Vec<u8>>,
 }
 
 /// How many runs there are at a time.

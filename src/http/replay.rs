@@ -1,12 +1,22 @@
-//! Responses on their way into a record, and out of it again as replays.
+//! Responses on their way into a record, and out of it again as replays. A record keeps the response itself, or a
+//! reference of which a replay builds the answer anew.
+
+use std::pin::Pin;
+use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header, response};
+use http::request::Parts;
+use http::{Extensions, HeaderName, HeaderValue, Method, Response, StatusCode, header, response};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sqlx::PgConnection;
+use tokio::time::Instant;
 
-use super::body::LayerBody;
-use super::key_header::IDEMPOTENCY_KEY;
-use super::rejection::Rejection;
-use crate::outcome::Response as Stored;
+use super::body::{LayerBody, has_no_body};
+use super::rejection::{Misconfigured, Rejection};
+use super::request::{IDEMPOTENCY_KEY, as_text, headers_of};
+use crate::outcome::{Response as Stored, to_json};
+use crate::{BoxError, Error};
 
 /// `Idempotent-Replayed`: `true` on every replay, absent from every other response. Stripe and the agentic-commerce
 /// protocol use the same name.
@@ -38,9 +48,7 @@ pub(super) fn to_record(parts: &response::Parts, body: Option<Vec<u8>>, replayed
     let status = Some(parts.status.as_u16().cast_signed());
     let Some(body) = body else { return Stored { status, headers: None, body: None } };
     let kept = parts.headers.iter().filter(|(name, _)| replayed.contains(name));
-    // One character for each byte, as in ISO 8859-1: a value may have any byte, and JSON only Unicode.
-    let headers: Vec<(&str, String)> =
-        kept.map(|(name, value)| (name.as_str(), value.as_bytes().iter().copied().map(char::from).collect())).collect();
+    let headers: Vec<_> = kept.map(|(name, value)| (name.as_str(), as_text(value.as_bytes()))).collect();
     // Pairs of strings always have a JSON form.
     Stored { status, headers: serde_json::to_string(&headers).ok(), body: Some(body) }
 }
@@ -50,23 +58,173 @@ pub(super) fn replay<B>(stored: Stored) -> Result<Response<LayerBody<B>>, Reject
     let status = stored.status.and_then(|status| StatusCode::from_u16(status.cast_unsigned()).ok());
     let not_replayable = || Rejection::NotReplayable { status };
     let body = stored.body.ok_or_else(not_replayable)?;
-    let mut response = Response::new(());
-    response.headers_mut().insert(IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"));
-    let Some((status, headers)) = status.zip(stored.headers) else {
+    let mut response = Response::new(LayerBody::whole(Bytes::from(body)));
+    match status.zip(stored.headers) {
+        Some((status, headers)) => {
+            *response.status_mut() = status;
+            let headers = serde_json::from_str(&headers).ok().and_then(headers_of);
+            *response.headers_mut() = headers.ok_or_else(not_replayable)?;
+        }
         // An operator has resolved the operation with a JSON value.
-        response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        return Ok(response.map(|()| LayerBody::whole(Bytes::from(body))));
-    };
-    *response.status_mut() = status;
-    restore(&headers, response.headers_mut()).ok_or_else(not_replayable)?;
-    Ok(response.map(|()| LayerBody::whole(Bytes::from(body))))
+        None => {
+            response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        }
+    }
+    response.headers_mut().insert(IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"));
+    Ok(response)
 }
 
-/// Adds the stored headers. `None` if the stored text is not what [`to_record`] writes.
-fn restore(json: &str, headers: &mut HeaderMap) -> Option<()> {
-    for (name, value) in serde_json::from_str::<Vec<(String, String)>>(json).ok()? {
-        let value: Vec<u8> = value.chars().map(u8::try_from).collect::<Result<_, _>>().ok()?;
-        headers.append(name.parse::<HeaderName>().ok()?, HeaderValue::from_bytes(&value).ok()?);
+/// Stored in place of the headers. A list of headers is a JSON array, so it never equals this string.
+const IS_REFERENCE: &str = "\"reference\"";
+
+/// A part of a response whose record keeps this reference and the status, but neither headers nor body. The client gets
+/// the response as the handler made it. A retry gets one that the layer's [`Replay`](super::Replay) makes of the
+/// reference. A transactional layer that could not replay the reference undoes everything, and answers 500.
+///
+/// With axum: `(StatusCode::CREATED, AnswerBy(order.id), Json(order))`. A reference that has no JSON form makes the
+/// response a 500. The guide's page `by_reference` has examples.
+#[derive(Clone, Debug)]
+pub struct AnswerBy<T>(pub T);
+
+/// The handler's reference, in the response's extensions. It has no type parameter, so the layer finds a reference of
+/// any type, and does not store the body.
+#[derive(Clone)]
+pub(super) struct Reference(Vec<u8>);
+
+impl<T: Serialize> AnswerBy<T> {
+    /// Puts the reference into the extensions of a response, without axum.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unencodable`]. Answer with an error then.
+    pub fn put_into(&self, extensions: &mut Extensions) -> Result<(), Error> {
+        extensions.insert(Reference(to_json(&self.0)?));
+        Ok(())
     }
-    Some(())
+}
+
+#[cfg(feature = "axum")]
+impl<T: Serialize> axum::response::IntoResponseParts for AnswerBy<T> {
+    type Error = StatusCode;
+
+    fn into_response_parts(
+        self,
+        mut response: axum::response::ResponseParts,
+    ) -> Result<axum::response::ResponseParts, StatusCode> {
+        self.put_into(response.extensions_mut()).map_err(|error| {
+            tracing::error!(error = &error as &dyn std::error::Error, "a reference has no JSON form");
+            StatusCode::INTERNAL_SERVER_ERROR
+        })?;
+        Ok(response)
+    }
+}
+
+impl Reference {
+    /// Fails if a replay could not read this reference.
+    pub(super) fn check(&self, replay: Option<&dyn Rebuild>) -> Result<(), Misconfigured> {
+        replay.ok_or(Misconfigured::NoReplay)?.check(&self.0)
+    }
+
+    /// Above the limit of a response, the reference is not stored either.
+    pub(super) fn into_record(self, status: StatusCode, limit: usize) -> Stored {
+        // `StatusCode` is at most 999.
+        let status = Some(status.as_u16().cast_signed());
+        if self.0.len() > limit {
+            return Stored { status, headers: None, body: None };
+        }
+        Stored { status, headers: Some(IS_REFERENCE.to_owned()), body: Some(self.0) }
+    }
+
+    /// `None` if the record has a body, or is damaged.
+    pub(super) fn of(stored: &Stored) -> Option<(StatusCode, &[u8])> {
+        let status = StatusCode::from_u16(stored.status?.cast_unsigned()).ok()?;
+        let reference = stored.body.as_deref()?;
+        (stored.headers.as_deref() == Some(IS_REFERENCE)).then_some((status, reference))
+    }
+}
+
+/// Rebuilds the answer to a retry from the stored reference: for [`replay`](super::IdempotencyLayer::replay).
+pub trait Replay: Send + Sync + 'static {
+    /// What the handlers give to [`AnswerBy`](super::AnswerBy). Keep it able to read older values.
+    type Reference: DeserializeOwned + Send;
+    /// The body of the answer, which is read to its end before the transaction ends. It may have 64 MiB.
+    type Body: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send;
+
+    /// Rebuilds the answer. `request` is the retry, and its extensions contain the [`Key`](crate::Key). The connection
+    /// is in a read-only transaction of its own, which is rolled back.
+    ///
+    /// - A response below 400 gets the status of the first answer, and `Idempotent-Replayed: true`. Its headers are
+    ///   sent as they are.
+    /// - Another response is sent as it is: for example a 403 for an account that may no longer see the order.
+    /// - `None` means that the reference no longer resolves: 410 [`gone`](Rejection::Gone).
+    ///
+    /// # Errors
+    ///
+    /// A transient error is a 503, which the client retries, and any other is a 500. A panic is treated as one of the
+    /// handler. [`run_timeout`](super::IdempotencyLayer::run_timeout) limits the time. The handler does not
+    /// run in any of these cases.
+    fn replay(
+        &self,
+        reference: Self::Reference,
+        request: &Parts,
+        conn: &mut PgConnection,
+    ) -> impl Future<Output = Result<Option<Response<Self::Body>>, Error>> + Send;
+}
+
+type Rebuilding<'r> = Pin<Box<dyn Future<Output = Result<Response<Bytes>, Rejection>> + Send + 'r>>;
+
+/// [`Replay`] without its types.
+pub(super) trait Rebuild: Send + Sync {
+    fn check(&self, reference: &[u8]) -> Result<(), Misconfigured>;
+
+    /// The answer has at most this number of bytes, and is read until `end`.
+    fn rebuild<'r>(
+        &'r self,
+        reference: &'r [u8],
+        request: &'r Parts,
+        conn: &'r mut PgConnection,
+        most: usize,
+        end: Instant,
+    ) -> Rebuilding<'r>;
+}
+
+/// The text of serde_json's error would quote the reference, which may be confidential.
+fn decoded<T: DeserializeOwned>(reference: &[u8]) -> Result<T, Misconfigured> {
+    serde_json::from_slice(reference).map_err(|error| {
+        let source = format!("{:?} error at column {}", error.classify(), error.column()).into();
+        Misconfigured::Refused(Error::Undecodable { step: None, source })
+    })
+}
+
+impl<R: Replay> Rebuild for R {
+    fn check(&self, reference: &[u8]) -> Result<(), Misconfigured> {
+        decoded::<R::Reference>(reference).map(drop)
+    }
+
+    fn rebuild<'r>(
+        &'r self,
+        reference: &'r [u8],
+        request: &'r Parts,
+        conn: &'r mut PgConnection,
+        most: usize,
+        end: Instant,
+    ) -> Rebuilding<'r> {
+        Box::pin(async move {
+            let reference = decoded(reference)?;
+            let rebuilt = self.replay(reference, request, conn).await.map_err(|error| {
+                // The layer's transaction is read only on every primary.
+                match error.is_transient() && !error.is_write_in_read_only() {
+                    true => Rejection::Unavailable(Arc::new(error)),
+                    false => Misconfigured::Refused(error).into(),
+                }
+            })?;
+            let (parts, body) = rebuilt.ok_or(Rejection::Gone)?.into_parts();
+            let empty = has_no_body(request.method == Method::HEAD, parts.status);
+            let read = LayerBody::of_response(body, empty, most, end).await.map_err(|broken| broken.to_string());
+            let whole = read.and_then(|body| {
+                body.as_whole().cloned().ok_or_else(|| format!("it has more than {most} bytes, or took too long"))
+            });
+            Ok(Response::from_parts(parts, whole.map_err(Misconfigured::BrokenResponse)?))
+        })
+    }
 }

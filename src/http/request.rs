@@ -1,199 +1,267 @@
-//! Which requests the layer covers, and the ticket of each: its key, its fingerprint and what to store of it.
+//! What the layer reads of a request: its key, its fingerprint, and the form in which it is stored for a resumer.
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Extensions, HeaderName, Request, header};
+use http::uri::{Authority, PathAndQuery};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, Uri, header};
+use serde_json::json;
 
-use super::body::{LayerBody, Unread};
-use super::handler::NoResponse;
-use super::idempotent_tx::is_lent;
-use super::key_header::{MalformedKey, key_value, only_line};
-use super::layer::{IdempotencyLayer, LayerMode};
-use super::not_begun::Loan;
-use super::rejection::{Misconfigured, Rejection};
-use super::stored_request::to_store;
-use crate::key::{checked, checked_recorded};
-use crate::record::Candidate;
-use crate::{BoxError, Fingerprint, InvalidKey, Key, KeyPart};
+use crate::fingerprint::Pointer;
+use crate::key::Check;
+use crate::lease::InDoubt;
+use crate::record::ShownRequest;
+use crate::{Fingerprint, InvalidBody, InvalidKey, KeyPart};
 
-/// `traceparent`, of W3C Trace Context. Several lines are invalid.
-const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+/// `Idempotency-Key`.
+pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// How much of a body that is too large is read and thrown away, in limits. A client that sends more is not one that
-/// has misjudged the limit.
-const DISCARDED: usize = 8;
-/// The longest time for this. A client that needs longer waits for an answer that it could have now.
-const DISCARD_TIME: Duration = Duration::from_secs(10);
-
-/// How the layer treats a request.
-pub(super) enum Admission<B> {
-    /// The layer does not cover the request's method, or a resumer has claimed the request's key.
-    NotCovered(Request<LayerBody<B>>),
-    /// The request is performed once, or, without a ticket, each time it comes.
-    Covered { ticket: Option<Ticket>, request: Request<LayerBody<B>> },
+/// Why the layer refused the key of a request.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MalformedKey {
+    /// There are several header lines, or a proxy has joined them with a comma. Taking the first would hide a mistake.
+    #[error("there are several Idempotency-Key values; send one")]
+    Several,
+    /// The key is empty, is longer than 255 bytes, or has white space only. A key that does not come from the header
+    /// may also contain a control character, or invisible characters only. Or this is so of the
+    /// [operation](super::IdempotencyLayer::operation), which may contain a part of the path.
+    #[error("the Idempotency-Key cannot be used: {0}")]
+    Invalid(#[from] InvalidKey),
+    /// The value is neither a string of structured fields nor a bare word.
+    #[error("the Idempotency-Key is neither a quoted string (RFC 9651) nor a word of visible ASCII; send \"a-uuid\"")]
+    NeitherStringNorWord,
+    /// The key has fewer characters than the [shortest](super::IdempotencyLayer::shortest_key) that the service takes.
+    #[error("the Idempotency-Key has fewer than {shortest} characters; send one that nobody guesses, such as a UUID")]
+    #[non_exhaustive]
+    TooShort {
+        /// The fewest characters of a key.
+        shortest: usize,
+    },
+    /// The quoted string has parameters after it, which this header does not allow.
+    #[error("the Idempotency-Key has parameters after the string; send the string alone")]
+    Parameters,
 }
 
-/// What a run needs of its request.
-pub(super) struct Ticket {
-    pub(super) key: Key,
-    pub(super) fingerprint: Fingerprint,
-    /// How long to wait for another request with the key. Zero: not at all.
-    pub(super) wait: Duration,
-    /// A record is judged as of this moment.
-    pub(super) arrived: Instant,
-    /// What the claim stores, so that a resumer can finish the request.
-    pub(super) stored: Option<Vec<u8>>,
+/// The line of this header, if there is exactly one.
+pub(super) fn only_line<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h HeaderValue> {
+    let mut lines = headers.get_all(name).iter();
+    lines.next().filter(|_| lines.next().is_none())
 }
 
-/// Reads the request and makes its ticket. Nothing is claimed yet, so a slow or broken upload costs no connection.
-pub(super) async fn admit<B, E>(
-    layer: &IdempotencyLayer,
-    operation: Option<&str>,
-    request: Request<B>,
-) -> Result<Admission<B>, NoResponse<E>>
-where
-    B: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
-{
-    let arrived = Instant::now();
-    if !layer.methods.contains(request.method()) {
-        return Ok(Admission::NotCovered(request.map(LayerBody::untouched)));
+/// Reads the value of `Idempotency-Key`: a quoted string of structured fields (RFC 9651), as the draft demands, or a
+/// bare word, which most clients send. `"abc"` and `abc` are the same value. `None` if there is no such header. `check`
+/// is the rule for its text.
+pub(super) fn key_value(headers: &HeaderMap, check: Check) -> Result<Option<String>, MalformedKey> {
+    let mut lines = headers.get_all(IDEMPOTENCY_KEY).iter();
+    let Some(line) = lines.next() else { return Ok(None) };
+    if lines.next().is_some() {
+        return Err(MalformedKey::Several);
     }
-    // A layer in front holds a key or a transaction for this request: the claim would wait for it, or commit without
-    // it. The key of a resumed request is this layer's own, and its record exists.
-    let is_resumed = matches!(layer.mode, LayerMode::Leased(_)) && request.extensions().get::<Resumed>().is_some();
-    if !is_resumed && (request.extensions().get::<Key>().is_some() || is_lent(request.extensions())) {
-        return Err(Misconfigured::CoveredTwice.into());
-    }
-    let check = if is_resumed { checked_recorded } else { checked };
-    let from_header = layer.key_from.is_none().then(|| key_value(request.headers(), check));
-    if matches!(from_header, Some(Ok(None))) && !layer.key_required {
-        let (parts, body) = request.into_parts();
-        let (_, body) = read(layer, None, &parts, body).await?;
-        return Ok(Admission::Covered { ticket: None, request: Request::from_parts(parts, body) });
-    }
-    let (mut parts, body) = request.into_parts();
-    // Before any complaint about the key: a client without access gets the scope's answer.
-    let scope = (layer.scope)(&parts).map_err(NoResponse::Denied)?;
-    let from_header = from_header.transpose()?;
-    if from_header == Some(None) {
-        return Err(Rejection::MissingKey.into());
-    }
-    let operation = operation.ok_or(Misconfigured::NoOperation)?;
-
-    let (data, body) = read(layer, Some(&scope), &parts, body).await?;
-    let value = match &layer.key_from {
-        None => from_header.flatten(),
-        Some(value) => value(&parts, &data).map_err(NoResponse::Denied)?,
+    let line = line.as_bytes().trim_ascii();
+    let value = match line.strip_prefix(b"\"") {
+        Some(rest) => string(rest)?,
+        None => word(line)?,
     };
-    let ticket = match value {
-        // A stored key is resumed, however short it is.
-        Some(value) if !is_resumed && value.chars().count() < layer.shortest_key => {
-            return Err(Rejection::from(MalformedKey::TooShort { shortest: layer.shortest_key }).into());
-        }
-        Some(value) => {
-            let trace = only_line(&parts.headers, &TRACEPARENT).and_then(|line| line.to_str().ok());
-            let key =
-                if is_resumed { Key::recorded(scope, operation, value) } else { Key::new(scope, operation, value) };
-            let key = key.map_err(invalid_key)?.with_trace(trace.unwrap_or_default());
-            let is_leased = matches!(layer.mode, LayerMode::Leased(_));
-            let resumed: Option<Resumed> = if is_leased { parts.extensions.remove() } else { None };
-            if let Some(resumed) = &resumed {
-                resumed.meets(&key)?;
-            }
-            if is_leased && is_under_lease(&parts.extensions, &key) {
-                return Ok(Admission::NotCovered(Request::from_parts(parts, body)));
-            }
-            let fingerprint = layer.fingerprint.fingerprint(&parts, &data).map_err(Rejection::InvalidBody)?;
-            let wait = layer.mode.wait();
-            let stored = match layer.mode {
-                LayerMode::Leased(options) if options.stores_requests() => {
-                    let of_fingerprint = &layer.fingerprint.headers;
-                    let kept = |name: &_| layer.stored_headers.contains(name) || of_fingerprint.contains(name);
-                    Some(to_store(&parts, &data, kept).map_err(|status| NoResponse::Denied(status.into()))?)
-                }
-                _ => None,
-            };
-            Some(Ticket { key, fingerprint, wait, arrived, stored })
-        }
-        None if layer.key_required => return Err(Rejection::MissingKey.into()),
-        None => None,
-    };
-    Ok(Admission::Covered { ticket, request: Request::from_parts(parts, body) })
+    Ok(Some(check(KeyPart::Value, value)?))
 }
 
-/// Reads a body to its end, so that no place and no connection waits for a slow upload.
-async fn read<B>(
-    layer: &IdempotencyLayer,
-    scope: Option<&str>,
+/// Parses the part after the opening quote, by RFC 9651, section 4.2.5.
+fn string(rest: &[u8]) -> Result<String, MalformedKey> {
+    let mut value = String::new();
+    let mut bytes = rest.iter();
+    loop {
+        match bytes.next() {
+            Some(b'\\') => match bytes.next() {
+                Some(&escaped @ (b'"' | b'\\')) => value.push(char::from(escaped)),
+                _ => return Err(MalformedKey::NeitherStringNorWord),
+            },
+            Some(b'"') => break,
+            Some(&plain @ b' '..=b'~') => value.push(char::from(plain)),
+            _ => return Err(MalformedKey::NeitherStringNorWord),
+        }
+    }
+    match bytes.as_slice().trim_ascii_start().first() {
+        None => Ok(value),
+        Some(b';') => Err(MalformedKey::Parameters),
+        Some(b',') => Err(MalformedKey::Several),
+        Some(_) => Err(MalformedKey::NeitherStringNorWord),
+    }
+}
+
+/// Visible ASCII, without the marks that separate values and parameters: a word is then never another structured field.
+fn word(line: &[u8]) -> Result<String, MalformedKey> {
+    if line.contains(&b',') {
+        return Err(MalformedKey::Several);
+    }
+    if line.contains(&b';') {
+        return Err(MalformedKey::Parameters);
+    }
+    match str::from_utf8(line) {
+        Ok(word) if word.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"') => Ok(word.to_owned()),
+        _ => Err(MalformedKey::NeitherStringNorWord),
+    }
+}
+
+/// Which parts of a request its fingerprint covers.
+#[derive(Clone, Default)]
+pub(super) struct FingerprintChoice {
+    pub(super) compared: Compared,
+    /// Sorted, and each once, so that the order in which the service names them does not matter.
+    pub(super) headers: Vec<HeaderName>,
+}
+
+/// How the request as a whole is compared.
+#[derive(Clone, Default)]
+pub(super) enum Compared {
+    /// `method SP path?query LF body`, byte by byte, so that every language can compute it. Without the content type: a
+    /// client that adds a charset in a retry sends the same request.
+    #[default]
+    Bytes,
+    /// Method, path with query, and the body as canonical JSON, without these parts.
+    Json { ignored: BTreeSet<Pointer> },
+}
+
+impl FingerprintChoice {
+    pub(super) fn add_header(&mut self, name: HeaderName) {
+        self.headers.push(name);
+        self.headers.sort_by(|one, other| one.as_str().cmp(other.as_str()));
+        self.headers.dedup();
+    }
+
+    pub(super) fn fingerprint(&self, parts: &Parts, data: &Bytes) -> Result<Fingerprint, InvalidBody> {
+        let compared = match &self.compared {
+            Compared::Bytes => Fingerprint::of_request(parts.method.as_str(), &target(parts), data),
+            Compared::Json { ignored } => {
+                let body = Fingerprint::of_json_without(data, ignored)?;
+                Fingerprint::of_json_request(parts.method.as_str(), &target(parts), &body)
+            }
+        };
+        Ok(match self.described() {
+            None => compared,
+            Some(choice) => Fingerprint::of_choice(choice.as_bytes(), &compared, &self.lines(parts)),
+        })
+    }
+
+    /// A text that differs for every choice; `None` for the choices of fingerprint versions 1 and 3, whose digests must
+    /// not change. The text is made of JSON lists, because no feature of serde_json changes how those are written.
+    fn described(&self) -> Option<String> {
+        let compared = match &self.compared {
+            Compared::Bytes if self.headers.is_empty() => return None,
+            Compared::Bytes => json!(["bytes"]),
+            Compared::Json { ignored } if ignored.is_empty() && self.headers.is_empty() => return None,
+            Compared::Json { ignored } if ignored.is_empty() => json!(["json"]),
+            Compared::Json { ignored } => {
+                json!(["json without", ignored.iter().map(Pointer::tokens).collect::<Vec<_>>()])
+            }
+        };
+        let headers: Vec<_> = self.headers.iter().map(HeaderName::as_str).collect();
+        Some(json!([compared, headers]).to_string())
+    }
+
+    /// The lines of the chosen headers. The number of lines of each header and the length of each line come first, so
+    /// that two different requests never give the same bytes.
+    fn lines(&self, parts: &Parts) -> Vec<u8> {
+        let mut written = Vec::new();
+        for name in &self.headers {
+            let mut lines: Vec<_> = parts.headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
+            lines.extend(host_of_uri(parts).filter(|_| *name == header::HOST).map(str::as_bytes));
+            written.extend((lines.len() as u64).to_be_bytes());
+            for line in lines {
+                written.extend((line.len() as u64).to_be_bytes());
+                written.extend(line);
+            }
+        }
+        written
+    }
+}
+
+/// The whole path with its query.
+fn target(parts: &Parts) -> Cow<'_, str> {
+    let target = uri(parts).path_and_query().map_or("", PathAndQuery::as_str);
+    // `http://host?query`, of which `http` leaves the path empty.
+    if target.starts_with('?') { Cow::Owned(format!("/{target}")) } else { Cow::Borrowed(target) }
+}
+
+/// The host of the URI, unless a header `Host` says the same: HTTP/2 names the host only there, and a client of
+/// HTTP/1.1 may name it there, too.
+fn host_of_uri(parts: &Parts) -> Option<&str> {
+    let host = uri(parts).authority().map(Authority::as_str)?;
+    let is_named = parts.headers.get_all(header::HOST).iter().any(|line| line.as_bytes() == host.as_bytes());
+    (!is_named).then_some(host)
+}
+
+/// The URI as the client has sent it. A nested axum router cuts the front off `uri`, and that part may name the
+/// account.
+fn uri(parts: &Parts) -> &Uri {
+    #[cfg(feature = "axum")]
+    if let Some(original) = parts.extensions.get::<axum::extract::OriginalUri>() {
+        return &original.0;
+    }
+    &parts.uri
+}
+
+/// What a handler needs to read the body, and the layer to know the key.
+pub(super) const STORED: [HeaderName; 3] = [header::CONTENT_TYPE, header::CONTENT_ENCODING, IDEMPOTENCY_KEY];
+
+/// They prove who the client is. The table, the WAL and backups keep no such proof.
+pub(super) const NEVER_STORED: [HeaderName; 3] = [header::AUTHORIZATION, header::COOKIE, header::PROXY_AUTHORIZATION];
+
+/// The request as it is stored, with these headers. An error is the response: the head is too large, or a request with
+/// this target, such as one to open a tunnel, could not be restored. The limit of the body has been checked.
+pub(super) fn to_store(
     parts: &Parts,
-    body: B,
-) -> Result<(Bytes, LayerBody<B>), Rejection>
-where
-    B: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
-{
-    let limit = layer.request_limit;
-    // A refusal would cost a resumed request one of its attempts.
-    let resumed = parts.extensions.get::<Resumed>().is_some();
-    let hold = layer.held.hold(scope, if resumed { usize::MAX } else { layer.most_held() });
-    let (unread, rejection) = match LayerBody::of_request(body, limit, hold).await {
-        Ok(body) => return Ok((body.data().clone(), body)),
-        Err(Unread::Broken(broken)) => return Err(Rejection::of_body(&broken)),
-        Err(Unread::TooLarge(body)) => (body, Rejection::BodyTooLarge { limit: Some(limit) }),
-        Err(Unread::NoRoom(body)) => (body, Rejection::Overloaded { limit: layer.max_runs }),
-    };
-    // If the connection were closed while the client still writes, the client would see a reset in place of the answer.
-    // But a client that waits for `100 Continue` sends the body only if somebody reads it.
-    if !(parts.headers.contains_key(header::EXPECT) && unread.is_unread()) {
-        unread.discard(limit.saturating_mul(DISCARDED), DISCARD_TIME).await;
-    }
-    Err(rejection)
+    body: &[u8],
+    is_stored: impl Fn(&HeaderName) -> bool,
+) -> Result<Vec<u8>, StatusCode> {
+    let target = target(parts).into_owned();
+    target.parse::<Uri>().map_err(|_| StatusCode::BAD_REQUEST)?;
+    let sent = parts.headers.iter().map(|(name, value)| (name, value.as_bytes()));
+    // A resumed request has only the path of the URI.
+    let sent = sent.chain(host_of_uri(parts).map(|host| (&header::HOST, host.as_bytes())));
+    let kept = sent.filter(|(name, _)| is_stored(name) && !NEVER_STORED.contains(name));
+    let kept = kept.map(|(name, value)| (name.to_string(), as_text(value)));
+    let request = ShownRequest::new(parts.method.to_string(), target, kept.collect());
+    request.with_body(body).ok_or(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE)
 }
 
-fn invalid_key(invalid: InvalidKey) -> Rejection {
-    match invalid.part() {
-        // A part of the path, which the client has chosen, may be a part of the operation.
-        KeyPart::Value | KeyPart::Operation => MalformedKey::from(invalid).into(),
-        KeyPart::Scope => Misconfigured::Refused(invalid.into()).into(),
-    }
+/// `None` if the stored bytes are not what [`to_store`] writes.
+pub(super) fn restored(stored: &[u8]) -> Option<Request<Bytes>> {
+    let (head, body) = ShownRequest::read(stored)?;
+    let mut request =
+        Request::builder().method(&*head.method).uri(head.target).body(Bytes::copy_from_slice(body)).ok()?;
+    *request.headers_mut() = headers_of(head.headers)?;
+    Some(request)
 }
 
-/// The key of a resumed request. The layer that passes the request on takes it away.
-#[derive(Clone)]
-pub(super) struct Resumed {
-    key: Key,
-    /// The end of the retention before the claim.
-    pub(super) expires_at: String,
-    /// Why the layer that the request met last did not pass it on. The resumer reads it here, because something between
-    /// the two may make another response of the layer's.
-    mistake: Arc<Mutex<Option<String>>>,
+/// The value of a header as text, with one character for each byte, as in ISO 8859-1: a value may have any byte, and JSON
+/// only Unicode.
+pub(super) fn as_text(value: &[u8]) -> String {
+    value.iter().copied().map(char::from).collect()
 }
 
-impl Resumed {
-    pub(super) fn of(found: Candidate) -> Self {
-        Self { key: found.key, expires_at: found.expires_at, mistake: Arc::default() }
+/// The headers of which [`as_text`] has written the values. `None` if it has not written these.
+pub(super) fn headers_of(stored: Vec<(String, String)>) -> Option<HeaderMap> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in stored {
+        let value: Vec<u8> = value.chars().map(u8::try_from).collect::<Result<_, _>>().ok()?;
+        headers.try_append(name.parse::<HeaderName>().ok()?, HeaderValue::from_bytes(&value).ok()?).ok()?;
     }
+    Some(headers)
+}
 
-    /// The layer has this key of the request. Under another one than that of the record the effect would have another
-    /// downstream key, and happen twice.
-    fn meets(&self, key: &Key) -> Result<(), Rejection> {
-        let mistake = (self.key != *key).then(|| Misconfigured::ResumedUnderAnotherKey {
-            recorded: self.key.operation().to_owned(),
-            found: key.operation().to_owned(),
-        });
-        *self.mistake.lock().unwrap_or_else(PoisonError::into_inner) = mistake.as_ref().map(ToString::to_string);
-        mistake.map_or(Ok(()), |mistake| Err(mistake.into()))
-    }
-
-    /// Why nothing was performed, if the request met another key.
-    pub(super) fn mistake(&self) -> Option<String> {
-        self.mistake.lock().unwrap_or_else(PoisonError::into_inner).clone()
+impl InDoubt {
+    /// The stored request of a leased layer, with its body. `None` if the operation is not behind a layer, or
+    /// its request is damaged or of a newer release.
+    #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
+    #[must_use]
+    pub fn http_request(&self) -> Option<Request<Bytes>> {
+        restored(&self.request)
     }
 }
 
-/// Whether a resumer has claimed this key for the request. The layer would meet that claim.
-fn is_under_lease(extensions: &Extensions, key: &Key) -> bool {
-    Loan::of(extensions).is_some_and(|loan| loan.lease.key() == key && !loan.lease.is_lost())
-}
+#[cfg(test)]
+#[path = "../../tests/unit/http/key_header.rs"]
+mod tests;

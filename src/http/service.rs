@@ -6,26 +6,36 @@ use std::panic::resume_unwind;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{self, Duration};
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::request::Parts;
+use http::{Extensions, HeaderName, Request, Response, header};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tower_layer::Layer;
 use tower_service::Service;
 use tracing::Instrument as _;
 
-use super::body::LayerBody;
+use super::body::{LayerBody, Unread};
 use super::handler::{Handler, NoResponse, Reply, ServiceCall};
-use super::key_header::{IDEMPOTENCY_KEY, only_line};
 use super::layer::{IdempotencyLayer, LayerMode};
-use super::leased;
-use super::places::Patience;
-use super::rejection::{Denied, Rejection};
-use super::request::{Admission, Ticket, admit};
-use super::transactional::Transactional;
-use crate::{BoxError, observe};
+use super::leased::{self, LentLease, Resumed};
+use super::places::{Patience, Ticket};
+use super::rejection::{Denied, Misconfigured, Rejection};
+use super::request::{IDEMPOTENCY_KEY, MalformedKey, key_value, only_line, to_store};
+use super::transactional::{Transactional, is_lent};
+use crate::key::{checked, checked_recorded};
+use crate::{BoxError, InvalidKey, Key, KeyPart, observe};
+
+/// `traceparent`, of W3C Trace Context. Several lines are invalid.
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
+/// How much of a body that is too large is read and thrown away, in limits. A client that sends more is not one that
+/// has misjudged the limit.
+const DISCARDED: usize = 8;
+/// The longest time for this. A client that needs longer waits for an answer that it could have now.
+const DISCARD_TIME: Duration = Duration::from_secs(10);
 
 /// The service that [`IdempotencyLayer`](super::IdempotencyLayer) makes of an inner service. A run that has begun
 /// continues after the future of its response is dropped.
@@ -101,6 +111,131 @@ where
             Ok(response)
         })
     }
+}
+
+/// How the layer treats a request.
+enum Admission<B> {
+    /// The layer does not cover the request's method, or a resumer has claimed the request's key.
+    NotCovered(Request<LayerBody<B>>),
+    /// The request is performed once, or, without a ticket, each time it comes.
+    Covered { ticket: Option<Ticket>, request: Request<LayerBody<B>> },
+}
+
+/// Reads the request and makes its ticket. Nothing is claimed yet, so a slow or broken upload costs no connection.
+async fn admit<B, E>(
+    layer: &IdempotencyLayer,
+    operation: Option<&str>,
+    request: Request<B>,
+) -> Result<Admission<B>, NoResponse<E>>
+where
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
+{
+    let arrived = time::Instant::now();
+    if !layer.methods.contains(request.method()) {
+        return Ok(Admission::NotCovered(request.map(LayerBody::untouched)));
+    }
+    // A layer in front holds a key or a transaction for this request: the claim would wait for it, or commit without
+    // it. The key of a resumed request is this layer's own, and its record exists.
+    let is_resumed = matches!(layer.mode, LayerMode::Leased(_)) && request.extensions().get::<Resumed>().is_some();
+    if !is_resumed && (request.extensions().get::<Key>().is_some() || is_lent(request.extensions())) {
+        return Err(Misconfigured::CoveredTwice.into());
+    }
+    let check = if is_resumed { checked_recorded } else { checked };
+    let from_header = layer.key_from.is_none().then(|| key_value(request.headers(), check));
+    if matches!(from_header, Some(Ok(None))) && !layer.key_required {
+        let (parts, body) = request.into_parts();
+        let (_, body) = read(layer, None, &parts, body).await?;
+        return Ok(Admission::Covered { ticket: None, request: Request::from_parts(parts, body) });
+    }
+    let (mut parts, body) = request.into_parts();
+    // Before any complaint about the key: a client without access gets the scope's answer.
+    let scope = (layer.scope)(&parts).map_err(NoResponse::Denied)?;
+    let from_header = from_header.transpose()?;
+    if from_header == Some(None) {
+        return Err(Rejection::MissingKey.into());
+    }
+    let operation = operation.ok_or(Misconfigured::NoOperation)?;
+
+    let (data, body) = read(layer, Some(&scope), &parts, body).await?;
+    let value = match &layer.key_from {
+        None => from_header.flatten(),
+        Some(value) => value(&parts, &data).map_err(NoResponse::Denied)?,
+    };
+    let ticket = match value {
+        // A stored key is resumed, however short it is.
+        Some(value) if !is_resumed && value.chars().count() < layer.shortest_key => {
+            return Err(Rejection::from(MalformedKey::TooShort { shortest: layer.shortest_key }).into());
+        }
+        Some(value) => {
+            let trace = only_line(&parts.headers, &TRACEPARENT).and_then(|line| line.to_str().ok());
+            let key =
+                if is_resumed { Key::recorded(scope, operation, value) } else { Key::new(scope, operation, value) };
+            let key = key.map_err(invalid_key)?.with_trace(trace.unwrap_or_default());
+            let is_leased = matches!(layer.mode, LayerMode::Leased(_));
+            let resumed: Option<Resumed> = if is_leased { parts.extensions.remove() } else { None };
+            if let Some(resumed) = &resumed {
+                resumed.meets(&key)?;
+            }
+            if is_leased && is_under_lease(&parts.extensions, &key) {
+                return Ok(Admission::NotCovered(Request::from_parts(parts, body)));
+            }
+            let fingerprint = layer.fingerprint.fingerprint(&parts, &data).map_err(Rejection::InvalidBody)?;
+            let wait = layer.mode.wait();
+            let stored = match layer.mode {
+                LayerMode::Leased(options) if options.stores_requests() => {
+                    let of_fingerprint = &layer.fingerprint.headers;
+                    let kept = |name: &_| layer.stored_headers.contains(name) || of_fingerprint.contains(name);
+                    Some(to_store(&parts, &data, kept).map_err(|status| NoResponse::Denied(status.into()))?)
+                }
+                _ => None,
+            };
+            Some(Ticket { key, fingerprint, wait, arrived, stored })
+        }
+        None if layer.key_required => return Err(Rejection::MissingKey.into()),
+        None => None,
+    };
+    Ok(Admission::Covered { ticket, request: Request::from_parts(parts, body) })
+}
+
+/// Reads a body to its end, so that no place and no connection waits for a slow upload.
+async fn read<B>(
+    layer: &IdempotencyLayer,
+    scope: Option<&str>,
+    parts: &Parts,
+    body: B,
+) -> Result<(Bytes, LayerBody<B>), Rejection>
+where
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
+{
+    let limit = layer.request_limit;
+    // A refusal would cost a resumed request one of its attempts.
+    let resumed = parts.extensions.get::<Resumed>().is_some();
+    let hold = layer.held.hold(scope, if resumed { usize::MAX } else { layer.most_held() });
+    let (unread, rejection) = match LayerBody::of_request(body, limit, hold).await {
+        Ok(body) => return Ok((body.data().clone(), body)),
+        Err(Unread::Broken(broken)) => return Err(Rejection::of_body(&broken)),
+        Err(Unread::TooLarge(body)) => (body, Rejection::BodyTooLarge { limit: Some(limit) }),
+        Err(Unread::NoRoom(body)) => (body, Rejection::Overloaded { limit: layer.max_runs }),
+    };
+    // If the connection were closed while the client still writes, the client would see a reset in place of the answer.
+    // But a client that waits for `100 Continue` sends the body only if somebody reads it.
+    if !(parts.headers.contains_key(header::EXPECT) && unread.is_unread()) {
+        unread.discard(limit.saturating_mul(DISCARDED), DISCARD_TIME).await;
+    }
+    Err(rejection)
+}
+
+fn invalid_key(invalid: InvalidKey) -> Rejection {
+    match invalid.part() {
+        // A part of the path, which the client has chosen, may be a part of the operation.
+        KeyPart::Value | KeyPart::Operation => MalformedKey::from(invalid).into(),
+        KeyPart::Scope => Misconfigured::Refused(invalid.into()).into(),
+    }
+}
+
+/// Whether a resumer has claimed this key for the request. The layer would meet that claim.
+fn is_under_lease(extensions: &Extensions, key: &Key) -> bool {
+    LentLease::of(extensions).is_some_and(|lent| lent.lease.key() == key && !lent.lease.is_lost())
 }
 
 /// Runs the request in a task of its own: when the client hangs up, a run that has its place continues to its end. A
