@@ -15,6 +15,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deployment {
     pub(crate) prepared: bool,
+    /// Only the statements ask ([`record`](crate::record)). The rest of the crate asks the functions below.
     pub(crate) distributed: bool,
 }
 
@@ -57,9 +58,14 @@ impl Deployment {
         self.distributed
     }
 
-    /// Whether other servers commit a part of a transaction, each with its own settings.
-    pub(crate) fn commits_on_workers(self) -> bool {
-        self.distributed
+    /// Whether a claim returns the age of its transaction.
+    pub(crate) fn claims_tell_the_age(self) -> bool {
+        !self.distributed
+    }
+
+    /// Whether one statement can mark many keys.
+    pub(crate) fn marks_in_batches(self) -> bool {
+        !self.distributed
     }
 
     /// Whether [`SelectFirst`](crate::RoundTrips::SelectFirst) and [`Fewest`](crate::RoundTrips::Fewest) take effect.

@@ -304,7 +304,7 @@ impl<'k> Batch<'k> {
     async fn mark(&mut self, conn: &mut PgConnection) -> Result<(), Error> {
         let deployment = self.options.deployment;
         let mut patience = Patience::of(self.options.on_duplicate, self.options.retention);
-        if deployment.distributed {
+        if !deployment.marks_in_batches() {
             return self.mark_one_by_one(conn, &patience).await;
         }
         let mut asked = None;

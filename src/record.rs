@@ -10,7 +10,8 @@
 //! - The end of a claim: `complete` in transaction mode, `lease` in lease mode, `release` without a response.
 //! - The steps of an operation: `step`. Operations that a resumer may take over: `resume`, `envelope`; those that
 //!   a reconciler looks up: `looks`.
-//! - Everything for a table that Citus distributes: `distributed`.
+//! - Which statements a table needs, the usual ones or those for a distributed table: `distributed`.
+//! - How a transaction of the crate begins: `opening`.
 //! - Marks in batches: `mark`.
 //! - The janitor: `sweep`. The operator: `stats`, `show`, `setup`, `schema`.
 //! - The tables of the service that are written inside operations only: `protect`.
@@ -24,6 +25,7 @@ mod lease;
 mod look;
 mod looks;
 mod mark;
+pub(crate) mod opening;
 mod protect;
 mod release;
 mod resume;
@@ -41,13 +43,15 @@ mod wait;
 
 pub(crate) use claim::{Claim, Inserted, Terms, Tried};
 pub(crate) use distributed::{
-    Distribution, create_distributed_table, distribution, is_distributed, sweep as sweep_distributed, workers,
+    Distribution, Part, create_distributed_table, distribution, durable_opening, durable_opening_of_all_rows, size,
+    workers,
 };
 pub use envelope::ShownRequest;
 pub(crate) use lease::Actor;
 pub(crate) use look::{Found, Standing};
 pub(crate) use looks::{Doubt, LooksAt, Writing};
 pub(crate) use mark::{MarkBatch, MarkOf};
+pub(crate) use opening::is_open;
 pub use protect::OnEscape;
 pub(crate) use protect::{gaps, protect, protected, unprotect};
 pub(crate) use release::{Unclaimed, storable};
@@ -62,10 +66,8 @@ pub(crate) use statement::{Record, draw_token};
 #[cfg(feature = "testing")]
 pub(crate) use statement::{changes_a_row, interval};
 pub use stats::Group;
-pub(crate) use stats::{groups, size};
+pub(crate) use stats::groups;
 pub use step::ShownStep;
-#[cfg(feature = "http")]
-pub(crate) use step::is_own_transaction;
-pub(crate) use step::{StoredSteps, is_open, own_transaction};
-pub(crate) use sweep::{Deleted, leaves, oldest_due, sweep};
+pub(crate) use step::StoredSteps;
+pub(crate) use sweep::{Deleted, oldest_due};
 pub(crate) use wait::{Awaited, wait_for_row};

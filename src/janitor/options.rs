@@ -61,7 +61,7 @@ impl Janitor {
     /// Sets the number of records that one transaction deletes. The default is 1000. A batch holds its row locks and
     /// its memory to its end, and above some tens of thousands of records it hardly saves round trips.
     ///
-    /// Batches of a table that Citus distributes are chosen by time: records that expired in the same microsecond are
+    /// Batches of a distributed table are chosen by time: records that expired in the same microsecond are
     /// deleted together, so a batch may be somewhat larger.
     #[must_use]
     pub fn batch_size(mut self, batch_size: NonZeroU32) -> Self {

@@ -8,7 +8,7 @@ use sqlx::PgConnection;
 
 use super::{Janitor, Swept};
 use crate::error::sqlstate;
-use crate::record;
+use crate::record::{self, Part};
 use crate::session::{Opening, ended_or_closed, in_pooled_transaction};
 use crate::shutdown::{Shutdown, is_ready, no_later, unless};
 use crate::{Error, migrate, observe};
@@ -62,7 +62,7 @@ impl Janitor {
             batches = tracing::field::Empty,
             outcome = tracing::field::Empty
         );
-        observe::spanned(span.clone(), self.sweep_leaves(limit, batch_size, deadline, shutdown), |swept| {
+        observe::spanned(span.clone(), self.sweep_parts(limit, batch_size, deadline, shutdown), |swept| {
             swept.as_ref().map_or_else(Error::outcome, |swept| {
                 span.record("rows", swept.rows()).record("batches", swept.batches);
                 swept.outcome()
@@ -71,7 +71,7 @@ impl Janitor {
         .await
     }
 
-    async fn sweep_leaves(
+    async fn sweep_parts(
         &self,
         limit: u64,
         batch_size: u32,
@@ -79,27 +79,24 @@ impl Janitor {
         shutdown: &mut (impl Future<Output = ()> + Unpin),
     ) -> Result<Swept, Error> {
         let mut swept = Swept::default();
-        let mut leaves = self
+        let mut parts = self
             .transaction(shutdown, async |conn| {
                 // Once for each sweep: a trusted schema remains one.
                 migrate::trusted(conn).await?;
-                match record::is_distributed(conn).await? {
-                    true => Ok(vec![None]),
-                    false => Ok(record::leaves(conn).await?.into_iter().map(Some).collect()),
-                }
+                Part::all(conn).await
             })
             .await?;
-        if !leaves.is_empty() {
-            // A leaf that takes the whole time of each sweep must not keep the later ones from theirs.
-            let first = getrandom::u32().unwrap_or_default() as usize % leaves.len();
-            leaves.rotate_left(first);
+        if !parts.is_empty() {
+            // A part that takes the whole time of each sweep must not keep the later ones from theirs.
+            let first = getrandom::u32().unwrap_or_default() as usize % parts.len();
+            parts.rotate_left(first);
         }
         let mut failed = None;
-        for leaf in leaves {
-            let sweeping = self.sweep_leaf(leaf.as_deref(), limit, batch_size, deadline, shutdown, &mut swept);
+        for part in parts {
+            let sweeping = self.sweep_part(&part, limit, batch_size, deadline, shutdown, &mut swept);
             if let Err(error) = sweeping.await {
-                tracing::debug!(leaf, error = &error as &dyn std::error::Error, "a part of the table was not swept");
-                // A server that does not answer fails for each leaf, and each would wait for it.
+                tracing::debug!(?part, error = &error as &dyn std::error::Error, "a part of the table was not swept");
+                // A server that does not answer fails for each part, and each would wait for it.
                 let unanswered = matches!(error, Error::Unanswered);
                 failed.get_or_insert(error);
                 if unanswered {
@@ -144,11 +141,10 @@ impl Janitor {
         ended_or_closed(no_later(limit, shutdown, LAST_BATCH), work).await.unwrap_or(Err(Error::Unanswered))
     }
 
-    /// Sweeps one leaf of the table, or a distributed table as a whole, until nothing more is due in it or the sweep is
-    /// [`limited`](Swept::limited).
-    async fn sweep_leaf(
+    /// Sweeps one part of the table, until nothing more is due in it or the sweep is [`limited`](Swept::limited).
+    async fn sweep_part(
         &self,
-        leaf: Option<&str>,
+        part: &Part,
         limit: u64,
         batch_size: u32,
         deadline: Option<Instant>,
@@ -165,17 +161,12 @@ impl Janitor {
             }
             let rows = u32::try_from(left).unwrap_or(batch_size).min(batch_size);
             let started = Instant::now();
-            let batch = self
-                .transaction(shutdown, async |conn| match leaf {
-                    Some(leaf) => record::sweep(conn, leaf, rows, since, self.grace).await,
-                    None => record::sweep_distributed(conn, rows, since, self.grace).await,
-                })
-                .await;
+            let batch = self.transaction(shutdown, async |conn| part.sweep(conn, rows, since, self.grace).await).await;
             let batch = match batch {
                 // Another session has locked a record that is due: it is left to the next pass, with what expired
                 // later.
                 Err(Error::Database(error))
-                    if leaf.is_none() && sqlstate(&error).as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE) =>
+                    if part.waits_for_rows() && sqlstate(&error).as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE) =>
                 {
                     swept.limited = true;
                     return Ok(());

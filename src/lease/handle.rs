@@ -119,6 +119,6 @@ impl Lease {
     }
 
     pub(super) fn durable(&self) -> Opening {
-        Opening::durable(self.leasing.deployment)
+        Opening::Durable(self.leasing.deployment)
     }
 }

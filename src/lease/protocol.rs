@@ -213,7 +213,7 @@ impl LeaseOptions {
         let (claimed_at, claimed) = loop {
             // Read before the claim is sent, because the owner's deadline must come before the database's.
             let claimed_at = Instant::now();
-            let claiming = in_pooled_transaction(pool, Opening::durable(self.deployment), async |conn| {
+            let claiming = in_pooled_transaction(pool, Opening::Durable(self.deployment), async |conn| {
                 let claim = match contend(conn, record, &terms, &mut asked).await? {
                     Claimed::Won(claim) => claim,
                     Claimed::Replayed(response) => return Ok(Claimed::Replayed(response)),

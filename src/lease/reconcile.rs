@@ -52,7 +52,7 @@ impl Reconciler {
         for doubt in doubts.iter().filter(|doubt| doubt.looks.is_none()) {
             let noting =
                 async |conn: &mut PgConnection| doubt.visit_first(conn, deployment, lease, self.quiet, retention).await;
-            noted |= self.transaction(pool, Opening::durable(deployment), noting).await?;
+            noted |= self.transaction(pool, Opening::Durable(deployment), noting).await?;
         }
         if noted {
             return Ok(Visit::Noted);
@@ -97,7 +97,7 @@ impl Reconciler {
 
     async fn give_up(&self, pool: &PgPool, look: Look<'_>) -> Result<bool, Error> {
         let state = LooksAt { given_up: true, ..look.state.clone() };
-        let opening = Opening::durable(self.leasing.deployment);
+        let opening = Opening::Durable(self.leasing.deployment);
         let given_up = self
             .transaction(pool, opening, async |conn| {
                 self.write(conn, &look, "given up", look.state.n, &state, None).await
@@ -146,7 +146,7 @@ impl Reconciler {
             ..before.clone()
         };
         let after = self.next_distance(&look, &state).max(self.time_out);
-        let opening = Opening::durable(self.leasing.deployment);
+        let opening = Opening::Durable(self.leasing.deployment);
         let request = self
             .transaction(pool, opening, async |conn| {
                 if !self.write(conn, &look, &self.number(&state).to_string(), before.n, &state, Some(after)).await? {

@@ -60,7 +60,7 @@ fn longest_try(lease: Duration, left: Duration) -> Duration {
 /// Renews the lease once, on its own connection, and as durably as the claim. If the server lost an acknowledged
 /// heartbeat, the lease in the database would end before the owner's deadline.
 async fn heartbeat(lease: &Lease) -> Result<bool, Error> {
-    in_pooled_transaction(&lease.pool, Opening::durable(lease.leasing.deployment), async |conn| {
+    in_pooled_transaction(&lease.pool, Opening::Durable(lease.leasing.deployment), async |conn| {
         lease.record().heartbeat(conn, lease.token, lease.leasing.policy.lease()).await
     })
     .await

@@ -214,7 +214,7 @@ impl LeaseOptions {
         // An error rolls the claim back.
         let changed = || Error::InFlight { retry_after: self.resume_after };
         let claimed_at = Instant::now();
-        let claiming = in_pooled_transaction(pool, Opening::durable(self.deployment), async |conn| {
+        let claiming = in_pooled_transaction(pool, Opening::Durable(self.deployment), async |conn| {
             let claimed = contend(conn, record, &terms, &mut CalledAt::now()).await?;
             let Claimed::Won(claim) = claimed else { return Err(changed()) };
             // Another attempt has ended since, or the retention has: then this claim is the first of a new operation.

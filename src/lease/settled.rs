@@ -23,7 +23,7 @@ impl Reconciler {
         let given_up = !releases && self.gives_up(&look);
         state.given_up = given_up;
         let after = (!given_up).then(|| self.next_distance(&look, &state));
-        let opening = Opening::durable(self.leasing.deployment);
+        let opening = Opening::Durable(self.leasing.deployment);
         let visit = self
             .transaction(pool, opening, async |conn| {
                 // It locks the record. So no later look says something else before the release.
@@ -62,7 +62,7 @@ impl Reconciler {
         within_a_lease(self.leasing.policy.lease(), || {
             in_pooled_transaction(
                 pool,
-                Opening::durable(self.leasing.deployment),
+                Opening::Durable(self.leasing.deployment),
                 async move |conn| -> Result<_, Error> {
                     let stored = match result {
                         None => record.complete_lease(conn, fence, &answer.0, retention, Actor::Operator).await?,

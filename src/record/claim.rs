@@ -11,14 +11,13 @@ use std::time::Duration;
 use sqlx::PgConnection;
 use sqlx::postgres::PgRow;
 
-use super::distributed;
 use super::statement::{Record, age, draw_token, interval};
 use crate::{Error, Fingerprint, Mode, OnDuplicate};
 
 /// Adds a token to the claims of this transaction: the setting `idempotency.claim`, which ends with the transaction,
 /// and goes back with a savepoint. `claimed_at = now()` would not tell whose claim it is, because two transactions may
 /// start in the same microsecond. `xmin` would not tell either: behind a savepoint it is the id of a subtransaction.
-/// Citus refuses the setting in RETURNING, or evaluates it on a worker.
+/// A distributed table takes it in no RETURNING.
 macro_rules! note_claim {
     ($token:literal) => {
         concat!(
@@ -85,16 +84,9 @@ pub(crate) struct Terms {
 }
 
 impl Record<'_> {
-    /// Claims the key by inserting its record. A mark is complete at once. `None` means that a record is there already,
-    /// or that an open transaction claims the key. On a distributed table the caller has looked before, and holds the
-    /// lock. Without the setting for such a table, `idempotency.is_plain` refuses the statement while the server plans
-    /// it.
-    pub(crate) async fn claim(self, conn: &mut PgConnection, terms: &Terms) -> Result<Option<Inserted>, Error> {
-        if self.deployment.distributed {
-            // A transaction on a distributed table begins with the check.
-            let claim = distributed::claim(self, conn, terms).await?;
-            return Ok(claim.map(|claim| Inserted { claim, age: Duration::ZERO }));
-        }
+    /// The usual [`claim`](Record::claim). Where the table is distributed, `idempotency.is_plain` refuses the statement
+    /// while the server plans it.
+    pub(super) async fn insert(self, conn: &mut PgConnection, terms: &Terms) -> Result<Option<Inserted>, Error> {
         let token = draw_token()?;
         let insert = self
             .query(concat! {

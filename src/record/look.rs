@@ -6,7 +6,6 @@ use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::distributed;
 use super::statement::{self, Record};
 use super::step::in_doubt;
 use crate::mode::UnknownMode;
@@ -76,19 +75,13 @@ macro_rules! columns {
 pub(super) use columns;
 
 impl Record<'_> {
-    /// Looks in a snapshot of its own, because an owner may have committed since the claim's snapshot. `asked` is the
-    /// time of the call as an earlier look found it. `waited` is the time since the call, by the clock of this process.
-    ///
-    /// A look that finds a record takes no lock, because the caller's transaction would hold the lock to its end.
-    pub(crate) async fn look(
+    /// The usual [`look`](Record::look), in one statement.
+    pub(super) async fn look_and_lock(
         self,
         conn: &mut PgConnection,
         asked: Option<DateTime<Utc>>,
         waited: Duration,
     ) -> Result<Look, Error> {
-        if self.deployment.distributed {
-            return distributed::look(self, conn, asked, waited).await;
-        }
         let row = self
             .query(concat! {
                 "
@@ -123,7 +116,7 @@ impl Look {
     }
 }
 
-/// What the server says beside the record, on Citus the coordinator.
+/// What the server says beside the record: of a distributed table, the coordinator.
 pub(super) struct Now {
     pub(super) at: DateTime<Utc>,
     /// The tokens that this transaction has claimed with.
@@ -146,7 +139,7 @@ impl Now {
 
 impl Found {
     /// Repeats the conditions of [`state`](super::fragment::state), in the same order. In SQL, the server would prepare
-    /// the expression for every look, and a worker of Citus would evaluate it by its own clock.
+    /// the expression for every look, and of a distributed table a worker would evaluate it by its own clock.
     pub(super) fn at(row: &PgRow, asked: DateTime<Utc>, now: &Now) -> sqlx::Result<Self> {
         let token: i64 = row.try_get("token")?;
         let expires_at: DateTime<Utc> = row.try_get("expires_at")?;

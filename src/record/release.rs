@@ -5,10 +5,23 @@ use std::time::Duration;
 use sqlx::PgConnection;
 
 use super::claim::{Claim, forget_claim};
-use super::distributed;
 use super::fragment::{lease_as_seen, may_be_retried, no_live_lease, steps_in_doubt};
 use super::statement::{Fence, Record, changes_a_row, draw_token, interval};
 use crate::{Error, Misuse};
+
+/// Releases a claim in its own transaction. It is one text for both kinds of table. The parameters are $4, its token,
+/// and $5, the new one.
+macro_rules! release_in_transaction {
+    () => {
+        "
+        update /* pg_idempotency: release in transaction */ idempotency.record
+        set lease_until = '-infinity', token = $5::int8
+        where scope = $1::text and operation = $2::text and value = $3::text
+            and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
+        "
+    };
+}
+pub(super) use release_in_transaction;
 
 /// What is known of a claim whose COMMIT got no answer.
 pub(crate) enum Unclaimed {
@@ -19,29 +32,13 @@ pub(crate) enum Unclaimed {
 }
 
 impl Record<'_> {
-    /// Releases a claim in the transaction that claimed: the next caller may claim at once. The new token makes sure
-    /// that no statement with the old token changes the record again.
-    pub(crate) async fn release_in_transaction(self, conn: &mut PgConnection, claim: Claim) -> Result<(), Error> {
-        macro_rules! release {
-            () => {
-                "
-                update /* pg_idempotency: release in transaction */ idempotency.record
-                set lease_until = '-infinity', token = $5::int8
-                where scope = $1::text and operation = $2::text and value = $3::text
-                    and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
-                "
-            };
-        }
-        let distributed = self.deployment.distributed;
-        let sql = if distributed { release!() } else { concat!(release!(), "returning ", forget_claim!("$4::int8")) };
-        let update = self.query(sql).bind(claim.token).bind(draw_token()?);
-        if !changes_a_row(&mut *conn, update).await? {
-            return Err(Error::Misuse(Misuse::NotInTransaction));
-        }
-        if distributed {
-            distributed::forget_claim(conn, self.deployment, claim.token).await?;
-        }
-        Ok(())
+    /// The usual [`release_in_transaction`](Record::release_in_transaction).
+    pub(super) async fn release_and_forget(self, conn: &mut PgConnection, claim: Claim) -> Result<(), Error> {
+        let update = self
+            .query(concat!(release_in_transaction!(), "returning ", forget_claim!("$4::int8")))
+            .bind(claim.token) // $4
+            .bind(draw_token()?); // $5
+        if changes_a_row(conn, update).await? { Ok(()) } else { Err(Error::Misuse(Misuse::NotInTransaction)) }
     }
 
     /// Releases the claim of a lease, as its owner, and stores the reason. All steps stay, also those in doubt. Because

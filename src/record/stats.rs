@@ -4,7 +4,6 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::distributed::{is_distributed, size_of_shards};
 use super::fragment::{readable, state, table_or_leaf};
 use super::statement;
 use crate::Error;
@@ -47,12 +46,8 @@ pub struct Group {
     pub oldest: DateTime<Utc>,
 }
 
-/// Reads the sizes and counts that the server keeps. For a partitioned table they are the sums over its leaves, and for
-/// a distributed one over its shards.
-pub(crate) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
-    if is_distributed(conn).await? {
-        return size_of_shards(conn).await;
-    }
+/// The usual [`size`](super::distributed::size).
+pub(super) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
     sqlx::query(concat! {
         "
         select /* pg_idempotency: size */

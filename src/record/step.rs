@@ -10,6 +10,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use super::fragment::no_live_lease;
+use super::opening::is_own_transaction;
 use super::release::storable;
 use super::statement::{Fence, Record, changes_a_row, draw_token, interval};
 use crate::Error;
@@ -78,30 +79,6 @@ pub(super) fn in_doubt(row: &PgRow) -> sqlx::Result<Vec<String>> {
     names.sort_unstable();
     Ok(names)
 }
-
-/// What the setting `idempotency.claim` begins with in a transaction that the crate began for a step (`step`), or for a
-/// handler without a key (`exempt`). A role or a database may have the word for all its sessions, so the time of this
-/// transaction follows it.
-macro_rules! own_transaction {
-    ($word:literal) => {
-        concat!("('", $word, " ' || (extract(epoch from pg_catalog.now())::float8 * 1000000::float8)::int8::text)")
-    };
-}
-pub(crate) use own_transaction;
-
-/// Whether the connection is still in that transaction. Claims append their tokens to the setting.
-macro_rules! is_own_transaction {
-    ($word:literal) => {
-        concat!(
-            // Citus refuses a setting inside coalesce.
-            "(pg_catalog.starts_with(pg_catalog.current_setting('idempotency.claim', true), ",
-            $crate::record::own_transaction!($word),
-            ") is true)"
-        )
-    };
-}
-#[cfg(feature = "http")]
-pub(crate) use is_own_transaction;
 
 /// The record of a step in doubt, as the operator saw it.
 macro_rules! settled_step {
@@ -295,13 +272,4 @@ impl Record<'_> {
         .await
         .map_err(Error::of_statement)
     }
-}
-
-/// Whether the connection is still in the transaction that began with [`Opening::Durable`](crate::session::Opening).
-pub(crate) async fn is_open(conn: &mut PgConnection) -> Result<bool, Error> {
-    sqlx::query_scalar(concat!("select /* pg_idempotency: is open */ ", is_own_transaction!("step")))
-        .persistent(false)
-        .fetch_one(conn)
-        .await
-        .map_err(Error::of_statement)
 }

@@ -10,8 +10,8 @@ use super::fragment::{expired_at, readable, readable_place, table_or_leaf};
 use super::statement::interval;
 use crate::Error;
 
-/// A retry could have continued the deleted record. As `may_be_retried`, of a record without a live lease: Citus
-/// refuses the clock in RETURNING.
+/// A retry could have continued the deleted record. As `may_be_retried`, of a record without a live lease: a
+/// distributed table takes no clock in RETURNING.
 macro_rules! could_be_retried {
     () => {
         concat!(
@@ -59,7 +59,7 @@ impl Deleted {
 /// By primary key in place of `ctid`, a batch would be five times slower.
 ///
 /// It also deletes rows whose `expires_at` another transaction has moved to an earlier time meanwhile.
-pub(crate) async fn sweep(
+pub(super) async fn sweep(
     conn: &mut PgConnection,
     leaf: &str,
     limit: u32,
@@ -118,7 +118,7 @@ pub(crate) async fn sweep(
 }
 
 /// The leaves of a partitioned table, or the table itself, as the server quotes their names.
-pub(crate) async fn leaves(conn: &mut PgConnection) -> Result<Vec<String>, Error> {
+pub(super) async fn leaves(conn: &mut PgConnection) -> Result<Vec<String>, Error> {
     sqlx::query_scalar(concat! {
             "
             select /* pg_idempotency: leaves */ pg_catalog.format('%I.%I', namespace.nspname, class.relname)

@@ -6,15 +6,14 @@ use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres, Row as _};
 
 use super::claim::{Claim, Terms, Tried, note_claim};
-use super::distributed;
-use super::statement::{Record, draw_token, interval};
+use super::statement::{Record, interval};
 use crate::Error;
 
 /// Takes over the row of the CTE `free`. It is one text for both kinds of table: a column that one of two texts forgot
 /// to clear could give a caller the response of the old record.
 ///
-/// Citus refuses a CASE with a function that is not immutable, so the time of completion is a sum: null unless a mark
-/// has an interval to add.
+/// A distributed table takes no clock inside CASE, so the time of completion is a sum: null unless a mark has an
+/// interval to add.
 macro_rules! take_over_free {
     () => {
         concat! {
@@ -59,20 +58,15 @@ impl Record<'_> {
             .bind(self.key.trace()) // $12
     }
 
-    /// Takes over a claim that had expired at `asked`, or is released or lapsed, in one conditional update. One of all
-    /// callers that saw `found_token` wins, and the others look again, without the key's lock.
-    pub(crate) async fn take_over(
+    /// The usual [`take_over`](Record::take_over), in one conditional update.
+    pub(super) async fn lock_and_take(
         self,
         conn: &mut PgConnection,
         terms: &Terms,
         asked: DateTime<Utc>,
         found_token: i64,
-        attempt: i32,
+        claim: Claim,
     ) -> Result<Tried, Error> {
-        let claim = Claim { token: draw_token()?, attempt };
-        if self.deployment.distributed {
-            return distributed::take_over(self, conn, terms, asked, found_token, claim).await;
-        }
         let (mine, free, taken): (Option<bool>, bool, bool) = self
             .taking(
                 concat! {

@@ -14,16 +14,8 @@ use sqlx::{Executor as _, PgConnection, PgPool, Postgres, SqlSafeStr as _, SqlSt
 
 use super::nesting::{begin, commit_innermost, depth, queue_rollbacks, roll_back_to};
 use crate::error::sqlstate;
-use crate::record::own_transaction;
+use crate::record::{self, opening};
 use crate::{Deployment, Error, Misuse};
-
-/// Fails outside the transaction that began as [`Opening::Exempt`].
-#[cfg(feature = "http")]
-const IS_EXEMPT: &str = concat!(
-    "savepoint pg_idempotency; release savepoint pg_idempotency; select /* pg_idempotency: is exempt */ 1 / ",
-    crate::record::is_own_transaction!("exempt"),
-    "::int"
-);
 
 /// A connection of the pool, and the transaction that the crate has begun on it, if there is one. If the session is
 /// dropped, the transaction is rolled back.
@@ -103,7 +95,7 @@ impl Session {
     #[cfg(feature = "http")]
     pub(crate) async fn commit_exempt(&mut self) -> Result<(), Error> {
         self.check_depth()?;
-        self.conn.execute(IS_EXEMPT).await.map_err(|error| match sqlstate(&error).as_deref() {
+        self.conn.execute(opening::IS_EXEMPT).await.map_err(|error| match sqlstate(&error).as_deref() {
             Some(sqlstate::DIVISION_BY_ZERO | sqlstate::NO_ACTIVE_TRANSACTION) => {
                 Error::Misuse(Misuse::NotInTransaction)
             }
@@ -191,19 +183,19 @@ pub(crate) enum Opening {
     /// With `synchronous_commit = on`, if the session has a weaker setting. For a claim that guards an effect
     /// elsewhere: if the server lost the claim, a second caller could repeat the effect.
     ///
-    /// The setting `idempotency.claim` begins with [`own_transaction`] until this transaction ends. So a step, which
+    /// The setting `idempotency.claim` begins with [`own_transaction`](opening::own_transaction) until this transaction ends. So a step, which
     /// claims nothing, may write the tables that are protected, and a later statement can tell whether it is still in
     /// this transaction.
-    Durable,
-    /// As `Durable`, and the workers of a distributed table commit with the same setting. Otherwise each has its own.
-    DurableOnWorkers,
+    ///
+    /// It is durable on every server of the deployment.
+    Durable(Deployment),
     /// As `Plain`, for a search of the crate's own. If row level security could hide a record from the role, the server
     /// refuses the statement (42501). Otherwise a search that finds nothing would not prove that there is nothing.
     ///
     /// The setting is local to the transaction, because the connection is the service's or a pooler's. It applies to
     /// all tables, so no code of the service may run in such a transaction.
     AllRows,
-    /// As `DurableOnWorkers` and `AllRows`, for the decision of an operator.
+    /// As `Durable` and `AllRows`, for the decision of an operator.
     DurableAllRows,
     /// At READ COMMITTED, whatever the session's own level is, and without a snapshot yet: the first statement takes a
     /// lock, and the second one must see everything that was committed before that.
@@ -223,82 +215,10 @@ enum Begun {
     Foreign(sqlx::Error),
 }
 
-/// Refuses a connection on which somebody sent a raw `BEGIN`, which sqlx does not count. There `now()` is older than
-/// this message, and the division by zero aborts that transaction. Without the check the crate would commit it.
-///
-/// The check comes before BEGIN in the same message, and the message is one transaction. So if the check fails, the
-/// crate has no open transaction.
-macro_rules! check {
-    ($name:literal) => {
-        concat!(
-            "select /* pg_idempotency: ",
-            $name,
-            " */ 1 / (pg_catalog.now() = pg_catalog.statement_timestamp())::int"
-        )
-    };
-}
-
-const BEGIN: &str = concat!(check!("opening"), "; begin");
-const BEGIN_ALL_ROWS: &str = concat!(check!("opening"), ", pg_catalog.set_config('row_security', 'off', true); begin");
-/// PostgreSQL refuses to set this mode, whatever its value is, after the first query of a transaction.
-const BEGIN_BEFORE_CLAIM: &str = "begin /* pg_idempotency: opening before claim */ not deferrable";
-#[cfg(feature = "http")]
-const BEGIN_EXEMPT: &str = concat!(
-    check!("opening exempt"),
-    ", pg_catalog.set_config('idempotency.claim', ",
-    own_transaction!("exempt"),
-    ", true); begin"
-);
-#[cfg(feature = "http")]
-const BEGIN_READ_ONLY: &str = concat!(check!("opening"), "; begin read only");
-const BEGIN_DURABLE: &str = concat!(
-    check!("opening durable"),
-    ", case when pg_catalog.current_setting('synchronous_commit') in ('off', 'local')
-    then pg_catalog.set_config('synchronous_commit', 'on', true) end,
-    pg_catalog.set_config('idempotency.claim', ",
-    own_transaction!("step"),
-    ", true); begin"
-);
-/// Citus passes on `set local`, and nothing that a function sets. The session's `lock_timeout` bounds the waits for a
-/// row on a worker. On a server without Citus the settings stay what they are.
-macro_rules! durable_on_workers {
-    () => {
-        "begin; set local citus.propagate_set_commands = 'local'; do $$ begin
-            execute pg_catalog.format('set local synchronous_commit = %L', case
-                when pg_catalog.current_setting('synchronous_commit') in ('off', 'local') then 'on'
-                else pg_catalog.current_setting('synchronous_commit')
-            end);
-            if pg_catalog.current_setting('lock_timeout') <> '0' then
-                execute pg_catalog.format('set local lock_timeout = %L', pg_catalog.current_setting('lock_timeout'));
-            end if;
-        end $$"
-    };
-}
-
-const BEGIN_DURABLE_ON_WORKERS: &str = concat!(
-    check!("opening durable"),
-    ", pg_catalog.set_config('idempotency.claim', ",
-    own_transaction!("step"),
-    ", true); ",
-    durable_on_workers!()
-);
-const BEGIN_DURABLE_ALL_ROWS: &str = concat!(
-    check!("opening durable"),
-    ", pg_catalog.set_config('row_security', 'off', true), pg_catalog.set_config('idempotency.claim', ",
-    own_transaction!("step"),
-    ", true); ",
-    durable_on_workers!()
-);
-
-/// The check would take a snapshot at the session's level, and then BEGIN may not set another. So this rolls back what
-/// may be open. It counts as a rollback in `pg_stat_database`, and only a call that has failed pays that.
-const BEGIN_READ_COMMITTED: &str =
-    "begin; rollback; begin /* pg_idempotency: opening at read committed */ isolation level read committed";
-
 impl Opening {
-    /// [`Durable`](Self::Durable), on every server of this deployment.
-    pub(crate) fn durable(deployment: Deployment) -> Self {
-        if deployment.commits_on_workers() { Self::DurableOnWorkers } else { Self::Durable }
+    /// [`BeforeClaim`](Self::BeforeClaim), if the claims of this deployment return the age of their transaction.
+    pub(crate) fn before_claim(deployment: Deployment) -> &'static Self {
+        if deployment.claims_tell_the_age() { &Self::BeforeClaim } else { &Self::Plain }
     }
 
     /// Whether the transaction commits if its work succeeds.
@@ -312,17 +232,16 @@ impl Opening {
 
     fn sql(&self) -> SqlStr {
         match self {
-            Self::Plain => BEGIN.into_sql_str(),
-            Self::BeforeClaim => BEGIN_BEFORE_CLAIM.into_sql_str(),
+            Self::Plain => opening::BEGIN.into_sql_str(),
+            Self::BeforeClaim => opening::BEGIN_BEFORE_CLAIM.into_sql_str(),
             #[cfg(feature = "http")]
-            Self::Exempt => BEGIN_EXEMPT.into_sql_str(),
+            Self::Exempt => opening::BEGIN_EXEMPT.into_sql_str(),
             #[cfg(feature = "http")]
-            Self::ReadOnly => BEGIN_READ_ONLY.into_sql_str(),
-            Self::Durable => BEGIN_DURABLE.into_sql_str(),
-            Self::DurableOnWorkers => BEGIN_DURABLE_ON_WORKERS.into_sql_str(),
-            Self::AllRows => BEGIN_ALL_ROWS.into_sql_str(),
-            Self::DurableAllRows => BEGIN_DURABLE_ALL_ROWS.into_sql_str(),
-            Self::ReadCommitted => BEGIN_READ_COMMITTED.into_sql_str(),
+            Self::ReadOnly => opening::BEGIN_READ_ONLY.into_sql_str(),
+            Self::Durable(deployment) => record::durable_opening(*deployment).into_sql_str(),
+            Self::AllRows => opening::BEGIN_ALL_ROWS.into_sql_str(),
+            Self::DurableAllRows => record::durable_opening_of_all_rows().into_sql_str(),
+            Self::ReadCommitted => opening::BEGIN_READ_COMMITTED.into_sql_str(),
             Self::Claiming(message) => message.clone(),
         }
     }

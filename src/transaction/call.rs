@@ -149,9 +149,7 @@ impl<'k> Call<'k> {
     /// the transaction is read only, or because its role lacks a privilege. Then the call rolls it back, and begins
     /// again with the check.
     pub(crate) async fn begin_and_claim(&self, session: &mut Session) -> Result<Claimed<Won<'k>>, Error> {
-        let deployment = self.record.deployment;
-        // The statements for a distributed table tell no age.
-        session.begin(if deployment.distributed { &Opening::Plain } else { &Opening::BeforeClaim }).await?;
+        session.begin(Opening::before_claim(self.record.deployment)).await?;
         let unchecked_since = session.unchecked_since();
         match self.claim(session, unchecked_since).await {
             Err(error) if unchecked_since.is_some() && may_be_of_a_foreign_transaction(&error) => {
@@ -242,11 +240,11 @@ impl Won<'_> {
         // The first try may return the error of an earlier statement whose future `perform` has dropped. Then the undo
         // itself was not sent.
         if let Err(first) = savepoint.undo(conn).await {
-            // If Citus loses a worker between the two halves of the undo, the savepoint is gone, and the first error
-            // says why.
+            // If a worker of a distributed table is lost between the two halves of the undo, the savepoint is gone, and
+            // the first error says why.
             savepoint.undo(conn).await.map_err(|second| if first.is_transient() { first } else { second })?;
         }
-        // Citus undoes a savepoint also without a worker that it has lost. Then this statement gets the worker's error.
+        // On a distributed table, the undo succeeds also if a worker is lost. Then this statement gets its error.
         self.record.release_in_transaction(conn, self.claim).await
     }
 

@@ -1,13 +1,18 @@
-//! What Citus knows of the table. It is plain SQL: the extension's functions and catalogs are looked for before they
-//! are named.
+//! The distributed table as a whole: what Citus knows of it, its size, and its sweep. It is plain SQL: the extension's
+//! functions and catalogs are looked for before they are named.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row as _};
+use sqlx::{Executor as _, PgConnection, Row as _};
 
 use crate::Error;
+use crate::record::fragment::{expired_at, readable_place};
+use crate::record::statement::interval;
 use crate::record::stats::Size;
+use crate::record::sweep::{Deleted, could_be_retried};
 
 /// Whether this process has looked at a table for [`warn_if_plain`].
 static LOOKED: AtomicBool = AtomicBool::new(false);
@@ -37,7 +42,7 @@ pub(crate) struct Worker {
 /// Before the first claim of this process with the setting for a distributed table: warns if the table is a plain one.
 /// The statements for a distributed table are right there too, but slower. The opposite is an error, which the usual
 /// statements detect themselves (`idempotency.is_plain`).
-pub(crate) async fn warn_if_plain(conn: &mut PgConnection) -> Result<(), Error> {
+pub(super) async fn warn_if_plain(conn: &mut PgConnection) -> Result<(), Error> {
     if LOOKED.load(Ordering::Relaxed) {
         return Ok(());
     }
@@ -51,7 +56,7 @@ pub(crate) async fn warn_if_plain(conn: &mut PgConnection) -> Result<(), Error> 
     Ok(())
 }
 
-pub(crate) async fn is_distributed(conn: &mut PgConnection) -> Result<bool, Error> {
+pub(super) async fn is_distributed(conn: &mut PgConnection) -> Result<bool, Error> {
     Ok(matches!(distribution(conn).await?, Distribution::By(_)))
 }
 
@@ -93,8 +98,8 @@ pub(crate) async fn create_distributed_table(conn: &mut PgConnection) -> Result<
     .map_err(Error::of_statement)
 }
 
-/// As [`size`](super::stats::size). The coordinator's own table is empty: the shards have the rows.
-pub(crate) async fn size_of_shards(conn: &mut PgConnection) -> Result<Size, Error> {
+/// As [`size`](crate::record::stats::size). The coordinator's own table is empty: the shards have the rows.
+pub(super) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
     sqlx::query(
         "
         select /* pg_idempotency: size */
@@ -146,4 +151,62 @@ pub(crate) async fn workers(conn: &mut PgConnection) -> Result<Vec<Worker>, Erro
     .fetch_all(conn)
     .await
     .map_err(Error::of_statement)
+}
+
+/// As [`sweep`](crate::record::sweep::sweep), for Citus, which refuses `ctid` and `for update skip locked`. It deletes
+/// everything that is due up to the `expires_at` of the `limit`th record.
+///
+/// Records that share this `expires_at` are deleted together, so it may delete some more. It waits for a record that
+/// another transaction has locked, for at most a second (SQLSTATE 55P03). The owner may have prolonged that record
+/// meanwhile, so PostgreSQL then checks the same condition against the new version of the row.
+pub(super) async fn sweep(
+    conn: &mut PgConnection,
+    limit: u32,
+    since: Option<DateTime<Utc>>,
+    grace: Duration,
+) -> Result<Deleted, Error> {
+    conn.execute("set local citus.propagate_set_commands = 'local'; set local lock_timeout = '1s'")
+        .await
+        .map_err(Error::of_statement)?;
+    let rows = sqlx::query(concat! {
+        "
+        delete /* pg_idempotency: sweep */ from idempotency.record
+        where ", expired_at!("pg_catalog.statement_timestamp() - $3::interval"), "
+            and expires_at >= coalesce($2::timestamptz, '-infinity')
+            and expires_at <= (
+                select max(due.expires_at)
+                from (
+                    select expires_at
+                    from idempotency.record
+                    where ", expired_at!("pg_catalog.statement_timestamp() - $3::interval"), "
+                        and expires_at >= coalesce($2::timestamptz, '-infinity')
+                    order by expires_at
+                    limit $1::int8
+                ) as due
+            )
+        returning
+            mode = 'mark' as marks,
+            mode <> 'mark' and completed_at is not null as completed,
+            ", could_be_retried!(), " is true as retried,
+            ", readable_place!("expires_at"), " as expires_at
+        ",
+    })
+    .persistent(false)
+    .bind(i64::from(limit)) // $1
+    .bind(since) // $2
+    .bind(interval(grace)) // $3
+    .fetch_all(conn)
+    .await
+    .map_err(Error::of_statement)?;
+    let mut deleted = Deleted::default();
+    for row in rows {
+        deleted.until = deleted.until.max(row.try_get("expires_at")?);
+        match (row.try_get("marks")?, row.try_get("completed")?, row.try_get("retried")?) {
+            (true, ..) => deleted.marks += 1,
+            (_, true, _) => deleted.completed += 1,
+            (.., true) => deleted.unfinished += 1,
+            _ => deleted.indeterminate += 1,
+        }
+    }
+    Ok(deleted)
 }

@@ -5,8 +5,43 @@ use sqlx::{Executor as _, PgConnection, Row as _};
 
 use crate::record::claim::{forget_claim, note_claim};
 use crate::record::look::Now;
+use crate::record::opening::{check, own_transaction};
 use crate::record::statement::Record;
 use crate::{Deployment, Error};
+
+/// Citus passes on `set local`, and nothing that a function sets. Otherwise each worker would commit with a setting of
+/// its own. The session's `lock_timeout` bounds the waits for a row on a worker. On a server without Citus the settings
+/// stay what they are.
+macro_rules! durable_on_workers {
+    () => {
+        "begin; set local citus.propagate_set_commands = 'local'; do $$ begin
+            execute pg_catalog.format('set local synchronous_commit = %L', case
+                when pg_catalog.current_setting('synchronous_commit') in ('off', 'local') then 'on'
+                else pg_catalog.current_setting('synchronous_commit')
+            end);
+            if pg_catalog.current_setting('lock_timeout') <> '0' then
+                execute pg_catalog.format('set local lock_timeout = %L', pg_catalog.current_setting('lock_timeout'));
+            end if;
+        end $$"
+    };
+}
+
+/// As [`BEGIN_DURABLE`](crate::record::opening::BEGIN_DURABLE), also on the workers.
+pub(super) const BEGIN_DURABLE: &str = concat!(
+    check!("opening durable"),
+    ", pg_catalog.set_config('idempotency.claim', ",
+    own_transaction!("step"),
+    ", true); ",
+    durable_on_workers!()
+);
+
+pub(super) const BEGIN_DURABLE_ALL_ROWS: &str = concat!(
+    check!("opening durable"),
+    ", pg_catalog.set_config('row_security', 'off', true), pg_catalog.set_config('idempotency.claim', ",
+    own_transaction!("step"),
+    ", true); ",
+    durable_on_workers!()
+);
 
 /// The coordinator's answer to a statement without a table.
 pub(super) struct Coordinator {
@@ -44,7 +79,7 @@ pub(super) async fn note_claim(conn: &mut PgConnection, deployment: Deployment, 
 }
 
 /// Removes a token from the claims of this transaction.
-pub(crate) async fn forget_claim(conn: &mut PgConnection, deployment: Deployment, token: i64) -> Result<(), Error> {
+pub(super) async fn forget_claim(conn: &mut PgConnection, deployment: Deployment, token: i64) -> Result<(), Error> {
     ask_setting(
         concat!("select /* pg_idempotency: forget claim */ ", forget_claim!("$1::int8")),
         conn,

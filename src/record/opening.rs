@@ -1,0 +1,89 @@
+//! The messages that begin a transaction of the crate, and the questions whether a transaction is that one.
+//! [`Opening`](crate::session::Opening) says what each is for.
+
+use sqlx::PgConnection;
+
+use crate::Error;
+
+/// What the setting `idempotency.claim` begins with in a transaction that the crate began for a step (`step`), or for a
+/// handler without a key (`exempt`). A role or a database may have the word for all its sessions, so the time of this
+/// transaction follows it.
+macro_rules! own_transaction {
+    ($word:literal) => {
+        concat!("('", $word, " ' || (extract(epoch from pg_catalog.now())::float8 * 1000000::float8)::int8::text)")
+    };
+}
+pub(crate) use own_transaction;
+
+/// Whether the connection is still in that transaction. Claims append their tokens to the setting.
+macro_rules! is_own_transaction {
+    ($word:literal) => {
+        concat!(
+            // Not coalesce: a distributed table takes no setting inside it.
+            "(pg_catalog.starts_with(pg_catalog.current_setting('idempotency.claim', true), ",
+            $crate::record::opening::own_transaction!($word),
+            ") is true)"
+        )
+    };
+}
+pub(super) use is_own_transaction;
+
+/// Refuses a connection on which somebody sent a raw `BEGIN`, which sqlx does not count. There `now()` is older than
+/// this message, and the division by zero aborts that transaction. Without the check the crate would commit it.
+///
+/// The check comes before BEGIN in the same message, and the message is one transaction. So if the check fails, the
+/// crate has no open transaction.
+macro_rules! check {
+    ($name:literal) => {
+        concat!(
+            "select /* pg_idempotency: ",
+            $name,
+            " */ 1 / (pg_catalog.now() = pg_catalog.statement_timestamp())::int"
+        )
+    };
+}
+pub(super) use check;
+
+pub(crate) const BEGIN: &str = concat!(check!("opening"), "; begin");
+pub(crate) const BEGIN_ALL_ROWS: &str =
+    concat!(check!("opening"), ", pg_catalog.set_config('row_security', 'off', true); begin");
+/// PostgreSQL refuses to set this mode, whatever its value is, after the first query of a transaction.
+pub(crate) const BEGIN_BEFORE_CLAIM: &str = "begin /* pg_idempotency: opening before claim */ not deferrable";
+#[cfg(feature = "http")]
+pub(crate) const BEGIN_EXEMPT: &str = concat!(
+    check!("opening exempt"),
+    ", pg_catalog.set_config('idempotency.claim', ",
+    own_transaction!("exempt"),
+    ", true); begin"
+);
+#[cfg(feature = "http")]
+pub(crate) const BEGIN_READ_ONLY: &str = concat!(check!("opening"), "; begin read only");
+pub(super) const BEGIN_DURABLE: &str = concat!(
+    check!("opening durable"),
+    ", case when pg_catalog.current_setting('synchronous_commit') in ('off', 'local')
+    then pg_catalog.set_config('synchronous_commit', 'on', true) end,
+    pg_catalog.set_config('idempotency.claim', ",
+    own_transaction!("step"),
+    ", true); begin"
+);
+/// The check would take a snapshot at the session's level, and then BEGIN may not set another. So this rolls back what
+/// may be open. It counts as a rollback in `pg_stat_database`, and only a call that has failed pays that.
+pub(crate) const BEGIN_READ_COMMITTED: &str =
+    "begin; rollback; begin /* pg_idempotency: opening at read committed */ isolation level read committed";
+
+/// Fails outside the transaction that began as [`Opening::Exempt`](crate::session::Opening).
+#[cfg(feature = "http")]
+pub(crate) const IS_EXEMPT: &str = concat!(
+    "savepoint pg_idempotency; release savepoint pg_idempotency; select /* pg_idempotency: is exempt */ 1 / ",
+    is_own_transaction!("exempt"),
+    "::int"
+);
+
+/// Whether the connection is still in the transaction that began with [`Opening::Durable`](crate::session::Opening).
+pub(crate) async fn is_open(conn: &mut PgConnection) -> Result<bool, Error> {
+    sqlx::query_scalar(concat!("select /* pg_idempotency: is open */ ", is_own_transaction!("step")))
+        .persistent(false)
+        .fetch_one(conn)
+        .await
+        .map_err(Error::of_statement)
+}
