@@ -48,13 +48,13 @@ async fn main() -> anyhow::Result<()> {
 
     let key = Key::new("rides", "sms.arrived", "ride-1")?;
     let text = "Your car has arrived";
-    let sending = leasing.ensure(&pool, &key, text, async |lease: &Lease| -> anyhow::Result<String> {
+    let sending = leasing.run(&pool, &key, text, async |lease: &Lease| -> anyhow::Result<String> {
         gateway.send(&lease.downstream_key(), text).await?;
         anyhow::bail!("the connection broke before the answer came")
     });
     println!("the client gets an error: {:#}", sending.await.expect_err("the connection broke"));
 
-    let retry = || leasing.ensure(&pool, &key, text, async |_| -> anyhow::Result<String> { panic!("it was sent") });
+    let retry = || leasing.run(&pool, &key, text, async |_| -> anyhow::Result<String> { panic!("it was sent") });
     let told = retry().await.expect_err("no reconciler runs yet");
     println!("a retry is told that the outcome is unknown: {}", is_unknown(&told));
 

@@ -107,7 +107,7 @@ async fn main() -> anyhow::Result<()> {
     let key = Key::new(&rider, "POST /rides", "5a1d93c2")?;
     let request = Request { rider, phone: "+12025550101".to_owned(), card: "tok_4711".to_owned(), cents: 1250 };
     let request_of_client =
-        async || leasing.ensure(&pool, &key, &request, async |lease| book(&gateways, lease, &request).await).await;
+        async || leasing.run(&pool, &key, &request, async |lease| book(&gateways, lease, &request).await).await;
 
     let error = request_of_client().await.expect_err("the text gateway is busy");
     println!("the client gets an error, and does not come back: {error}");

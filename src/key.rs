@@ -4,8 +4,6 @@ use std::fmt;
 
 use sha2::{Digest, Sha256};
 
-use crate::trace::Trace;
-
 /// The longest part of a key, in bytes of UTF-8. Three parts of this size fit well into a PostgreSQL B-tree entry,
 /// which holds 2704 bytes. The examples of the IETF draft (UUIDs of 36 bytes) are far shorter.
 pub(crate) const MAX_PART_BYTES: usize = 255;
@@ -35,7 +33,6 @@ pub struct Key {
     scope: String,
     operation: String,
     value: String,
-    trace: Trace,
 }
 
 impl Key {
@@ -73,7 +70,6 @@ impl Key {
             scope: check(KeyPart::Scope, scope)?,
             operation: check(KeyPart::Operation, operation)?,
             value: check(KeyPart::Value, value)?,
-            trace: Trace::default(),
         })
     }
 
@@ -93,29 +89,6 @@ impl Key {
     #[must_use]
     pub fn value(&self) -> &str {
         &self.value
-    }
-
-    /// Sets the trace of this call, a `traceparent` of W3C Trace Context, and replaces an earlier one. A text that is
-    /// not valid by that standard counts as none.
-    ///
-    /// **The trace is no part of the key.** A claim keeps it in the record, and a take-over replaces it. So the record
-    /// of a completed operation has the trace of the call that did the work: [`operator::show`](crate::operator::show)
-    /// returns it, and the span of each replay names it (the guide's page `metrics`). The HTTP layer passes on the
-    /// request's header. A batch of marks on one server and a [resumer](crate::lease::Resumer) pass on none.
-    ///
-    /// ```
-    /// # use pg_idempotency::Key;
-    /// # let traceparent = Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
-    /// let key = Key::new("user:42", "order.created", "8812")?.with_trace(traceparent.unwrap_or_default());
-    /// # Ok::<(), pg_idempotency::InvalidKey>(())
-    /// ```
-    #[must_use]
-    pub fn with_trace(self, traceparent: &str) -> Self {
-        Self { trace: Trace::of(traceparent), ..self }
-    }
-
-    pub(crate) fn trace(&self) -> Option<&str> {
-        self.trace.as_deref()
     }
 
     /// The number of this key's advisory lock.

@@ -31,7 +31,7 @@
 //! # async fn f(pool: sqlx::PgPool, gateway: Gateway, order: &str, cents: i64) -> anyhow::Result<()> {
 //! let key = Key::new("shop", "charge", order)?;
 //! let policy = Policy::AtLeastOnce { lease: Duration::from_secs(40) };
-//! let receipt = LeaseOptions::new(policy).ensure(&pool, &key, &cents, async |lease| -> anyhow::Result<String> {
+//! let receipt = LeaseOptions::new(policy).run(&pool, &key, &cents, async |lease| -> anyhow::Result<String> {
 //!     Ok(gateway.charge(&lease.downstream_key(), cents).await?)
 //! })
 //! .await?
@@ -71,7 +71,7 @@ mod step;
 mod steps;
 mod unbegun;
 
-pub use finding::{Answer, Finding, InDoubt};
+pub use finding::{Effect, Finding, InDoubt};
 pub use handle::Lease;
 pub use options::{LeaseOptions, Policy};
 pub use owner::LeaseOwner;

@@ -63,6 +63,7 @@ use crate::limits::{Patience, RETENTION, assert_retention, assert_wait, check_wa
 use crate::observe::{call_span, spanned};
 use crate::record::{Awaited, MarkBatch, MarkOf, Record, Terms, draw_token, wait_for_row};
 use crate::session::Savepoint;
+use crate::trace::Trace;
 use crate::{Deployment, Error, Key, Misuse, Mode, OnDuplicate, observe};
 
 /// The most keys of a batch. Each takes an advisory lock until the end of the transaction, in the server's lock table,
@@ -114,6 +115,7 @@ pub struct MarkOptions {
     retention: Duration,
     on_duplicate: Option<OnDuplicate>,
     deployment: Deployment,
+    trace: Trace,
 }
 
 impl MarkOptions {
@@ -128,7 +130,7 @@ impl MarkOptions {
     #[track_caller]
     pub const fn new(retention: Duration) -> Self {
         assert_retention(retention);
-        Self { retention, on_duplicate: None, deployment: Deployment::new() }
+        Self { retention, on_duplicate: None, deployment: Deployment::new(), trace: Trace::NONE }
     }
 
     /// What to do about a mark whose transaction is still open. The default is to wait for 5 seconds, or for half the
@@ -145,6 +147,13 @@ impl MarkOptions {
     pub const fn on_duplicate(self, on_duplicate: OnDuplicate) -> Self {
         assert_wait(on_duplicate);
         Self { on_duplicate: Some(on_duplicate), ..self }
+    }
+
+    /// The trace of this call, a `traceparent` of W3C Trace Context: see [`Idempotency::trace`](crate::Idempotency::trace).
+    /// A [batch](Self::mark_many) on one server stores none.
+    #[must_use]
+    pub fn trace(self, traceparent: &str) -> Self {
+        Self { trace: Trace::of(traceparent), ..self }
     }
 
     /// How the service reaches the database, for example behind a pooler.
@@ -202,6 +211,7 @@ impl MarkOptions {
             on_duplicate,
             lease: None,
             max_attempts: None,
+            trace: self.trace,
         };
         let record = Record { key, deployment: self.deployment };
         Ok(match contend(conn, record, &terms, asked).await? {

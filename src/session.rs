@@ -8,7 +8,7 @@ mod poll;
 pub use bounded::bounded;
 #[cfg(feature = "http")]
 pub(crate) use bounded::or_closed;
-pub(crate) use bounded::{ANSWER, ended_or_closed};
+pub(crate) use bounded::{ANSWER_TIME, ended_or_closed};
 pub use nesting::commit;
 pub(crate) use nesting::{Savepoint, depth, roll_back_to};
 pub(crate) use own::{Opening, Session, in_pooled_transaction};

@@ -1,23 +1,31 @@
 //! The trace of a call, as a `traceparent` names it (W3C Trace Context).
 
-use std::cmp::Ordering;
-use std::hash::{Hash, Hasher};
+use std::fmt;
 
 /// The length of a `traceparent` of version 00, and of the known part of a later version.
 const LENGTH: usize = 55;
 
-/// The trace of the call, if it has one. All traces compare as equal, so that the trace does not distinguish keys.
-#[derive(Clone, Default)]
-pub(crate) struct Trace(Option<Box<str>>);
+/// The trace of the call, if it has one. An array, so that the options of a call stay `Copy`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Trace(Option<[u8; LENGTH]>);
 
 impl Trace {
+    /// No trace.
+    pub(crate) const NONE: Self = Self(None);
+
     /// None, if the text is not valid by the standard.
     pub(crate) fn of(traceparent: &str) -> Self {
-        Self(known_part(traceparent).map(Box::from))
+        Self(known_part(traceparent).and_then(|known| known.as_bytes().try_into().ok()))
     }
 
-    pub(crate) fn as_deref(&self) -> Option<&str> {
-        self.0.as_deref()
+    pub(crate) fn as_str(&self) -> Option<&str> {
+        std::str::from_utf8(self.0.as_ref()?).ok()
+    }
+}
+
+impl fmt::Debug for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.as_str().fmt(f)
     }
 }
 
@@ -41,30 +49,6 @@ fn known_part(traceparent: &str) -> Option<&str> {
 /// The id of the trace in a stored `traceparent`.
 pub(crate) fn trace_id(stored: &str) -> Option<&str> {
     stored.get(3..35)
-}
-
-impl PartialEq for Trace {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-impl Eq for Trace {}
-
-impl PartialOrd for Trace {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Trace {
-    fn cmp(&self, _: &Self) -> Ordering {
-        Ordering::Equal
-    }
-}
-
-impl Hash for Trace {
-    fn hash<H: Hasher>(&self, _: &mut H) {}
 }
 
 #[cfg(test)]

@@ -174,7 +174,9 @@ async fn a_first_call_a_replay_and_a_sweep_are_spans(pool: PgPool) -> anyhow::Re
     let failing = async |_: &mut sqlx::PgConnection| -> Result<i64, Error> { Err(sqlx::Error::RowNotFound.into()) };
     Idempotency::new().run(&pool, &key("PUT /orders"), "", failing).await.expect_err("perform fails");
     let undo = async |_: &mut sqlx::PgConnection| Ok::<_, Error>(Verdict::Undo(1));
-    let _ = Idempotency::new().run_isolated(&pool, &key("POST /cards"), "", undo).await?;
+    let mut tx = pool.begin().await?;
+    let _ = Idempotency::new().ensure_isolated(&mut tx, &key("POST /cards"), "", undo).await?;
+    tx.commit().await?;
     sqlx::query("update idempotency.record set expires_at = now() - interval '1 s'").execute(&pool).await?;
     assert_eq!(Janitor::new(pool.clone()).grace(Duration::ZERO).sweep_once(1).await?.rows(), 1);
     assert_eq!(Janitor::new(pool.clone()).grace(Duration::ZERO).sweep_once(9).await?.rows(), 1);
@@ -207,7 +209,7 @@ async fn a_lease_that_gets_no_connection_for_its_renewal_is_a_warning(
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
     let policy = Policy::AtLeastOnce { lease: Duration::from_secs(1) };
     let error = LeaseOptions::new(policy)
-        .ensure(&pool, &key("charge"), "body", async |_| {
+        .run(&pool, &key("charge"), "body", async |_| {
             let _held = pool.acquire().await?;
             std::future::pending::<Result<(), Error>>().await
         })
@@ -232,14 +234,14 @@ async fn marks_and_leases_are_spans(pool: PgPool) -> anyhow::Result<()> {
 
     let policy = Policy::AtMostOnce { lease: Duration::from_secs(40) };
     let charge =
-        async || LeaseOptions::new(policy).ensure(&pool, &key("charge"), "body", async |_| Ok::<_, Error>(1)).await;
+        async || LeaseOptions::new(policy).run(&pool, &key("charge"), "body", async |_| Ok::<_, Error>(1)).await;
     assert!(!charge().await?.is_replayed());
     assert!(charge().await?.is_replayed());
     let forgotten = async |_: &pg_idempotency::lease::Lease| {
         sqlx::query("delete from idempotency.record where operation = 'refund'").execute(&pool).await?;
         Ok::<_, Error>(1)
     };
-    LeaseOptions::new(policy).ensure(&pool, &key("refund"), "body", forgotten).await.expect_err("lost");
+    LeaseOptions::new(policy).run(&pool, &key("refund"), "body", forgotten).await.expect_err("lost");
     let Acquired::Owner(dropped) = LeaseOptions::new(policy).acquire::<i64, _>(&pool, &key("payout"), "body").await?
     else {
         anyhow::bail!("the key is new")
@@ -252,12 +254,12 @@ async fn marks_and_leases_are_spans(pool: PgPool) -> anyhow::Result<()> {
             "mark mode=mark operation=event outcome=performed",
             "mark mode=mark operation=event outcome=replayed",
             "mark_many first=1 keys=3 mode=mark outcome=performed",
-            "lease.ensure mode=at_most_once operation=charge outcome=performed",
+            "lease.run mode=at_most_once operation=charge outcome=performed",
             "lease.acquire mode=at_most_once operation=charge outcome=claimed",
             "lease.complete mode=at_most_once operation=charge outcome=performed",
-            "lease.ensure mode=at_most_once operation=charge outcome=replayed",
+            "lease.run mode=at_most_once operation=charge outcome=replayed",
             "lease.acquire mode=at_most_once operation=charge outcome=replayed",
-            "lease.ensure mode=at_most_once operation=refund outcome=lease_lost",
+            "lease.run mode=at_most_once operation=refund outcome=lease_lost",
             "lease.acquire mode=at_most_once operation=refund outcome=claimed",
             "lease.complete mode=at_most_once operation=refund outcome=lease_lost",
             "lease.acquire mode=at_most_once operation=payout outcome=claimed",
@@ -273,18 +275,17 @@ async fn marks_and_leases_are_spans(pool: PgPool) -> anyhow::Result<()> {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_span_of_a_replay_names_the_trace_of_the_work(pool: PgPool) -> anyhow::Result<()> {
     let (listener, _guard) = listen();
-    let [first, second] = [TRACE, ""].map(|trace| key("a").with_trace(trace));
     for trips in [RoundTrips::Plain, RoundTrips::SelectFirst, RoundTrips::Fewest] {
         sqlx::query("delete from idempotency.record").execute(&pool).await?;
-        for key in [&first, &second] {
-            let way = Idempotency::new().round_trips(trips);
-            let _ = way.run(&pool, key, "body", async |_| Ok::<_, Error>(1)).await?;
+        for trace in [TRACE, ""] {
+            let way = Idempotency::new().round_trips(trips).trace(trace);
+            let _ = way.run(&pool, &key("a"), "body", async |_| Ok::<_, Error>(1)).await?;
         }
     }
     let policy = Policy::AtLeastOnce { lease: Duration::from_secs(40) };
     for trace in [TRACE, ""] {
-        let key = key("b").with_trace(trace);
-        let _ = LeaseOptions::new(policy).ensure(&pool, &key, "body", async |_| Ok::<_, Error>(1)).await?;
+        let leasing = LeaseOptions::new(policy).trace(trace);
+        let _ = leasing.run(&pool, &key("b"), "body", async |_| Ok::<_, Error>(1)).await?;
     }
     let spans = listener.spans();
     let (performed, replayed) = (
@@ -308,9 +309,9 @@ async fn an_outcome_is_told_to_no_span_of_the_callers(pool: PgPool) -> anyhow::R
     let filtered = listener.clone().with_filter(LevelFilter::INFO);
     let _guard = tracing::subscriber::set_default(registry().with(filtered));
 
-    let key = key("POST /orders").with_trace(TRACE);
+    let key = key("POST /orders");
     for _ in 0..2 {
-        let call = Idempotency::new().run(&pool, &key, "body", async |_| Ok::<_, Error>(1));
+        let call = Idempotency::new().trace(TRACE).run(&pool, &key, "body", async |_| Ok::<_, Error>(1));
         let span = info_span!("the caller's", outcome = tracing::field::Empty, first_trace = tracing::field::Empty);
         let _ = call.instrument(span).await?;
     }

@@ -18,7 +18,7 @@ use crate::fingerprint::Pointer;
 use crate::lease::{Finding, LeaseOptions};
 use crate::limits::{RETENTION, check_wait, is_in};
 use crate::route::without_names;
-use crate::session::ANSWER;
+use crate::session::ANSWER_TIME;
 use crate::{Error, Idempotency, Mode, OnDuplicate};
 
 /// The default limit of a body. Two copies of it are in memory during a run, and a third one until the claim, if
@@ -477,7 +477,7 @@ impl IdempotencyLayer {
     /// The longest wait for the database, before and after the handler. It is not longer than the handler may take, but
     /// a busy server has a second.
     pub(super) fn answer_time(&self) -> Duration {
-        self.run_timeout.clamp(Duration::from_secs(1), ANSWER)
+        self.run_timeout.clamp(Duration::from_secs(1), ANSWER_TIME)
     }
 }
 

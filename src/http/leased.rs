@@ -25,7 +25,7 @@ use crate::{Error, Key, Mode, observe};
 
 /// Claims the key, calls the handler and stores its response; or replays the stored response.
 pub(super) async fn run<H: Handler>(
-    options: LeaseOptions,
+    mut options: LeaseOptions,
     layer: &IdempotencyLayer,
     ticket: &Ticket,
     mut place: Place<'_>,
@@ -33,6 +33,7 @@ pub(super) async fn run<H: Handler>(
 ) -> Reply<H> {
     let (asked, stored) = (CalledAt::since(ticket.arrived), ticket.stored.as_deref());
     let (pool, key, fingerprint) = (&layer.pool, &ticket.key, ticket.fingerprint);
+    options.trace = ticket.trace;
     match options.acquire_stored(pool, key, fingerprint, stored, asked, &mut place).await? {
         Acquired::Replayed(stored) => answer_again(layer, stored, handler).await,
         Acquired::Owner(owner) => {

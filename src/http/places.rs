@@ -20,6 +20,7 @@ use super::rejection::Rejection;
 use crate::claim::RETRY_AFTER;
 use crate::session::{Pauses, Polls};
 use crate::shutdown::unless;
+use crate::trace::Trace;
 use crate::{Error, Fingerprint, Key};
 
 /// Counts the runs of a layer. Take it from [`IdempotencyLayer::runs`](super::IdempotencyLayer::runs), and wait for
@@ -46,6 +47,7 @@ impl Runs {
 pub(super) struct Ticket {
     pub(super) key: Key,
     pub(super) fingerprint: Fingerprint,
+    pub(super) trace: Trace,
     /// How long to wait for another request with the key. Zero: not at all.
     pub(super) wait: Duration,
     /// A record is judged as of this moment.

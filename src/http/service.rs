@@ -26,6 +26,7 @@ use super::rejection::{Denied, Misconfigured, Rejection};
 use super::request::{IDEMPOTENCY_KEY, MalformedKey, key_value, only_line, to_store};
 use super::transactional::{Transactional, is_lent};
 use crate::key::{checked, checked_recorded};
+use crate::trace::Trace;
 use crate::{BoxError, InvalidKey, Key, KeyPart, observe};
 
 /// `traceparent`, of W3C Trace Context. Several lines are invalid.
@@ -168,9 +169,10 @@ where
         }
         Some(value) => {
             let trace = only_line(&parts.headers, &TRACEPARENT).and_then(|line| line.to_str().ok());
+            let trace = Trace::of(trace.unwrap_or_default());
             let key =
                 if is_resumed { Key::recorded(scope, operation, value) } else { Key::new(scope, operation, value) };
-            let key = key.map_err(invalid_key)?.with_trace(trace.unwrap_or_default());
+            let key = key.map_err(invalid_key)?;
             let is_leased = matches!(layer.mode, LayerMode::Leased(_));
             let resumed: Option<Resumed> = if is_leased { parts.extensions.remove() } else { None };
             if let Some(resumed) = &resumed {
@@ -189,7 +191,7 @@ where
                 }
                 _ => None,
             };
-            Some(Ticket { key, fingerprint, wait, arrived, stored })
+            Some(Ticket { key, fingerprint, trace, wait, arrived, stored })
         }
         None if layer.key_required => return Err(Rejection::MissingKey.into()),
         None => None,

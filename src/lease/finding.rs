@@ -91,7 +91,7 @@ impl fmt::Debug for InDoubt {
 #[non_exhaustive]
 pub enum Finding {
     /// It took effect, with this answer. The answer is stored at once, and every retry gets it.
-    TookEffect(Answer),
+    TookEffect(Effect),
     /// The other service has no trace of it. A request may still be on its way, so only several looks that found none
     /// release the operation.
     NoTrace,
@@ -106,12 +106,12 @@ impl Finding {
     ///
     /// [`Error::Unencodable`] if a retry could not decode the answer.
     pub fn took_effect<T: Serialize + DeserializeOwned>(answer: &T) -> Result<Self, Error> {
-        Ok(Self::TookEffect(Answer(encode(answer)?)))
+        Ok(Self::TookEffect(Effect(encode(answer)?)))
     }
 
     #[cfg(feature = "http")]
     pub(crate) fn of_response(response: Response) -> Self {
-        Self::TookEffect(Answer(response))
+        Self::TookEffect(Effect(response))
     }
 
     /// The name, as in metrics and in [`ShownLooks::finding`](crate::operator::ShownLooks::finding).
@@ -126,9 +126,9 @@ impl Finding {
 
 /// An answer that can be stored: see [`Finding::took_effect`].
 #[derive(Debug)]
-pub struct Answer(pub(super) Response);
+pub struct Effect(pub(super) Response);
 
-impl Answer {
+impl Effect {
     /// The result of a step, as JSON text.
     pub(super) fn of_step(&self, name: &str) -> Result<String, Error> {
         if self.0.status.is_some() {

@@ -20,7 +20,7 @@ use super::unbegun::Unbegun;
 use crate::observe::{call_span, spanned};
 use crate::outcome::{Response, encode};
 use crate::record::{Actor, Claim, StoredSteps};
-use crate::session::{ANSWER, bounded};
+use crate::session::{ANSWER_TIME, bounded};
 use crate::{Error, Fingerprint, Key, observe};
 
 /// The right and the duty to do the work of one key. The lease renews itself until it is completed, released, lost or
@@ -244,7 +244,7 @@ impl LeaseOwner {
     /// Stops waiting for a statement after the length of one lease, or after a minute if that is shorter. If the
     /// network drops all packets, the wait would last until TCP gives up, and the claim lapses meanwhile.
     async fn for_a_lease(&self, statement: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
-        bounded(self.leasing.policy.lease().min(ANSWER * 2), statement).await
+        bounded(self.leasing.policy.lease().min(ANSWER_TIME * 2), statement).await
     }
 
     pub(crate) fn failed(&self, error: Error) -> Error {

@@ -17,7 +17,7 @@ use crate::claim::{CalledAt, Claimed, contend};
 use crate::observe::{Failure, call_span, spanned};
 use crate::outcome::{Response, decode, encode};
 use crate::record::{Claim, Record, StoredSteps, Terms};
-use crate::session::{ANSWER, Opening, Polls, PollsUntil, bounded, in_pooled_transaction};
+use crate::session::{ANSWER_TIME, Opening, Polls, PollsUntil, bounded, in_pooled_transaction};
 use crate::{Body, Error, Fingerprint, Key, Misuse, Mode, OnDuplicate, Outcome, observe};
 
 /// A claim is a transaction of a millisecond. A longer wait means a stuck server, or a caller that uses the key in
@@ -66,14 +66,14 @@ impl LeaseOptions {
     /// # Panics
     ///
     /// A panic of `work` goes on, after it has ended the attempt as an error of `work` does.
-    pub async fn ensure<T, E, B, F>(self, pool: &PgPool, key: &Key, body: &B, work: F) -> Result<Outcome<T>, E>
+    pub async fn run<T, E, B, F>(self, pool: &PgPool, key: &Key, body: &B, work: F) -> Result<Outcome<T>, E>
     where
         T: Serialize + DeserializeOwned,
         B: Body + ?Sized,
         E: From<Error> + Display,
         F: AsyncFnOnce(&Lease) -> Result<T, E>,
     {
-        let span = call_span!("lease.ensure", self.policy.mode(), key);
+        let span = call_span!("lease.run", self.policy.mode(), key);
         let ended = |result: &Result<_, _>| result.as_ref().map_or_else(Failure::outcome, Outcome::outcome);
         spanned(span, self.work_or_replay(pool, key, body, work), ended).await.map_err(Failure::into_callers)
     }
@@ -102,7 +102,7 @@ impl LeaseOptions {
     ///
     /// # Errors
     ///
-    /// As [`ensure`](Self::ensure), before any work.
+    /// As [`run`](Self::run), before any work.
     ///
     /// # Panics
     ///
@@ -173,6 +173,7 @@ impl LeaseOptions {
             on_duplicate: Some(on_duplicate),
             lease: Some(self.policy.lease()),
             max_attempts: self.max_attempts,
+            trace: self.trace,
         }
     }
 
@@ -193,7 +194,7 @@ impl LeaseOptions {
     /// The longest time for one try to claim: the pool's own time for a connection, and as much as the statements may
     /// take. A claim that takes longer than its lease is lost before the work begins.
     pub(crate) fn claim_limit(&self, pool: &PgPool) -> Duration {
-        let statements = self.policy.lease().clamp(CLAIM_WAIT * 2, ANSWER);
+        let statements = self.policy.lease().clamp(CLAIM_WAIT * 2, ANSWER_TIME);
         pool.options().get_acquire_timeout().saturating_add(statements)
     }
 

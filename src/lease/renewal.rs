@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::handle::Lease;
 use crate::Error;
-use crate::session::{ANSWER, Opening, bounded, in_pooled_transaction};
+use crate::session::{ANSWER_TIME, Opening, bounded, in_pooled_transaction};
 
 /// A renewal that succeeds is followed by the next after a third of the lease, one that fails after a twelfth.
 const RENEWALS: u32 = 3;
@@ -54,7 +54,7 @@ pub(super) async fn renew(lease: Lease, claimed_at: Instant) {
 /// takes half of the time, and leaves the rest to the next ones. A server that is only slow has more than a quarter of
 /// the lease for the first try. Less than a twelfth would be too short for it. After a minute it is as good as away.
 fn longest_try(lease: Duration, left: Duration) -> Duration {
-    (left / 2).max(lease / TRIES).min(left).min(ANSWER * 2)
+    (left / 2).max(lease / TRIES).min(left).min(ANSWER_TIME * 2)
 }
 
 /// Renews the lease once, on its own connection, and as durably as the claim. If the server lost an acknowledged

@@ -44,16 +44,16 @@ impl LeaseOptions {
     ///
     /// # Errors
     ///
-    /// As [`ensure`](Self::ensure), and [`Error::Misuse`] under `AtMostOnce`, or without
+    /// As [`run`](Self::run), and [`Error::Misuse`] under `AtMostOnce`, or without
     /// [`max_attempts`](Self::max_attempts).
     ///
     /// # Cancellation
     ///
-    /// As [`ensure`](Self::ensure).
+    /// As [`run`](Self::run).
     ///
     /// # Panics
     ///
-    /// As [`ensure`](Self::ensure). A [`Resumer`](super::Resumer) catches the panic.
+    /// As [`run`](Self::run). A [`Resumer`](super::Resumer) catches the panic.
     pub async fn resume_one<B, T, E, F>(self, pool: &PgPool, operation: &str, work: F) -> Result<Option<T>, E>
     where
         B: DeserializeOwned,

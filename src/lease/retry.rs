@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::{PgConnection, PgPool};
 use tokio::time::Instant;
 
-use crate::session::{ANSWER, Opening, bounded, in_pooled_transaction, jittered};
+use crate::session::{ANSWER_TIME, Opening, bounded, in_pooled_transaction, jittered};
 use crate::{Error, Misuse};
 
 /// The number of tries to store a result that fit into one lease, if each try takes its longest time.
@@ -23,7 +23,7 @@ where
     let deadline = Instant::now() + lease;
     loop {
         // A network that drops all packets must not take the time of the next try.
-        match bounded((lease / TRIES).min(ANSWER * 2), statement()).await {
+        match bounded((lease / TRIES).min(ANSWER_TIME * 2), statement()).await {
             Ok(value) => return Ok(value),
             // Another try would get the same error.
             Err(error @ (Error::LeaseLost | Error::SchemaMissing { .. } | Error::Misuse(Misuse::Step { .. }))) => {

@@ -2,7 +2,7 @@
 
 use sqlx::{PgConnection, PgPool};
 
-use super::finding::{Answer, Finding};
+use super::finding::{Effect, Finding};
 use super::reconcile::Look;
 use super::reconciler::{Reconciler, Visit};
 use super::retry::within_a_lease;
@@ -52,7 +52,7 @@ impl Reconciler {
     /// Stores the answer. A look may be told so at any time, also if a later look is under way.
     ///
     /// It tries for the length of one lease: otherwise later looks might find no trace.
-    pub(super) async fn store(&self, pool: &PgPool, look: &Look<'_>, answer: &Answer) -> Result<Option<Visit>, Error> {
+    pub(super) async fn store(&self, pool: &PgPool, look: &Look<'_>, answer: &Effect) -> Result<Option<Visit>, Error> {
         let (record, fence, retention) = (self.record(look.doubt), &look.doubt.fence, self.leasing.retention);
         let result = match look.name {
             "" => None,

@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use crate::record::{Record, Unclaimed};
-use crate::session::{ANSWER, Opening, bounded, in_pooled_transaction, jittered};
+use crate::session::{ANSWER_TIME, Opening, bounded, in_pooled_transaction, jittered};
 use crate::{Deployment, Error, Key};
 
 /// How many releases may be on their way in this process. Claims whose COMMIT gets no answer are as many as the
@@ -92,7 +92,7 @@ impl Given {
         let mut pause = FIRST_PAUSE;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let error = match bounded(left.min(ANSWER), self.try_once()).await {
+            let error = match bounded(left.min(ANSWER_TIME), self.try_once()).await {
                 Ok(Unclaimed::Decided { released }) => {
                     tracing::debug!(
                         operation = self.key.operation(),

@@ -12,6 +12,7 @@ use sqlx::PgConnection;
 use sqlx::postgres::PgRow;
 
 use super::statement::{Record, age, draw_token, interval};
+use crate::trace::Trace;
 use crate::{Error, Fingerprint, Mode, OnDuplicate};
 
 /// Adds a token to the claims of this transaction: the setting `idempotency.claim`, which ends with the transaction,
@@ -81,6 +82,7 @@ pub(crate) struct Terms {
     /// How long the claim lasts, if it outlives the transaction.
     pub(crate) lease: Option<Duration>,
     pub(crate) max_attempts: Option<NonZeroU32>,
+    pub(crate) trace: Trace,
 }
 
 impl Record<'_> {
@@ -115,7 +117,7 @@ impl Record<'_> {
             .bind(terms.lease.map(interval)) // $7
             .bind(terms.mode.as_str()) // $8
             .bind(self.key.lock_id()) // $9
-            .bind(self.key.trace()) // $10
+            .bind(terms.trace.as_str()) // $10
             .try_map(|row: PgRow| Ok(Inserted { claim: Claim { token, attempt: 1 }, age: age(&row)? }));
         insert.fetch_optional(conn).await.map_err(Error::of_statement)
     }

@@ -51,7 +51,7 @@ pub struct Shown {
     /// operation took effect. `None` outside lease mode, and in steps, where only a step calls another service:
     /// [`downstream_key_of_step`](Self::downstream_key_of_step).
     pub downstream_key: Option<String>,
-    /// The `traceparent` of its last claim, if that call [passed one on](Key::with_trace).
+    /// The `traceparent` of its last claim, if that call [passed one on](crate::Idempotency::trace).
     pub trace: Option<String>,
     /// Why the last attempt failed.
     pub last_error: Option<String>,

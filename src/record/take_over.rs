@@ -55,7 +55,7 @@ impl Record<'_> {
             .bind(found_token) // $9
             .bind(asked) // $10
             .bind(claim.attempt) // $11
-            .bind(self.key.trace()) // $12
+            .bind(terms.trace.as_str().map(str::to_owned)) // $12
     }
 
     /// The usual [`take_over`](Record::take_over), in one conditional update.

@@ -15,7 +15,7 @@ use crate::Error;
 
 /// The longest wait for a claim, or for a completion with its COMMIT. A server that takes longer for one of them is as
 /// good as away. A shorter limit would leave more sessions behind on a server whose COMMIT waits for a standby.
-pub(crate) const ANSWER: Duration = Duration::from_secs(30);
+pub(crate) const ANSWER_TIME: Duration = Duration::from_secs(30);
 
 /// Runs one of the functions of [`operator`](crate::operator), or of [`migrate`](crate::migrate()) and
 /// [`protect`](crate::protect()), for at most `limit`. After that it closes their connection, and returns

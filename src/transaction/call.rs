@@ -54,6 +54,7 @@ impl<'k> Call<'k> {
                 on_duplicate,
                 lease: None,
                 max_attempts: None,
+                trace: options.trace,
             },
             round_trips: options.round_trips,
             isolated,

@@ -189,6 +189,28 @@ impl Idempotency {
     /// [`RoundTrips::SelectFirst`](crate::RoundTrips::SelectFirst) reads in it, and leaves it as it is.) A duplicate
     /// that [waits](crate::OnDuplicate::Wait) holds its connection.
     ///
+    /// For a failure that every retry should get, without its writes, `perform` begins a nested transaction, rolls it
+    /// back, and returns the failure as its response:
+    ///
+    /// ```no_run
+    /// # use pg_idempotency::{Error, Idempotency, Key};
+    /// # use sqlx::Connection as _;
+    /// # async fn charge(pool: &sqlx::PgPool, key: &Key, amount: i64) -> Result<(), Error> {
+    /// let answer = Idempotency::new().run(pool, key, &amount, async |conn| -> Result<_, Error> {
+    ///     let mut nested = conn.begin().await?;
+    ///     sqlx::query("update accounts set balance = balance - $1").bind(amount).execute(&mut *nested).await?;
+    ///     let left: i64 = sqlx::query_scalar("select min(balance) from accounts").fetch_one(&mut *nested).await?;
+    ///     if left < 0 {
+    ///         nested.rollback().await?;
+    ///         return Ok("insufficient funds".to_owned());
+    ///     }
+    ///     nested.commit().await?;
+    ///     Ok("paid".to_owned())
+    /// });
+    /// # let _ = answer.await?; Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`ensure_idempotent`], but an error of `perform` is rolled back; [`Error::Database`] if the pool has no
@@ -207,23 +229,6 @@ impl Idempotency {
         let span = call_span!("ensure_idempotent", Mode::Transaction, key);
         let perform = async |conn: &mut PgConnection| perform(conn).await.map(Verdict::Keep);
         observed(span, key, async |watch| self.call(key, body, false)?.run(pool, watch, perform).await).await
-    }
-
-    /// [`ensure_isolated`](Self::ensure_isolated) for callers without a transaction, as [`run`](Self::run). An error of
-    /// `perform` rolls everything back. [`Verdict::Undo`] stores the response and undoes the rest.
-    ///
-    /// # Errors and cancellation
-    ///
-    /// As [`run`](Self::run).
-    pub async fn run_isolated<T, E, B, F>(self, pool: &PgPool, key: &Key, body: &B, perform: F) -> Result<Outcome<T>, E>
-    where
-        T: Serialize + DeserializeOwned,
-        B: Body + ?Sized,
-        E: From<Error>,
-        F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
-    {
-        let span = call_span!("ensure_isolated", Mode::Transaction, key);
-        observed(span, key, async |watch| self.call(key, body, true)?.run(pool, watch, perform).await).await
     }
 
     fn call<'k, B: Body + ?Sized>(&self, key: &'k Key, body: &B, isolated: bool) -> Result<Call<'k>, Error> {

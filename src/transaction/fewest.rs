@@ -67,7 +67,7 @@ pub(super) fn claiming(record: Record<'_>, terms: &Terms) -> Result<(Claim, Open
         lock_id = record.key.lock_id(),
         lease = interval(terms.lease),
         mode = text(Some(terms.mode.as_str())),
-        trace = text(record.key.trace()),
+        trace = text(terms.trace.as_str()),
     );
     Ok((Claim { token, attempt: 1 }, Opening::Claiming(AssertSqlSafe(message).into_sql_str())))
 }

@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use crate::limits::{DEFAULT_RETENTION, assert_retention, assert_wait};
+use crate::trace::Trace;
 use crate::{Deployment, OnDuplicate};
 
 /// The options of transaction mode: retention, what a duplicate is told, deployment and round trips.
 ///
 /// It is cheap to copy, and its setters are `const`, so it can be a constant of your service. The calls are
-/// [`ensure`](Self::ensure), [`ensure_isolated`](Self::ensure_isolated), [`run`](Self::run) and
-/// [`run_isolated`](Self::run_isolated).
+/// [`ensure`](Self::ensure) and [`ensure_isolated`](Self::ensure_isolated), in a transaction, and [`run`](Self::run), on a
+/// pool.
 ///
 /// ```
 /// # use pg_idempotency::{Idempotency, OnDuplicate};
@@ -25,6 +26,7 @@ pub struct Idempotency {
     pub(crate) on_duplicate: Option<OnDuplicate>,
     pub(crate) deployment: Deployment,
     pub(crate) round_trips: RoundTrips,
+    pub(crate) trace: Trace,
 }
 
 impl Idempotency {
@@ -36,6 +38,7 @@ impl Idempotency {
             on_duplicate: None,
             deployment: Deployment::new(),
             round_trips: RoundTrips::Plain,
+            trace: Trace::NONE,
         }
     }
 
@@ -69,14 +72,34 @@ impl Idempotency {
         Self { on_duplicate: Some(on_duplicate), ..self }
     }
 
+    /// The trace of this call, a `traceparent` of W3C Trace Context. A text that is not valid by that standard counts as
+    /// none, which is the default.
+    ///
+    /// A claim keeps the trace in the record, and a take-over replaces it. So the record of a completed operation has the
+    /// trace of the call that did the work: [`operator::show`](crate::operator::show) returns it, and the span of each
+    /// replay names it (the guide's page `metrics`). The HTTP layer passes on the trace of each request.
+    ///
+    /// ```
+    /// use pg_idempotency::Idempotency;
+    ///
+    /// const ORDERS: Idempotency = Idempotency::new();
+    ///
+    /// let traceparent = Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
+    /// let call = ORDERS.trace(traceparent.unwrap_or_default());
+    /// # let _ = call;
+    /// ```
+    #[must_use]
+    pub fn trace(self, traceparent: &str) -> Self {
+        Self { trace: Trace::of(traceparent), ..self }
+    }
+
     /// How the service reaches the database, for example behind a pooler.
     #[must_use]
     pub const fn deployment(self, deployment: Deployment) -> Self {
         Self { deployment, ..self }
     }
 
-    /// Which round trips [`run`](Self::run) and [`run_isolated`](Self::run_isolated) save. The default is
-    /// [`RoundTrips::Plain`]. In a transaction of the caller the setting has no effect: there the caller's next
+    /// Which round trips [`run`](Self::run) saves. The default is [`RoundTrips::Plain`]. In a transaction of the caller the setting has no effect: there the caller's next
     /// statement would have to wait for the answer to a ROLLBACK.
     #[must_use]
     pub const fn round_trips(self, round_trips: RoundTrips) -> Self {

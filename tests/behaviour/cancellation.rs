@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
 use pg_idempotency::mark::{MarkOptions, Marked, mark};
-use pg_idempotency::{Error, Idempotency, Key, Outcome, Verdict, ensure_idempotent};
+use pg_idempotency::{Error, Idempotency, Key, Outcome, ensure_idempotent};
 use rig::gate::cancel_after;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
@@ -67,32 +67,35 @@ async fn pools(options: PgConnectOptions) -> anyhow::Result<(PgPool, PgPool)> {
     Ok((pool, observer))
 }
 
-/// A first call, an isolated one, a replay and a refusal, in every way.
+/// A first call, one that undoes its writes, a replay and a refusal, in every way.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn run_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
     let (pool, observer) = pools(options).await?;
     tables(&observer).await;
     let there = key("there");
     for (way, kind) in
-        WAYS.into_iter().flat_map(|way| ["first call", "isolated", "replay", "refusal"].map(|kind| (way, kind)))
+        WAYS.into_iter().flat_map(|way| ["first call", "undo", "replay", "refusal"].map(|kind| (way, kind)))
     {
         clear(&observer).await;
-        let is_new = ["first call", "isolated"].contains(&kind);
+        let is_new = ["first call", "undo"].contains(&kind);
         if !is_new {
             let _ = once(&observer, &there, "body").await?;
         }
         at_every_poll(async |polls| {
             let key = if is_new { &key(&polls.to_string()) } else { &there };
             let body = if kind == "refusal" { "another" } else { "body" };
-            let answered = if kind == "isolated" {
-                let keep = async |conn: &mut PgConnection| leave_effect(conn, "effect").await.map(Verdict::Keep);
-                cancel_after(polls, way.run_isolated(&pool, key, body, keep)).await
-            } else {
-                cancel_after(polls, way.run(&pool, key, body, async |conn| leave_effect(conn, "effect").await)).await
+            let perform = async |conn: &mut PgConnection| {
+                if kind == "undo" {
+                    let mut nested = conn.begin().await?;
+                    leave_effect(&mut nested, "undone").await?;
+                    nested.rollback().await?;
+                }
+                leave_effect(conn, "effect").await
             };
+            let answered = cancel_after(polls, way.run(&pool, key, body, perform)).await;
             let completed = match (kind, answered) {
                 (_, None) => false,
-                ("first call" | "isolated", Some(Ok(Outcome::Performed(_)))) => true,
+                ("first call" | "undo", Some(Ok(Outcome::Performed(_)))) => true,
                 ("replay", Some(Ok(Outcome::Replayed(_)))) => true,
                 ("refusal", Some(Err(Error::KeyReused { .. }))) => true,
                 (_, other) => panic!("{way:?}, {kind}, {polls} polls: {other:?}"),
@@ -177,10 +180,10 @@ async fn a_lease_can_be_dropped_at_every_poll_of_claim_and_completion(
     let leasing = LeaseOptions::new(Policy::AtMostOnce { lease: Duration::from_secs(40) });
     at_every_poll(async |polls| {
         let key = key(&polls.to_string());
-        let call = leasing.ensure(&pool, &key, "body", async |_| Ok::<_, Error>(polls));
+        let call = leasing.run(&pool, &key, "body", async |_| Ok::<_, Error>(polls));
         let done = cancel_after(polls, call).await.transpose()?.is_some();
         assert_usable(&mut *pool.acquire().await?, &observer, &format!("{polls} polls")).await;
-        let again = leasing.ensure(&pool, &key, "body", async |_| Ok::<_, Error>(usize::MAX)).await;
+        let again = leasing.run(&pool, &key, "body", async |_| Ok::<_, Error>(usize::MAX)).await;
         match again {
             // Dropped before the claim was committed, and so not performed; or completed, and replayed.
             Ok(Outcome::Performed(usize::MAX)) => assert!(!done),

@@ -336,7 +336,7 @@ impl Doors<'_> {
                     performed.set(performed.get() + 1);
                     Ok::<_, Error>((lease.attempt(), lease.downstream_key()))
                 };
-                LeaseOptions::new(policy).ensure(self.pool, &key, "body", work).await
+                LeaseOptions::new(policy).run(self.pool, &key, "body", work).await
             })
             .await
             .with_context(|| format!("{policy:?}"))?;
@@ -363,7 +363,7 @@ impl Doors<'_> {
                     Ok((row, repeated, text, lease.attempt()))
                 }
             };
-            let answer = LeaseOptions::new(IN_STEPS).ensure(self.pool, &key("steps"), "body", work).await;
+            let answer = LeaseOptions::new(IN_STEPS).run(self.pool, &key("steps"), "body", work).await;
             match answer {
                 Err(Error::Misuse(Misuse::NotInTransaction)) if attempt == 1 => {}
                 Ok(Outcome::Performed((_, 1, 2, 2))) if attempt == 2 => {}
@@ -388,7 +388,7 @@ impl Doors<'_> {
                 operator::release(self.pool, &key, shown.fence(), &[], "not sent").await.context("release")?;
             }
             let work = async |_: &Lease| Ok::<_, Error>("sent".to_owned());
-            let outcome = reconcile::leasing().ensure(self.pool, &key, "body", work).await?;
+            let outcome = reconcile::leasing().run(self.pool, &key, "body", work).await?;
             ensure!(outcome.is_replayed() == resolved, "after the decision a call gives {outcome:?}");
             let shown = operator::show(self.pool, &key).await?.context("no record")?;
             operator::forget(self.pool, &shown).await.context("forget")?;
@@ -416,7 +416,7 @@ impl Doors<'_> {
         let found = visit(|| Finding::took_effect(&"sent".to_owned()).expect("a text")).await?;
         ensure!(found == Visit::Resolved, "a look that finds the effect gives {found:?}");
         let work = async |_: &Lease| -> Result<String, Error> { panic!("it is resolved") };
-        let outcome = reconcile::leasing().ensure(self.pool, &key("a"), "body", work).await;
+        let outcome = reconcile::leasing().run(self.pool, &key("a"), "body", work).await;
         ensure!(matches!(&outcome, Ok(Outcome::Replayed(answer)) if answer == "sent"), "a call gives {outcome:?}");
         Ok(())
     }
@@ -516,7 +516,7 @@ impl Doors<'_> {
         tx.rollback().await?;
         let work = async |_: &Lease| -> Result<i64, Error> { panic!("it has no lease") };
         for policy in [Policy::AtLeastOnce { lease: LEASE }, IN_STEPS, Policy::AtMostOnce { lease: LEASE }] {
-            let leased = LeaseOptions::new(policy).ensure(self.pool, &key("new"), "body", work).await;
+            let leased = LeaseOptions::new(policy).run(self.pool, &key("new"), "body", work).await;
             refused(&format!("{policy:?}"), leased)?;
         }
         let resumed = async |_: &Lease, _: String| -> Result<i64, Error> { panic!("it has no lease") };

@@ -49,7 +49,7 @@ async fn the_server_keeps_the_plan_of_each_statement(
         }
         for _ in ["first", "replay"] {
             let lease = key(&format!("lease {call}"));
-            let _ = leasing.ensure(&pool, &lease, "body", async |_| Ok::<_, Error>(1)).await?;
+            let _ = leasing.run(&pool, &lease, "body", async |_| Ok::<_, Error>(1)).await?;
         }
     }
     let planned_each_time: Vec<String> = sqlx::query_scalar(

@@ -115,11 +115,13 @@ impl Door {
             }
             Self::Isolated => {
                 let perform = async |conn: &mut PgConnection| perform(conn).await.map(Verdict::Keep);
-                plain().run_isolated(pool, key, "body", perform).await.map(drop)
+                let mut tx = pool.begin().await?;
+                let _ = plain().ensure_isolated(&mut tx, key, "body", perform).await?;
+                pg_idempotency::commit(tx).await
             }
             Self::Lease => {
                 let leasing = LeaseOptions::new(REPEATS).deployment(PLAIN);
-                leasing.ensure(pool, key, "body", async |_| perform_outside(performed)).await.map(drop)
+                leasing.run(pool, key, "body", async |_| perform_outside(performed)).await.map(drop)
             }
             Self::Resume => {
                 let leasing = LeaseOptions::new(REPEATS).deployment(PLAIN).store_request(true);

@@ -176,8 +176,7 @@ async fn leases_marks_and_the_janitor_work_through_transaction_pooling(
             tokio::spawn(async move {
                 for n in 0..20 {
                     let own = format!("{worker}/{n}");
-                    let outcome =
-                        leasing.ensure(&pool, &key(&own), &own, async |_| Ok::<_, Error>(own.clone())).await?;
+                    let outcome = leasing.run(&pool, &key(&own), &own, async |_| Ok::<_, Error>(own.clone())).await?;
                     assert_eq!(outcome, Outcome::Performed(own.clone()));
                     let mut tx = pool.begin().await?;
                     let marks: Vec<Key> = (0..5).map(|mark| key(&format!("mark {own} {mark}"))).collect();

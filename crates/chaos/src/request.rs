@@ -24,7 +24,7 @@ pub(crate) enum Door {
     RunFewest,
     /// After a look for a stored response.
     RunSelectFirst,
-    RunIsolated,
+    RunNested,
     /// In a transaction of the caller. Its `begin` is sqlx's, which is not safe to drop.
     OwnTransaction,
     /// Over HTTP, to a handler behind the layer with these round trips.
@@ -35,9 +35,9 @@ pub(crate) enum Door {
     SqlRun,
 }
 
-pub(crate) const SAFE_TO_DROP: &[Door] = &[Door::Run, Door::RunFewest, Door::RunSelectFirst, Door::RunIsolated];
+pub(crate) const SAFE_TO_DROP: &[Door] = &[Door::Run, Door::RunFewest, Door::RunSelectFirst, Door::RunNested];
 pub(crate) const EVERY_DOOR: &[Door] =
-    &[Door::Run, Door::RunFewest, Door::RunSelectFirst, Door::RunIsolated, Door::OwnTransaction];
+    &[Door::Run, Door::RunFewest, Door::RunSelectFirst, Door::RunNested, Door::OwnTransaction];
 
 const OVER_HTTP: &[Door] =
     &[Door::Layer(RoundTrips::Plain), Door::Layer(RoundTrips::SelectFirst), Door::Layer(RoundTrips::Fewest)];

@@ -1,8 +1,8 @@
 //! The calls in transaction mode: the crate's, or those of a broken variant.
 
-use pg_idempotency::{Outcome, Verdict};
+use pg_idempotency::Outcome;
 use rig::gate::cancel_after;
-use sqlx::{PgConnection, PgPool};
+use sqlx::{Connection as _, PgConnection, PgPool};
 
 use crate::mutant::Mutant;
 use crate::request::{Door, Failure, Request, key};
@@ -33,11 +33,14 @@ async fn by_the_crate(pool: &PgPool, request: &Request) -> Called {
         Door::Run | Door::RunFewest | Door::RunSelectFirst => {
             options.run(pool, &key, &body, async |conn| request.effect(conn).await).await
         }
-        Door::RunIsolated => {
+        Door::RunNested => {
             let perform = async |conn: &mut PgConnection| -> Result<_, Failure> {
-                Ok(Verdict::Keep(request.effect(conn).await?))
+                let mut nested = conn.begin().await?;
+                let effect = request.effect(&mut nested).await?;
+                nested.commit().await?;
+                Ok(effect)
             };
-            options.run_isolated(pool, &key, &body, perform).await
+            options.run(pool, &key, &body, perform).await
         }
         Door::OwnTransaction | Door::Layer(_) | Door::Sql | Door::SqlRun => {
             let mut tx = pool.begin().await?;

@@ -349,7 +349,7 @@ pub(crate) fn own_and_fail(policy: Policy) -> Actor {
             seat.effect(&mut *seat.pool.acquire().await?, "").await?;
             anyhow::bail!("refused")
         };
-        Ok(told(leasing(policy)?.ensure(&seat.pool, &seat.key, BODY, work).await))
+        Ok(told(leasing(policy)?.run(&seat.pool, &seat.key, BODY, work).await))
     })
 }
 
@@ -362,7 +362,7 @@ pub(crate) const SEND: &str = "send";
 pub(crate) fn work_in(steps: &'static [&'static str]) -> Actor {
     actor(move |seat| async move {
         let leasing = leasing(IN_STEPS)?.store_request(steps.len() > 1);
-        Ok(told(leasing.ensure(&seat.pool, &seat.key, BODY, async |lease| seat.steps(lease, steps).await).await))
+        Ok(told(leasing.run(&seat.pool, &seat.key, BODY, async |lease| seat.steps(lease, steps).await).await))
     })
 }
 

@@ -42,7 +42,7 @@ pub(super) async fn claim(
         .bind(interval(terms.retention)) // $6
         .bind(terms.lease.map(interval)) // $7
         .bind(terms.mode.as_str()) // $8
-        .bind(record.key.trace()); // $9
+        .bind(terms.trace.as_str()); // $9
     if !changes_a_row(&mut *conn, insert).await? {
         return Ok(None);
     }

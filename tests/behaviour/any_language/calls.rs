@@ -40,7 +40,8 @@ async fn what_one_door_stored_the_other_one_replays_to_the_byte(pool: PgPool) ->
 
     let mut tx = conn.begin().await?;
     let perform = async |conn: &mut PgConnection| leave_effect(conn, "from Rust").await;
-    let id = ensure_idempotent(&mut tx, &key("rust").with_trace(TRACE), fingerprint(), perform).await?.into_inner();
+    let traced = Idempotency::new().trace(TRACE);
+    let id = traced.ensure(&mut tx, &key("rust"), fingerprint(), perform).await?.into_inner();
     tx.commit().await?;
     let mut tx = conn.begin().await?;
     let replayed = ensure(&mut tx, &key("rust"), fingerprint().as_bytes(), None).await?;

@@ -109,8 +109,8 @@ async fn a_wait_is_shorter_than_what_is_remembered(pool: PgPool) -> anyhow::Resu
         Idempotency::new().retention(second).on_duplicate(wait).run(&pool, &key("a"), body, effect).await.map(drop),
         MarkOptions::new(second).on_duplicate(wait).mark(&mut tx, &key("a")).await.map(drop),
         MarkOptions::new(second).on_duplicate(wait).mark_many(&mut tx, &[key("a")]).await.map(drop),
-        leasing.on_duplicate(wait).retention(second).ensure(&pool, &key("a"), body, work).await.map(drop),
-        leasing.retention(Duration::from_millis(199)).ensure(&pool, &key("a"), body, work).await.map(drop),
+        leasing.on_duplicate(wait).retention(second).run(&pool, &key("a"), body, work).await.map(drop),
+        leasing.retention(Duration::from_millis(199)).run(&pool, &key("a"), body, work).await.map(drop),
     ] {
         assert!(matches!(refused, Err(Error::Misuse(Misuse::Options { .. }))), "{refused:?}");
     }

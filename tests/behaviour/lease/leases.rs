@@ -36,7 +36,7 @@ pub(crate) async fn acquired(pool: &PgPool, policy: Policy) -> LeaseOwner {
 }
 
 async fn work(pool: &PgPool, policy: Policy, response: &str) -> Result<Outcome<String>, Error> {
-    LeaseOptions::new(policy).ensure(pool, &key("a"), "body", async |_| Ok::<_, Error>(response.to_owned())).await
+    LeaseOptions::new(policy).run(pool, &key("a"), "body", async |_| Ok::<_, Error>(response.to_owned())).await
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +65,7 @@ async fn an_attempt_that_fails_keeps_its_reason_and_gets_a_new_token(pool: PgPoo
             lease.release(&WorkError::Gateway.to_string()).await?;
         } else {
             let failed: Result<Outcome<String>, WorkError> = LeaseOptions::new(policy)
-                .ensure(&pool, &key("a"), "body", async |lease| {
+                .run(&pool, &key("a"), "body", async |lease| {
                     held = lease.token();
                     let failed = WorkError::Gateway;
                     Err(if let Ending::Fails = ending { failed } else { lease.not_performed(failed) })
@@ -145,7 +145,7 @@ async fn waiting_holds_no_connection_and_gets_the_first_result(
         let (pool, gate) = (pool.clone(), gate.clone());
         async move {
             LeaseOptions::new(AT_LEAST_ONCE)
-                .ensure(&pool, &key("a"), "body", async |_| {
+                .run(&pool, &key("a"), "body", async |_| {
                     gate.pass().await;
                     Ok::<_, Error>("first".to_owned())
                 })
@@ -158,7 +158,7 @@ async fn waiting_holds_no_connection_and_gets_the_first_result(
         .map(|_| {
             let pool = pool.clone();
             tokio::spawn(async move {
-                waiting.ensure(&pool, &key("a"), "body", async |_| Ok::<_, Error>("second".to_owned())).await
+                waiting.run(&pool, &key("a"), "body", async |_| Ok::<_, Error>("second".to_owned())).await
             })
         })
         .collect();
@@ -196,7 +196,7 @@ async fn each_change_under_a_lease_is_durable_whatever_the_session_says(pool: Pg
         let options = (*pool.connect_options()).clone().options([("synchronous_commit", session)]);
         let session_pool = PgPool::connect_with(options).await?;
         let _ = LeaseOptions::new(IN_STEPS)
-            .ensure(&session_pool, &key("b"), "body", async |lease| {
+            .run(&session_pool, &key("b"), "body", async |lease| {
                 lease.step("ride", async |_| Ok::<_, Error>(1)).await?;
                 lease.step_at_most_once("text", async |_| Ok::<_, Error>(1)).await
             })

@@ -102,7 +102,7 @@ async fn a_panic_of_the_work_ends_the_attempt_as_an_error_does(pool: PgPool) -> 
         pool.execute("truncate idempotency.record").await?;
         let called = tokio::spawn({
             let pool = pool.clone();
-            async move { LeaseOptions::new(policy).ensure(&pool, &key(value), "body", panicking).await.map(drop) }
+            async move { LeaseOptions::new(policy).run(&pool, &key(value), "body", panicking).await.map(drop) }
         });
         assert!(called.await.is_err_and(|error| error.is_panic()), "{policy:?}");
         let shown = pg_idempotency::operator::show(&pool, &key(value)).await?.expect("a record");

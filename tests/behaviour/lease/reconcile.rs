@@ -124,8 +124,7 @@ async fn an_effect_that_is_found_settles_at_once_and_every_retry_gets_its_answer
         Finding::took_effect(&"sent".to_owned())
     };
     assert_eq!(reconciler().visit_one(&pool, looked_up).await?, Visit::Resolved);
-    let again =
-        leasing().ensure(&pool, &key("a"), "body", async |_| -> Result<String, Error> { panic!("done") }).await?;
+    let again = leasing().run(&pool, &key("a"), "body", async |_| -> Result<String, Error> { panic!("done") }).await?;
     assert_eq!(again, Outcome::Replayed("sent".to_owned()));
     assert!(looks(&pool).await.is_empty());
     assert_eq!(asks_nobody(&pool, &reconciler()).await, Visit::Nothing);

@@ -22,7 +22,7 @@ async fn outlive(pool: &PgPool) {
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn heartbeats_are_heap_only_updates(pool: PgPool) -> anyhow::Result<()> {
     let outcome = LeaseOptions::new(POLICY)
-        .ensure(&pool, &key("a"), "body", async |_| {
+        .run(&pool, &key("a"), "body", async |_| {
             outlive(&pool).await;
             Ok::<_, Error>(())
         })
@@ -44,7 +44,7 @@ async fn heartbeats_are_heap_only_updates(pool: PgPool) -> anyhow::Result<()> {
 async fn a_lease_and_a_retention_that_would_end_under_the_work_are_prolonged(pool: PgPool) -> anyhow::Result<()> {
     let leasing = LeaseOptions::new(POLICY).retention(LEASE * 2);
     let outcome = leasing
-        .ensure(&pool, &key("a"), "body", async |_| {
+        .run(&pool, &key("a"), "body", async |_| {
             outlive(&pool).await;
             let live = "select lease_until > clock_timestamp() from idempotency.record";
             assert!(sqlx::query_scalar::<_, bool>(live).fetch_one(&pool).await.map_err(Error::from)?);
@@ -102,7 +102,7 @@ async fn leases_close_a_connection_with_a_transaction_on_it(
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn work_that_was_overtaken_stops_and_prolongs_nothing(pool: PgPool) -> anyhow::Result<()> {
     let error = LeaseOptions::new(POLICY)
-        .ensure(&pool, &key("a"), "body", async |_| {
+        .run(&pool, &key("a"), "body", async |_| {
             // What a take-over does, with an end that can be told apart.
             pool.execute("update idempotency.record set token = token + 1, lease_until = now() + interval '1 hour'")
                 .await?;
@@ -131,7 +131,7 @@ async fn an_owner_without_a_connection_stops_before_its_lease_lapses(
     // A busy machine may stop this process at the deadline, so only the third lease that has lapsed by then is a failure.
     for value in ["a", "b", "c"] {
         let error = LeaseOptions::new(POLICY)
-            .ensure(&pool, &key(value), "body", async |_| {
+            .run(&pool, &key(value), "body", async |_| {
                 let _held = pool.acquire().await?;
                 std::future::pending::<()>().await;
                 Ok::<_, Error>(())

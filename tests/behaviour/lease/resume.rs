@@ -50,8 +50,7 @@ async fn an_abandoned_operation_is_finished_and_its_caller_gets_the_response(poo
     abandoned(&pool, "a").await;
     assert_eq!(resume(&pool).await.as_deref(), Some("a: body"));
     assert!(resume(&pool).await.is_none(), "it is finished");
-    let again =
-        leasing().ensure(&pool, &key("a"), "body", async |_| -> Result<String, Error> { panic!("done") }).await?;
+    let again = leasing().run(&pool, &key("a"), "body", async |_| -> Result<String, Error> { panic!("done") }).await?;
     assert_eq!(again, Outcome::Replayed("a: body".to_owned()));
     let left: i64 =
         sqlx::query_scalar("select count(*) from idempotency.record where request is not null or steps is not null")

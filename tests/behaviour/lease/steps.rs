@@ -204,7 +204,7 @@ async fn work_that_ends_in_doubt_lapses_and_is_remembered_for_the_retention(pool
     for declared in [false, true] {
         pool.execute("truncate idempotency.record").await?;
         let result = leasing
-            .ensure(&pool, &key("a"), "body", async |lease| -> Result<i64, WorkError> {
+            .run(&pool, &key("a"), "body", async |lease| -> Result<i64, WorkError> {
                 sqlx::query("update idempotency.record set expires_at = now() + interval '1 min'")
                     .execute(&pool)
                     .await
@@ -263,7 +263,7 @@ async fn a_step_that_took_no_effect_may_be_performed_again(pool: PgPool) -> anyh
     assert_eq!(Kind::AtMostOnce.step(&lease, "text", 8).await?, 7);
     // Work that fails so is released: the next attempt may come at once.
     let result = LeaseOptions::new(IN_STEPS)
-        .ensure(&pool, &key("b"), "body", async |lease| -> Result<i64, WorkError> { refused(lease).await })
+        .run(&pool, &key("b"), "body", async |lease| -> Result<i64, WorkError> { refused(lease).await })
         .await;
     assert!(matches!(result, Err(WorkError::Gateway)));
     assert!(matches!(

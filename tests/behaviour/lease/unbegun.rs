@@ -65,7 +65,7 @@ impl Held {
     async fn committing(&self, leasing: LeaseOptions) -> anyhow::Result<JoinHandle<Result<Outcome<i64>, Error>>> {
         let pool = self.service.clone();
         let call = tokio::spawn(async move {
-            leasing.ensure(&pool, &key("a"), "body", async |_| panic!("its claim was given up")).await
+            leasing.run(&pool, &key("a"), "body", async |_| panic!("its claim was given up")).await
         });
         until_blocked(&self.direct, 1).await?;
         Ok(call)
@@ -90,7 +90,7 @@ impl Held {
 
     async fn perform(&self, leasing: LeaseOptions, body: &str) -> Result<u32, Error> {
         let work = async |lease: &Lease| Ok::<_, Error>(lease.attempt());
-        leasing.ensure(&self.service, &key("a"), body, work).await.map(Outcome::into_inner)
+        leasing.run(&self.service, &key("a"), body, work).await.map(Outcome::into_inner)
     }
 }
 
@@ -173,7 +173,7 @@ async fn a_further_claim_that_never_began_leaves_the_record_as_it_was(
         lease.step_at_least_once("ride", async |_| Ok::<_, Error>(1)).await?;
         Err(WorkError::Gateway)
     };
-    leasing.ensure(&held.service, &key("a"), "body", failing).await.expect_err("it fails");
+    leasing.run(&held.service, &key("a"), "body", failing).await.expect_err("it fails");
     let exhausted = show(&held.direct, &key("a")).await?.expect("a record");
     grant_attempt(&held.direct, &key("a"), exhausted.token, "the gateway is repaired").await?;
     let before = show(&held.direct, &key("a")).await?.expect("a record");
@@ -229,7 +229,7 @@ async fn a_claim_whose_work_has_begun_is_not_released(
         std::future::pending().await
     };
     tokio::select! {
-        ended = leasing.ensure(&pool, &first, "body", work) => panic!("{ended:?}"),
+        ended = leasing.run(&pool, &first, "body", work) => panic!("{ended:?}"),
         () = begun.notified() => {}
     }
     let acquired = leasing.acquire::<i64, _>(&pool, &key("b"), "body").await?;

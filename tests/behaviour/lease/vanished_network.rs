@@ -32,7 +32,7 @@ async fn fail_when_it_vanishes(server: &PgConnectOptions, policy: Policy, name: 
     let (proxy, pool) = behind(server).await?;
     let leasing = LeaseOptions::new(policy);
     let key = key(name);
-    let call = leasing.ensure(&pool, &key, "body", async |_| -> Result<i64, WorkError> {
+    let call = leasing.run(&pool, &key, "body", async |_| -> Result<i64, WorkError> {
         proxy.vanish();
         Err(WorkError::Gateway)
     });
@@ -56,7 +56,7 @@ async fn an_error_of_the_work_comes_back_within_the_lease(
         lapse(&pool, &key(name)).await?;
     }
     let again = async |policy, name| {
-        LeaseOptions::new(policy).ensure(&pool, &key(name), "body", async |_| Ok::<_, Error>(7)).await
+        LeaseOptions::new(policy).run(&pool, &key(name), "body", async |_| Ok::<_, Error>(7)).await
     };
     assert_eq!(again(AT_LEAST_ONCE, "at least once").await?, Outcome::Performed(7));
     let error = again(AT_MOST_ONCE, "at most once").await.expect_err("nobody could say what became of it");
@@ -86,7 +86,7 @@ async fn a_vanished_connection_of_the_pool_does_not_cost_the_lease(
     for value in ["a", "b", "c"] {
         let policy = Policy::AtLeastOnce { lease: Duration::from_secs(9) };
         let outcome = LeaseOptions::new(policy)
-            .ensure(&pool, &key(value), "body", async |_| -> Result<i64, Error> {
+            .run(&pool, &key(value), "body", async |_| -> Result<i64, Error> {
                 // The claim's connection returns to the pool in a task of sqlx.
                 while pool.num_idle() == 0 {
                     tokio::task::yield_now().await;

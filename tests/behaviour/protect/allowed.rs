@@ -40,8 +40,6 @@ async fn every_door_lets_its_call_write(pool: PgPool) -> anyhow::Result<()> {
             for _ in 0..2 {
                 assert!(!way.run(&pool, &key("run"), "body", perform).await?.is_replayed());
                 expire(&pool).await?;
-                assert!(!way.run_isolated(&pool, &key("isolated"), "body", kept).await?.is_replayed());
-                expire(&pool).await?;
                 let mut tx = pool.begin().await?;
                 assert!(!way.ensure(&mut tx, &key("ensure"), "body", perform).await?.is_replayed());
                 // The unit is the transaction: it may go on writing.
@@ -88,7 +86,7 @@ async fn a_step_writes_and_a_step_that_marks_is_stored(pool: PgPool) -> anyhow::
         let leasing = LeaseOptions::new(Policy::InSteps { lease: Duration::from_secs(40) }).deployment(deployment);
         let marking = MarkOptions::new(WINDOW).deployment(deployment);
         let key_of_call = key("a");
-        let working = leasing.ensure(&pool, &key_of_call, "body", async |lease| {
+        let working = leasing.run(&pool, &key_of_call, "body", async |lease| {
             lease.step("order", async |conn| Ok::<_, Error>(place(conn, 1).await?)).await?;
             let step = lease.step("event", async |conn| -> Result<_, Error> {
                 assert_eq!(marking.mark(conn, &key("event")).await?, Marked::First);

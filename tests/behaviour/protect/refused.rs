@@ -137,7 +137,7 @@ async fn the_work_of_a_lease_outside_a_step_is_refused(pool: PgPool) -> anyhow::
     create_orders(&pool).await?;
     let leasing = LeaseOptions::new(Policy::InSteps { lease: Duration::from_secs(40) });
     let key = key("a");
-    let working = leasing.ensure(&pool, &key, "body", async |lease| {
+    let working = leasing.run(&pool, &key, "body", async |lease| {
         assert_refused(place(&pool, 1).await);
         let id = lease.step("order", async |conn| Ok::<_, Error>(place(conn, 2).await?)).await?;
         let mut tx = pool.begin().await?;

@@ -54,7 +54,7 @@ async fn each_prepared_statement_has_a_name(pool: PgPool) -> anyhow::Result<()> 
     }
     tx.commit().await?;
     let _ = select_first.run(&pool, &key("a"), "body", async |_| Ok::<_, Error>(1)).await?;
-    let failed = leasing.ensure(&pool, &key("lease"), "body", async |_| Err::<i32, _>(Error::LeaseLost)).await;
+    let failed = leasing.run(&pool, &key("lease"), "body", async |_| Err::<i32, _>(Error::LeaseLost)).await;
     assert!(matches!(failed, Err(Error::LeaseLost)));
     age(&pool, &key("lease"), WINDOW).await?;
     assert_eq!(leasing.resume_one(&pool, "operation", work).await?, Some(1));

@@ -1,9 +1,9 @@
-//! The trace that a call passes on with its key.
+//! The trace that a call passes on.
 
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
-use pg_idempotency::mark::{MarkOptions, Marked, mark};
+use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::operator::show;
 use pg_idempotency::testing::{expire, lapse};
 use pg_idempotency::{Error, Idempotency};
@@ -24,11 +24,11 @@ async fn the_record_has_the_trace_of_the_call_that_performed(pool: PgPool) -> an
     for (n, way) in ways.enumerate() {
         let value = n.to_string();
         let call = async |trace| {
-            let key = key(&value).with_trace(trace);
-            anyhow::Ok(way.run(&pool, &key, "body", async |_| Ok::<_, Error>(1)).await?.is_replayed())
+            let way = way.trace(trace);
+            anyhow::Ok(way.run(&pool, &key(&value), "body", async |_| Ok::<_, Error>(1)).await?.is_replayed())
         };
         assert!(!call(ONE).await?, "{way:?}");
-        assert!(call(TWO).await?, "{way:?}: the trace is no part of the key");
+        assert!(call(TWO).await?, "{way:?}: the trace is no part of the request");
         assert_eq!(kept(&pool, &value).await?.as_deref(), Some(ONE), "{way:?}");
         // After the retention the next call takes the record over.
         for (next, has) in [(TWO, Some(TWO)), ("", None)] {
@@ -43,7 +43,7 @@ async fn the_record_has_the_trace_of_the_call_that_performed(pool: PgPool) -> an
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_lease_that_is_taken_over_has_the_trace_of_the_last_attempt(pool: PgPool) -> anyhow::Result<()> {
     let leasing = LeaseOptions::new(Policy::AtLeastOnce { lease: Duration::from_secs(40) });
-    let acquire = async |trace| leasing.acquire::<i64, _>(&pool, &key("a").with_trace(trace), "body").await;
+    let acquire = async |trace| leasing.trace(trace).acquire::<i64, _>(&pool, &key("a"), "body").await;
     let Acquired::Owner(first) = acquire(ONE).await? else { panic!("the key is new") };
     assert_eq!(kept(&pool, "a").await?.as_deref(), Some(ONE), "while it runs, too");
     drop(first);
@@ -60,19 +60,19 @@ async fn a_lease_that_is_taken_over_has_the_trace_of_the_last_attempt(pool: PgPo
 async fn a_mark_has_the_trace_of_the_first_and_a_batch_has_none(pool: PgPool) -> anyhow::Result<()> {
     let window = Duration::from_secs(60);
     let mut tx = pool.begin().await?;
-    let [one, two] = [ONE, TWO].map(|trace| key("a").with_trace(trace));
-    assert_eq!(mark(&mut tx, &one, window).await?, Marked::First);
-    assert_eq!(mark(&mut tx, &two, window).await?, Marked::Duplicate);
+    let marks = MarkOptions::new(window);
+    assert_eq!(marks.trace(ONE).mark(&mut tx, &key("a")).await?, Marked::First);
+    assert_eq!(marks.trace(TWO).mark(&mut tx, &key("a")).await?, Marked::Duplicate);
     tx.commit().await?;
     assert_eq!(kept(&pool, "a").await?.as_deref(), Some(ONE));
-    expire(&pool, &one).await?;
+    expire(&pool, &key("a")).await?;
     let mut tx = pool.begin().await?;
-    let batch = [two, key("b").with_trace(ONE)];
-    assert_eq!(MarkOptions::new(window).mark_many(&mut tx, &batch).await?, [Marked::First, Marked::First]);
+    let batch = [key("a"), key("b")];
+    assert_eq!(marks.trace(TWO).mark_many(&mut tx, &batch).await?, [Marked::First, Marked::First]);
     tx.commit().await?;
     let kept = (kept(&pool, "a").await?, kept(&pool, "b").await?);
-    // On a distributed table each key is claimed by itself, with its trace.
-    let of_batch = if cfg!(idempotency_distributed) { (Some(TWO), Some(ONE)) } else { (None, None) };
+    // On a distributed table each key is claimed by itself, with the trace of the call.
+    let of_batch = if cfg!(idempotency_distributed) { (Some(TWO), Some(TWO)) } else { (None, None) };
     assert_eq!((kept.0.as_deref(), kept.1.as_deref()), of_batch, "nothing of the old record remains");
     Ok(())
 }

@@ -50,36 +50,26 @@ async fn a_call_on_a_pool_acknowledges_nothing_and_returns_a_clean_connection(
     let (pool, other) = pools(options).await?;
     create_open_effects(&other).await;
     for way in WAYS {
-        for isolated in [false, true] {
-            for end in [End::Success, End::Error, End::Dropped] {
-                clear(&other).await;
-                let perform = async |conn: &mut PgConnection| {
-                    leave_effect_and_forget(conn).await?;
-                    match end {
-                        End::Success => Ok("x".repeat(20_000)),
-                        End::Error => Err(Error::LeaseLost),
-                        End::Dropped => std::future::pending().await,
-                    }
-                };
-                let call = async {
-                    if isolated {
-                        let perform = async |conn: &mut PgConnection| perform(conn).await.map(Verdict::Keep);
-                        way.run_isolated(&pool, &key("a"), "body", perform).await
-                    } else {
-                        way.run(&pool, &key("a"), "body", perform).await
-                    }
-                };
-                let limit = if matches!(end, End::Dropped) { Duration::from_millis(300) } else { PATIENCE };
-                let called = tokio::time::timeout(limit, call).await;
-                match (end, called) {
-                    (End::Success, Ok(Err(Error::Misuse(Misuse::NestedTransaction))))
-                    | (End::Error, Ok(Err(Error::LeaseLost)))
-                    | (End::Dropped, Err(_)) => {}
-                    (_, other) => panic!("{way:?}, {isolated}, {end:?}: {other:?}"),
+        for end in [End::Success, End::Error, End::Dropped] {
+            clear(&other).await;
+            let perform = async |conn: &mut PgConnection| {
+                leave_effect_and_forget(conn).await?;
+                match end {
+                    End::Success => Ok("x".repeat(20_000)),
+                    End::Error => Err(Error::LeaseLost),
+                    End::Dropped => std::future::pending().await,
                 }
-                assert_the_next_caller_is_alone(&pool, &other, 0).await?;
-                assert_eq!(records(&other).await, 0);
+            };
+            let limit = if matches!(end, End::Dropped) { Duration::from_millis(300) } else { PATIENCE };
+            let called = tokio::time::timeout(limit, way.run(&pool, &key("a"), "body", perform)).await;
+            match (end, called) {
+                (End::Success, Ok(Err(Error::Misuse(Misuse::NestedTransaction))))
+                | (End::Error, Ok(Err(Error::LeaseLost)))
+                | (End::Dropped, Err(_)) => {}
+                (_, other) => panic!("{way:?}, {end:?}: {other:?}"),
             }
+            assert_the_next_caller_is_alone(&pool, &other, 0).await?;
+            assert_eq!(records(&other).await, 0);
         }
     }
     Ok(())

@@ -3,7 +3,7 @@
 use pg_idempotency::operator::State;
 use pg_idempotency::{Error, Idempotency, Misuse, Verdict, ensure_idempotent};
 use rig::gate::cancel_after;
-use sqlx::{Executor as _, PgPool};
+use sqlx::{Connection as _, Executor as _, PgPool};
 
 use crate::support::{create_effects, create_open_effects, effects, key, leave_effect, once};
 
@@ -32,7 +32,13 @@ async fn undo_stores_the_response_without_the_writes(pool: PgPool) -> anyhow::Re
                 tx.commit().await?;
                 outcome
             } else {
-                Idempotency::new().run_isolated(&pool, &key, "body", perform).await?
+                let perform = async |conn: &mut sqlx::PgConnection| -> Result<_, Error> {
+                    let mut nested = conn.begin().await?;
+                    leave_effect(&mut nested, "undone").await?;
+                    nested.rollback().await?;
+                    Ok("declined".to_owned())
+                };
+                Idempotency::new().run(&pool, &key, "body", perform).await?
             };
             assert_eq!(outcome.is_replayed(), replayed);
             assert_eq!(outcome.into_inner(), "declined");
@@ -98,8 +104,9 @@ async fn a_commit_inside_perform_is_never_acknowledged(pool: PgPool) -> anyhow::
     create_effects(&pool).await;
     for verdict in [Verdict::Keep(1), Verdict::Undo(1)] {
         let key = key(&format!("{verdict:?}"));
+        let mut tx = pool.begin().await?;
         let error = Idempotency::new()
-            .run_isolated(&pool, &key, "body", async |conn| -> Result<_, Error> {
+            .ensure_isolated(&mut tx, &key, "body", async |conn| -> Result<_, Error> {
                 conn.execute("commit").await?;
                 Ok(verdict)
             })

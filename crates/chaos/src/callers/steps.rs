@@ -134,7 +134,7 @@ pub(super) async fn call(
         world.history.add(call, value, What::Claimed(lease.token()));
         work(world, pool, lease, value, call, pause).await
     };
-    leasing(world, leased).ensure(pool, &key(value), value, work).await
+    leasing(world, leased).run(pool, &key(value), value, work).await
 }
 
 /// Finishes the operations for which no caller asks any more.

@@ -305,9 +305,9 @@ async fn a_key_shows_the_trace_of_its_work(_: PgPoolOptions, options: PgConnectO
     let pool = PgPool::connect_with(options.clone()).await?;
     let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     for (value, trace, shown) in [("a", trace, true), ("b", "", false)] {
-        let key = key(value).with_trace(trace);
+        let key = key(value);
         let perform = async |_: &mut sqlx::PgConnection| Ok::<_, pg_idempotency::Error>(1);
-        let _ = pg_idempotency::Idempotency::new().run(&pool, &key, "body", perform).await?;
+        let _ = pg_idempotency::Idempotency::new().trace(trace).run(&pool, &key, "body", perform).await?;
         let console = Console::start(&options, &[]);
         let (_, (_, page)) = Visitor::of(&console.url)?.look_up(&key).await?;
         let named = page.contains("<dt>Trace</dt>") && page.contains(trace);

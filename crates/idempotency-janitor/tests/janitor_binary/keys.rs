@@ -42,9 +42,9 @@ async fn show_names_the_trace_of_the_work(_: PgPoolOptions, options: PgConnectOp
     let pool = PgPool::connect_with(options.clone()).await?;
     let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     for (value, trace) in [("a", trace), ("b", "")] {
-        let key = Key::new("user:1", "POST /orders", value)?.with_trace(trace);
+        let key = Key::new("user:1", "POST /orders", value)?;
         let perform = async |_: &mut sqlx::PgConnection| Ok::<_, pg_idempotency::Error>(1);
-        let _ = pg_idempotency::Idempotency::new().run(&pool, &key, "body", perform).await?;
+        let _ = pg_idempotency::Idempotency::new().trace(trace).run(&pool, &key, "body", perform).await?;
     }
     let show = |value| text(&janitor_on(&options, &["show", "user:1", "POST /orders", value]).stdout);
     assert!(show("a").contains(&format!("trace          {trace}\n")), "{}", show("a"));

@@ -45,7 +45,7 @@ async fn outcomes_durations_and_sweeps_are_counted(pool: PgPool) -> anyhow::Resu
 
     let lost = key("charge", "lost");
     let error = LeaseOptions::new(Policy::AtMostOnce { lease: Duration::from_secs(40) })
-        .ensure(&pool, &lost, "body", async |_| {
+        .run(&pool, &lost, "body", async |_| {
             sqlx::query("delete from idempotency.record where operation = 'charge'").execute(&pool).await?;
             Ok::<_, Error>(1)
         })

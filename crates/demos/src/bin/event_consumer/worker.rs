@@ -42,7 +42,7 @@ async fn handle(
     message: &Message,
 ) -> anyhow::Result<()> {
     let handled = leasing
-        .ensure(&queue.pool, key, message, async |lease| {
+        .run(&queue.pool, key, message, async |lease| {
             let reference = reference(&lease.downstream_key(), lease.attempt());
             outside.text(reference, &message.request_id).await
         })

@@ -63,7 +63,7 @@ pub(crate) fn leasing() -> LeaseOptions {
 
 impl Rides {
     pub(crate) async fn book(&self, key: &Key, new: &NewRide) -> Result<Outcome<Booking>, Failure> {
-        leasing().ensure(&self.pool, key, new, async |lease| self.perform(lease, new).await).await
+        leasing().run(&self.pool, key, new, async |lease| self.perform(lease, new).await).await
     }
 
     /// One attempt. It continues after the last step that an earlier attempt has finished.

@@ -58,7 +58,7 @@ pub(crate) async fn send(
 ) -> Result<Outcome<Receipt>, Failure> {
     let key = Key::new(schema.scope("shop"), OPERATION, &message.request_id).map_err(Error::from)?;
     leasing()
-        .ensure(&queue.pool, &key, message, async |lease| {
+        .run(&queue.pool, &key, message, async |lease| {
             provider.send(lease.downstream_key(), &message.request_id, lease.remaining()).await
         })
         .await
