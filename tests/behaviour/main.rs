@@ -59,11 +59,11 @@ mod record {
     mod abandoned;
     mod blank;
     mod malformed;
-    mod names;
     mod operator;
     mod pinned;
     mod row_security;
     mod rules;
+    mod statements;
     mod traces;
 }
 

@@ -10,13 +10,16 @@ use axum::extract::Path;
 use axum::http::StatusCode;
 use axum::response::IntoResponse as _;
 use axum::routing::post;
+use pg_idempotency::RoundTrips;
 use pg_idempotency::http::{IdempotencyLayer, LastError};
 use pg_idempotency::lease::{Lease, Policy};
 use pg_idempotency::testing::lapse;
 use rig::gate::Gate;
+use rig::proxy::Proxy;
 use sqlx::PgPool;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::support::{leased, leasing, post_to, request, send, until, user};
+use crate::support::{create_effects, leased, leasing, post_to, request, saving, send, transactional, until, user};
 
 const LEASE: Duration = Duration::from_secs(60);
 
@@ -180,4 +183,37 @@ async fn without_a_key_a_handler_has_no_lease(pool: PgPool) {
     let answer = send(&app, request("POST", "/send/202", None, "x")).await;
     assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR, "this handler asks for one");
     assert_eq!(sent.load(Ordering::SeqCst), 0);
+}
+
+/// The statements of a table that Citus distributes are for such a table alone.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "the table is distributed")]
+async fn the_layer_sends_a_plain_server_no_statement_for_citus(
+    _: PgPoolOptions,
+    server: PgConnectOptions,
+) -> anyhow::Result<()> {
+    create_effects(&PgPool::connect_with(server.clone()).await?).await;
+    let proxy = Proxy::listening(&server).await?;
+    let pool = PgPool::connect_with(proxy.options.clone()).await?;
+    for layer in [transactional(&pool), saving(&pool, RoundTrips::Fewest)] {
+        let app = crate::support::app(layer.optional_key(true));
+        for key in [Some("a"), Some("a"), None] {
+            send(&app, request("POST", "/effects", key, "effect")).await;
+        }
+        post_to(&app, "/status/500", "fails", "effect").await;
+    }
+    for (name, policy) in
+        [("repeats", Policy::AtLeastOnce { lease: LEASE }), ("once", Policy::AtMostOnce { lease: LEASE })]
+    {
+        let (app, _) = app(leased(&pool, policy));
+        for status in [200, 200, 499, 502] {
+            post_to(&app, &format!("/send/{status}"), &format!("{name}-{status}"), "body").await;
+        }
+    }
+    let statements = proxy.statements();
+    assert!(statements.iter().any(|statement| statement.contains("pg_idempotency: complete lease")), "{statements:#?}");
+    let for_citus = ["citus.", "pg_dist_", "run_command_on_"].map(str::to_owned);
+    let sent: Vec<_> = statements.iter().filter(|sent| for_citus.iter().any(|word| sent.contains(word))).collect();
+    assert!(sent.is_empty(), "{sent:#?}");
+    Ok(())
 }

@@ -1,9 +1,11 @@
-//! A network between client and server. It passes the bytes on, counts connections and round trips, and can vanish.
+//! A network between client and server. It passes the bytes on, counts connections and round trips, reads the
+//! statements, and can vanish.
 
+use std::collections::BTreeMap;
 use std::future::pending;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -27,13 +29,23 @@ struct Wire {
     cut: Arc<Notify>,
     /// The next ROLLBACK fails.
     spoils: Arc<AtomicBool>,
+    /// The bytes of each connection's client, if somebody listens.
+    heard: Option<Arc<Mutex<BTreeMap<usize, Vec<u8>>>>>,
 }
 
 impl Proxy {
     pub async fn before(server: &PgConnectOptions) -> anyhow::Result<Self> {
+        Self::with(server, Wire::default()).await
+    }
+
+    /// One that keeps all bytes of the clients, for [`statements`](Self::statements).
+    pub async fn listening(server: &PgConnectOptions) -> anyhow::Result<Self> {
+        Self::with(server, Wire { heard: Some(Arc::default()), ..Wire::default() }).await
+    }
+
+    async fn with(server: &PgConnectOptions, wire: Wire) -> anyhow::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let port = listener.local_addr()?.port();
-        let wire = Wire::default();
         tokio::spawn({
             let (wire, server) = (wire.clone(), server.clone());
             async move {
@@ -53,6 +65,13 @@ impl Proxy {
     /// The round trips since the last time that this was asked.
     pub fn take(&self) -> usize {
         self.wire.round_trips.swap(0, Ordering::SeqCst)
+    }
+
+    /// The texts of all statements that clients have sent, as `log_statement = all` would show them. Each prepared one
+    /// is there once for each connection.
+    pub fn statements(&self) -> Vec<String> {
+        let heard = self.wire.heard.as_ref().map(|heard| heard.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        heard.into_iter().flatten().flat_map(|(_, bytes)| texts(&bytes)).collect()
     }
 
     /// From now on every byte of the present connections is swallowed, in both directions, and none of them is closed.
@@ -95,6 +114,30 @@ pub fn through(server: &PgConnectOptions, port: u16) -> PgConnectOptions {
         .ssl_mode(PgSslMode::Disable)
 }
 
+/// The texts in the messages Query and Parse of one client.
+fn texts(bytes: &[u8]) -> Vec<String> {
+    let length = |at: usize| {
+        let length = bytes.get(at..at + 4)?.first_chunk::<4>()?;
+        usize::try_from(u32::from_be_bytes(*length)).ok()
+    };
+    let mut texts = Vec::new();
+    // The first message, which names user and database, has no kind.
+    let mut at = length(0).unwrap_or(bytes.len());
+    while let Some(length) = length(at + 1) {
+        let body = bytes.get(at + 5..at + 1 + length).unwrap_or_default();
+        // A Parse begins with the name of the prepared statement.
+        let place = match bytes[at] {
+            b'Q' => Some(0),
+            b'P' => Some(1),
+            _ => None,
+        };
+        let text = place.and_then(|place| body.split(|byte| *byte == 0).nth(place));
+        texts.extend(text.map(|text| String::from_utf8_lossy(text).into_owned()));
+        at += 1 + length;
+    }
+    texts
+}
+
 async fn pass(client: TcpStream, server: PgConnectOptions, wire: Wire) -> std::io::Result<()> {
     match server.get_socket() {
         Some(directory) => {
@@ -116,7 +159,7 @@ async fn relay(
     wire: Wire,
 ) -> std::io::Result<()> {
     client.set_nodelay(true)?;
-    wire.connections.fetch_add(1, Ordering::SeqCst);
+    let number = wire.connections.fetch_add(1, Ordering::SeqCst);
     let begun = wire.losses.load(Ordering::SeqCst);
     let swallows = || wire.vanished.load(Ordering::SeqCst) || wire.losses.load(Ordering::SeqCst) > begun;
     let (mut from_client, mut to_client) = client.into_split();
@@ -130,6 +173,10 @@ async fn relay(
                 _ if swallows() => {}
                 read => {
                     let sent = &mut bytes[..read];
+                    if let Some(heard) = &wire.heard {
+                        let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
+                        heard.entry(number).or_default().extend_from_slice(sent);
+                    }
                     let rollback = sent.windows(8).position(|text| text == b"ROLLBACK");
                     if let Some(at) = rollback
                         && wire.spoils.swap(false, Ordering::SeqCst)
