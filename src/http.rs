@@ -65,16 +65,12 @@
 //!     - of any other status undoes everything and frees the key, so that a corrected request may use it. So do an
 //!       error, a panic, and a handler that takes [too long](IdempotencyLayer::run_timeout).
 //!
-//! Under a [lease](IdempotencyLayer::leased), effects outside are not undone. If the response is not of a chosen
-//! status:
-//!
-//! - A 4xx of the first attempt frees the key for any body, if the handler has not begun because [`LeasedBody`] or a
-//!   fallback of this module ([`not_found`], [`method_not_allowed`]) has refused the request; and in steps before the
-//!   first step.
-//! - Otherwise an error under `AtLeastOnce`, and in steps, frees the key for the same body.
-//! - **Otherwise an error under `AtMostOnce` leaves the key indeterminate**, for an operator. This includes the 4xx of
-//!   any other extractor, and axum's own 404 and 405. If the handler has done nothing, it declares this with
-//!   [`Lease::not_performed`](crate::lease::Lease::not_performed).
+//! Under a [lease](IdempotencyLayer::leased), effects outside are not undone. An error frees the key for the same body
+//! under `AtLeastOnce` and in steps. **Under `AtMostOnce` it leaves the key indeterminate**, for an operator, also if it
+//! is a 4xx of an extractor, or axum's own 404 or 405. A handler that has done nothing says so with
+//! [`Lease::not_performed`](crate::lease::Lease::not_performed). A 4xx of the first attempt frees the key for any body
+//! if [`LeasedBody`] or a fallback of this module ([`not_found`], [`method_not_allowed`]) has refused the request, and
+//! in steps before the first step. The guide's page `http` has all cases.
 //!
 //! Every response of the layer to a request with one `Idempotency-Key` echoes it, as this request sent it: first
 //! answers, replays, rejections, and errors of the scope function. It replaces the echo of another service, which a
@@ -152,15 +148,13 @@
 //! further out.
 //!
 //! If the database is down, sqlx waits for a connection for the pool's `acquire_timeout`, by default 30 seconds, and
-//! only then the layer answers 503. Clients whose time-out is 5 seconds, which is common, would never see it. **Set 3
-//! seconds**: `PgPoolOptions::new().acquire_timeout(Duration::from_secs(3))`.
+//! only then the layer answers 503, which most clients would never see. **Set 3 seconds**:
+//! `PgPoolOptions::new().acquire_timeout(Duration::from_secs(3))`.
 //!
 //! # Costs
 //!
-//! Compared with the handler in a transaction of its own, a first call costs two more round trips, a task, and memory
-//! for both bodies. A replay takes four round trips (begin, claim, look, and a commit for which the answer does not
-//! wait), or one with [`round_trips`](crate::Idempotency::round_trips). `docs/performance.md` of the package
-//! has measurements.
+//! A first call costs two more round trips than the handler in a transaction of its own, and a replay takes four, or one
+//! with [`round_trips`](crate::Idempotency::round_trips). `docs/performance.md` of the package has measurements.
 
 mod body;
 mod handler;
@@ -181,9 +175,9 @@ pub use leased::NoLease;
 #[cfg(feature = "axum")]
 pub use leased::{LeasedBody, method_not_allowed, not_found};
 pub use places::Runs;
-pub use rejection::{Denied, Misconfigured, Rejection, problem};
+pub use rejection::{Denied, Rejection, problem};
 pub use replay::{AnswerBy, IDEMPOTENT_REPLAYED, Replay};
-pub use request::{IDEMPOTENCY_KEY, MalformedKey};
+pub use request::IDEMPOTENCY_KEY;
 pub use resume::{Decision, RequestResumer, ResumedRequest};
 pub use service::IdempotencyService;
 pub use transactional::{IdempotentTx, NoTransaction};

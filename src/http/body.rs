@@ -23,10 +23,10 @@ use crate::BoxError;
 const UPLOAD_TIME: Duration = Duration::from_secs(30);
 const UPLOAD_PACE: u64 = 16;
 
-/// The body of a handler's response.
-pub(super) trait ResponseBody: http_body::Body<Data = Bytes, Error: Into<BoxError>> {}
+/// The body of a request or of a response.
+pub(super) trait ByteBody: http_body::Body<Data = Bytes, Error: Into<BoxError>> {}
 
-impl<R: http_body::Body<Data = Bytes, Error: Into<BoxError>>> ResponseBody for R {}
+impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> ByteBody for B {}
 
 /// The body of a request or a response that went through the layer: the bytes that the layer has read, then the rest of
 /// the original.
@@ -258,8 +258,8 @@ pub(super) fn has_no_body(to_head: bool, status: StatusCode) -> bool {
     to_head || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
 }
 
-/// The bytes of the requests that arrive or wait, of a layer and its clones. No place bounds them, because a request has
-/// its place only later.
+/// The bytes of the requests that arrive or wait, of a layer and its clones. No place bounds them, because a request
+/// has its place only later.
 ///
 /// One account that stalls many uploads must not fill the memory, nor keep others from uploading. So the bytes of a
 /// layer have a bound, and one scope may hold half of it. They count as they arrive: a client can announce any length

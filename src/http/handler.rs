@@ -8,9 +8,9 @@ use http::{Extensions, HeaderMap, HeaderValue, Method, Request, Response, header
 use tokio::time::{Instant, timeout};
 use tower_service::Service;
 
-use super::body::{LayerBody, ResponseBody, has_no_body};
+use super::body::{ByteBody, LayerBody, has_no_body};
 use super::layer::{IdempotencyLayer, LayerMode};
-use super::rejection::{Denied, Misconfigured, Rejection};
+use super::rejection::{Denied, Mistake, Rejection};
 use super::replay::{IDEMPOTENT_REPLAYED, Reference, replay, to_record};
 use crate::Error;
 use crate::caught::{Panic, caught};
@@ -55,7 +55,7 @@ pub(super) type Reply<H> = Result<Response<LayerBody<<H as Handler>::Body>>, NoR
 
 /// A request together with the service that handles it.
 pub(super) trait Handler: Send + 'static {
-    type Body: ResponseBody + Send + 'static;
+    type Body: ByteBody + Send + 'static;
     type Error: Send + 'static;
 
     fn extensions_mut(&mut self) -> &mut Extensions;
@@ -82,7 +82,7 @@ impl<S, B, R> Handler for ServiceCall<S, B>
 where
     S: Service<Request<B>, Response = Response<R>, Error: Send, Future: Send> + Send + 'static,
     B: Send + 'static,
-    R: ResponseBody + Send + 'static,
+    R: ByteBody + Send + 'static,
 {
     type Body = R;
     type Error = S::Error;
@@ -155,7 +155,7 @@ impl Called {
 
 /// Judges the handler's response. A response below 400 is stored, and so is one of the errors that the service has
 /// chosen. Any other response frees the key.
-pub(super) async fn conclude<R: ResponseBody, E>(
+pub(super) async fn conclude<R: ByteBody, E>(
     layer: &IdempotencyLayer,
     called: Called,
     response: Response<R>,
@@ -164,11 +164,11 @@ pub(super) async fn conclude<R: ResponseBody, E>(
     Ok(caught(judge(layer, called, response)).await.map_err(NoResponse::Panicked)??)
 }
 
-async fn judge<R: ResponseBody>(
+async fn judge<R: ByteBody>(
     layer: &IdempotencyLayer,
     called: Called,
     response: Response<R>,
-) -> Result<Conclusion<R>, Misconfigured> {
+) -> Result<Conclusion<R>, Rejection> {
     let status = response.status();
     let undo = called.keyed && layer.stored_errors.contains(&status);
     // The rejection of another layer, such as *in flight*, is no answer, also if the service gives it another status.
@@ -177,7 +177,7 @@ async fn judge<R: ResponseBody>(
     }
     let content_type = response.headers().get(header::CONTENT_TYPE);
     if content_type.is_some_and(|value| fails_with_success(value.as_bytes())) {
-        return Err(Misconfigured::Grpc);
+        return Err(Mistake::Grpc.into());
     }
     let (mut parts, body) = response.into_parts();
     let reference = parts.extensions.remove::<Reference>();
@@ -209,19 +209,19 @@ fn fails_with_success(content_type: &[u8]) -> bool {
         .any(|kind| content_type.get(..kind.len()).is_some_and(|start| start.eq_ignore_ascii_case(kind)))
 }
 
-async fn read<R: ResponseBody>(
+async fn read<R: ByteBody>(
     layer: &IdempotencyLayer,
     called: Called,
     parts: &http::response::Parts,
     body: R,
-) -> Result<LayerBody<R>, Misconfigured> {
+) -> Result<LayerBody<R>, Mistake> {
     let (limit, status) = (layer.response_limit, parts.status);
     let mut deadline = Instant::now() + if is_event_stream(&parts.headers) { EVENT_STREAM_TIME } else { STREAM_TIME };
     if body.size_hint().upper().is_some_and(|upper| upper <= limit as u64) {
         deadline = deadline.max(called.at + layer.run_timeout);
     }
     let read = LayerBody::of_response(body, has_no_body(called.head, status), limit, deadline).await;
-    read.map_err(|broken| Misconfigured::BrokenResponse(broken.to_string()))
+    read.map_err(|broken| Mistake::BrokenResponse(broken.to_string()))
 }
 
 fn is_event_stream(headers: &HeaderMap) -> bool {
@@ -233,7 +233,7 @@ fn is_event_stream(headers: &HeaderMap) -> bool {
 /// The answer to a retry: the stored response, or one that is rebuilt of the stored reference.
 pub(super) async fn answer_again<H: Handler>(layer: &IdempotencyLayer, stored: Stored, handler: H) -> Reply<H> {
     let Some((status, reference)) = Reference::of(&stored) else { return Ok(replay(stored)?) };
-    let rebuild = layer.replay.as_deref().ok_or(Misconfigured::NoReplay)?;
+    let rebuild = layer.replay.as_deref().ok_or(Mistake::NoReplay)?;
     let (request, limit) = (handler.into_parts(), layer.run_timeout);
     let end = Instant::now() + limit;
     // Read only and rolled back, because a retry has no effect.

@@ -13,11 +13,10 @@ use super::body::HeldBytes;
 use super::places::{Bounds, Places, Runs};
 use super::rejection::{Denied, Rejection, Seldom, problem};
 use super::replay::{NEVER_REPLAYED, REPLAYED, Rebuild, Replay, to_record};
-use super::request::{Compared, FingerprintChoice, NEVER_STORED, STORED};
+use super::request::{Compared, FingerprintChoice, NEVER_STORED, STORED, matched_operation};
 use crate::fingerprint::Pointer;
 use crate::lease::{Finding, LeaseOptions};
 use crate::limits::{RETENTION, check_wait, is_in};
-use crate::route::without_names;
 use crate::session::ANSWER_TIME;
 use crate::{Error, Idempotency, Mode, OnDuplicate};
 
@@ -387,13 +386,12 @@ impl IdempotencyLayer {
     /// Dropping a handler stops neither its statement nor a task that it has spawned. PostgreSQL ends the statement by
     /// its own `statement_timeout`, and the transaction is open until then.
     ///
-    /// The layer's own statements are bounded, too, because a connection can vanish without a word. In a transactional
-    /// layer, a claim may take the pool's `acquire_timeout` and 30 seconds; the completion with its COMMIT, or the
-    /// ROLLBACK, may take 30 seconds. If this limit is shorter than 30 seconds, it applies to each of them, with at
-    /// least a second. After that the answer is [`Unavailable`](Rejection::Unavailable), the key is free in this
-    /// process, and the connection is closed and leaves the pool. **After a COMMIT it is unknown whether the operation
-    /// took effect.** Under a lease, a claim may take the pool's `acquire_timeout` and the length of the lease, but at
-    /// least 2 and at most 30 seconds more; a response is stored by tries for the length of one lease.
+    /// The layer's own statements are bounded, too, because a connection can vanish without a word: the claim, and the
+    /// completion with its COMMIT or the ROLLBACK, each by this limit, but by 30 seconds at most and a second at least.
+    /// A claim may also wait for the pool's `acquire_timeout`. After that the answer is
+    /// [`Unavailable`](Rejection::Unavailable), the key is free in this process, and the connection is closed and leaves
+    /// the pool. **After a COMMIT it is unknown whether the operation took effect.** Under a lease, a claim may take the
+    /// length of the lease, but 2 seconds at least and 30 at most, and a response is stored by tries for that length.
     ///
     /// # Panics
     ///
@@ -458,14 +456,13 @@ impl IdempotencyLayer {
     }
 
     pub(super) fn bounds(&self) -> Bounds {
-        let (all, connections) = (self.max_runs, connections(&self.pool));
-        let of_one_scope = self.max_runs_of_one_scope.unwrap_or_else(|| match self.mode {
-            // A run without a connection would only wait for one.
-            LayerMode::Transactional(_) => seven_eighths(all.min(connections)),
-            LayerMode::Leased(_) => seven_eighths(all),
-        });
-        // At least half of the places of the scope are left to other keys, if there are two.
-        Bounds { all, of_one_scope, of_one_key: connections.min(of_one_scope / 2).max(1) }
+        let connections = connections(&self.pool);
+        // A run without a connection would only wait for one.
+        let at_once = match self.mode {
+            LayerMode::Transactional(_) => self.max_runs.min(connections),
+            LayerMode::Leased(_) => self.max_runs,
+        };
+        Bounds::of(self.max_runs, self.max_runs_of_one_scope, at_once, connections)
     }
 
     /// How many bytes the bodies that arrive or wait may have together: those of a largest body for each place, because
@@ -483,21 +480,6 @@ impl IdempotencyLayer {
 
 fn connections(pool: &PgPool) -> usize {
     usize::try_from(pool.options().get_max_connections()).unwrap_or(usize::MAX)
-}
-
-/// At least one is left, if there are two, and at least one is given.
-fn seven_eighths(all: usize) -> usize {
-    (all - all.div_ceil(8)).max(1)
-}
-
-/// The method, and the route that axum has matched. Without the names of its parameters: who renames one would make
-/// every key new, so that a retry performs again.
-fn matched_operation(parts: &Parts) -> Option<String> {
-    #[cfg(feature = "axum")]
-    let route = parts.extensions.get().map(axum::extract::MatchedPath::as_str);
-    #[cfg(not(feature = "axum"))]
-    let route: Option<&str> = None;
-    Some(format!("{} {}", parts.method, without_names(route?)))
 }
 
 impl fmt::Debug for IdempotencyLayer {

@@ -1,8 +1,6 @@
 //! The run of a leased layer: claim, lend the lease to the handler, store its response. Or free the key, with the proof
 //! that the request was refused before its handler began.
 
-#[cfg(feature = "axum")]
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,8 +14,8 @@ use super::handler::{Called, Conclusion, Handler, LastError, NoResponse, Reply, 
 use super::layer::IdempotencyLayer;
 use super::places::{Place, Ticket};
 #[cfg(feature = "axum")]
-use super::rejection::Seldom;
-use super::rejection::{Misconfigured, Rejection};
+use super::rejection::cannot_have;
+use super::rejection::{Mistake, Rejection};
 use crate::claim::CalledAt;
 use crate::lease::{Acquired, Lease, LeaseOptions, LeaseOwner};
 use crate::record::Candidate;
@@ -145,7 +143,7 @@ impl Resumed {
     /// The layer has this key of the request. Under another one than that of the record the effect would have another
     /// downstream key, and happen twice.
     pub(super) fn meets(&self, key: &Key) -> Result<(), Rejection> {
-        let mistake = (self.key != *key).then(|| Misconfigured::ResumedUnderAnotherKey {
+        let mistake = (self.key != *key).then(|| Mistake::ResumedUnderAnotherKey {
             recorded: self.key.operation().to_owned(),
             found: key.operation().to_owned(),
         });
@@ -204,14 +202,9 @@ impl<S: Sync> axum::extract::FromRequestParts<S> for Lease {
 
 /// A 500 without a body: the text of the mistake is for the service's log.
 #[cfg(feature = "axum")]
-impl axum::response::IntoResponse for NoLease {
-    fn into_response(self) -> axum::response::Response {
-        // Also for a request of anybody, if the route has no layer.
-        static LINES: LazyLock<Seldom> = LazyLock::new(Seldom::default);
-        if let Some(left_out) = LINES.due(None, &self.to_string()) {
-            tracing::error!(error = &self as &dyn std::error::Error, left_out, "a handler cannot have its Lease");
-        }
-        http::StatusCode::INTERNAL_SERVER_ERROR.into_response()
+impl IntoResponse for NoLease {
+    fn into_response(self) -> Response {
+        cannot_have("Lease", &self)
     }
 }
 

@@ -11,7 +11,6 @@
 use std::collections::HashMap;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -48,8 +47,6 @@ pub(super) struct Ticket {
     pub(super) key: Key,
     pub(super) fingerprint: Fingerprint,
     pub(super) trace: Trace,
-    /// How long to wait for another request with the key. Zero: not at all.
-    pub(super) wait: Duration,
     /// A record is judged as of this moment.
     pub(super) arrived: std::time::Instant,
     /// What the claim stores, so that a resumer can finish the request.
@@ -59,10 +56,20 @@ pub(super) struct Ticket {
 /// How many runs there are at a time.
 #[derive(Clone, Copy)]
 pub(super) struct Bounds {
-    pub(super) all: usize,
-    pub(super) of_one_scope: usize,
+    all: usize,
+    of_one_scope: usize,
     /// Of the requests with one key that do not perform.
-    pub(super) of_one_key: usize,
+    of_one_key: usize,
+}
+
+impl Bounds {
+    /// Of `at_once` runs that have what they need, one scope has seven eighths, if the service has not set its number.
+    pub(super) fn of(all: usize, of_one_scope: Option<usize>, at_once: usize, connections: usize) -> Self {
+        // At least one is left, if there are two, and at least one is given.
+        let of_one_scope = of_one_scope.unwrap_or_else(|| (at_once - at_once.div_ceil(8)).max(1));
+        // At least half of the places of the scope are left to other keys, if there are two.
+        Self { all, of_one_scope, of_one_key: connections.min(of_one_scope / 2).max(1) }
+    }
 }
 
 /// How long a request waits.
@@ -121,8 +128,8 @@ struct Queued {
 pub(super) struct Place<'t> {
     places: Places,
     bounds: Bounds,
-    /// What the request asks for. `None`: it has no key.
-    asked: Option<(&'t Key, Fingerprint)>,
+    /// `None`: the request has no key.
+    ticket: Option<&'t Ticket>,
     /// Among the requests with its key, until it performs.
     of_key: Option<Queued>,
     run: Option<Run>,
@@ -154,13 +161,13 @@ impl Places {
     pub(super) async fn place<'t>(
         &self,
         bounds: Bounds,
-        asked: Option<(&'t Key, Fingerprint)>,
+        ticket: Option<&'t Ticket>,
         patience: Patience,
         client: watch::Receiver<()>,
     ) -> Result<Place<'t>, Rejection> {
-        let of_key = asked.map(|(key, _)| self.queue(Of::Key(key.clone()), bounds.of_one_key));
+        let of_key = ticket.map(|ticket| self.queue(Of::Key(ticket.key.clone()), bounds.of_one_key));
         let pauses = Pauses::default();
-        let mut place = Place { places: self.clone(), bounds, asked, of_key, run: None, patience, pauses, client };
+        let mut place = Place { places: self.clone(), bounds, ticket, of_key, run: None, patience, pauses, client };
         place.take(patience.place).await?;
         Ok(place)
     }
@@ -214,11 +221,11 @@ impl Place<'_> {
     }
 
     async fn wait(&mut self, deadline: Instant) -> Result<(), Rejection> {
-        if let (Some((key, asked)), Some(of_key)) = (self.asked, &mut self.of_key) {
-            of_key.turn(key, asked, self.patience.first, deadline).await.map_err(Rejection::of)?;
+        if let (Some(ticket), Some(of_key)) = (self.ticket, &mut self.of_key) {
+            of_key.turn(ticket, self.patience.first, deadline).await.map_err(Rejection::of)?;
         }
         let Bounds { all, of_one_scope, .. } = self.bounds;
-        let scope = self.asked.map(|(key, _)| key.scope().to_owned());
+        let scope = self.ticket.map(|ticket| ticket.key.scope().to_owned());
         let mut of_scope = self.places.queue(Of::Scope(scope, of_one_scope), of_one_scope);
         of_scope.admitted(deadline).await.ok_or(Rejection::Overloaded { limit: of_one_scope })?;
         let mut of_all = self.places.queue(Of::All(all), all);
@@ -232,12 +239,12 @@ impl Place<'_> {
     ///
     /// `None` if another request of this process performs: the owner of a lease that has lost it and has not noticed.
     pub(super) fn performing(&mut self) -> Option<Performing> {
-        let ((_, asked), mut of_key) = (self.asked?, self.of_key.take()?);
+        let (ticket, mut of_key) = (self.ticket?, self.of_key.take()?);
         let (ending, ended) = watch::channel(());
         let performs = of_key.with_holder(|holder| {
             let performs = !matches!(holder, Some(Holder::Here(..)));
             if performs {
-                *holder = Some(Holder::Here(asked, ended));
+                *holder = Some(Holder::Here(ticket.fingerprint, ended));
             }
             performs
         });
@@ -267,7 +274,7 @@ impl Polls for Place<'_> {
 impl Queued {
     /// Returns with a place among the requests with this key, at a moment at which nothing in this process says that
     /// the key is held.
-    async fn turn(&mut self, key: &Key, asked: Fingerprint, first: Instant, deadline: Instant) -> Result<(), Error> {
+    async fn turn(&mut self, ticket: &Ticket, first: Instant, deadline: Instant) -> Result<(), Error> {
         loop {
             let holder = self.holder_until(first);
             if holder.is_some() {
@@ -275,8 +282,8 @@ impl Queued {
                 self.permit = None;
             }
             match holder {
-                Some(Holder::Here(performed, _)) if performed != asked => {
-                    return Err(Error::KeyReused { key: key.clone() });
+                Some(Holder::Here(performed, _)) if performed != ticket.fingerprint => {
+                    return Err(Error::KeyReused { key: ticket.key.clone() });
                 }
                 Some(Holder::Here(_, mut ended)) => {
                     // Nothing is ever sent: this returns when the sender is dropped.

@@ -2,6 +2,9 @@
 //! of the service.
 
 use std::collections::HashMap;
+use std::error::Error as StdError;
+#[cfg(feature = "axum")]
+use std::sync::LazyLock;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,8 +15,12 @@ use serde_json::json;
 use super::body::Broken;
 use super::request::MalformedKey;
 use crate::claim::RETRY_AFTER;
-use crate::{Error, InvalidBody, InvalidRequest, Misuse, observe};
+use crate::{Error, InvalidBody, InvalidKey, InvalidRequest, KeyPart, observe};
 
+/// The line of the log about an operation that is for a person to settle.
+const WAITS: &str = "a request met an operation that waits for an operator";
+
+/// Why the layer refused a request. **The request performed nothing**, unless the variant says otherwise.
 ///
 /// The response has it in its extensions, for your logs and metrics. Its text is for the client. Its `source()`, which
 /// `unavailable` and `misconfigured` have, is for the service. Each variant names its [`kind`](Self::kind) and its
@@ -24,9 +31,10 @@ pub enum Rejection {
     /// `missing-key`, 400: the key is required here.
     #[error("this operation requires an Idempotency-Key: a new one for each operation, the same one for each retry")]
     MissingKey,
-    /// `malformed-key`, 400.
-    #[error(transparent)]
-    MalformedKey(#[from] MalformedKey),
+    /// `malformed-key`, 400: there are several keys, or the text says why the key cannot be used. So is an
+    /// [operation](super::IdempotencyLayer::operation) that a part of the path makes unusable.
+    #[error("{0}")]
+    MalformedKey(String),
     /// `body-too-large`, 413: the request body is over its limit.
     #[error("the body is larger than {}; send less",
         limit.map_or_else(|| "the service takes".to_owned(), |limit| format!("{limit} bytes")))]
@@ -117,80 +125,61 @@ pub enum Rejection {
         limit: Duration,
     },
     /// `misconfigured`, 500: a mistake of the service, or an error of the database that a retry would meet again. The
-    /// service's log has the details. The layer has committed nothing. **Effects outside the layer's transaction, or
-    /// under a lease, remain.**
+    /// service's log has the source, which says what to do: an [`Error`](crate::Error), or an error of the layer alone.
+    /// The layer has committed nothing. **Effects outside the layer's transaction, or under a lease, remain.**
     #[error("the service failed in a way that a retry does not fix; do not repeat the operation under another key")]
-    Misconfigured(#[source] Arc<Misconfigured>),
+    Misconfigured(#[source] Arc<dyn StdError + Send + Sync>),
 }
 
-/// What is wrong with the service. The client sees a 500 `misconfigured` and none of this text.
+/// A mistake of the service that the layer notices itself.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Misconfigured {
-    /// Nothing names the operation of the request.
+pub(super) enum Mistake {
     #[error(
         "the request has no matched route to name its operation; add the layer by axum's Router::route_layer, with the \
          feature axum, or name the operation by IdempotencyLayer::operation"
     )]
     NoOperation,
-    /// A resumed request has another key here than in its record, so that its effect would happen under another
-    /// downstream key. Nothing was performed, and it costs no attempt.
+    /// The effect would happen under another downstream key. Nothing was performed, and it costs no attempt.
     #[error(
         "a resumed request has another key here, of the operation {found:?}, than its record, of the operation \
          {recorded:?}; if these differ, name the operation of the record with IdempotencyLayer::operation; otherwise \
          let the function that decides put into the request what gives the scope and the value of the record"
     )]
-    #[non_exhaustive]
-    ResumedUnderAnotherKey {
-        /// The operation of its record.
-        recorded: String,
-        /// The operation that the layer finds.
-        found: String,
-    },
-    /// Two layers cover the request, for example by two `route_layer` on one router. Nothing was performed.
+    ResumedUnderAnotherKey { recorded: String, found: String },
+    /// For example by two `route_layer` on one router. Nothing was performed.
     #[error("two IdempotencyLayers cover this request; give each layer a Router of its own, and merge the routers")]
     CoveredTwice,
-    /// The handler answered while it, or a task that it spawned, still held the transaction.
     #[error("the handler answered and still holds its IdempotentTx; drop it before the response is returned")]
     TransactionKept,
-    /// The handler answered below 400 without having taken its [`IdempotentTx`](super::IdempotentTx).
     #[error(
         "the handler succeeded without its IdempotentTx, so its effects would not commit with the key; let it take the \
          IdempotentTx, even if it has no effects in this database"
     )]
     TransactionNotTaken,
-    /// The handler gave the transaction back and asked for it again. Something inside the layer calls the handler a
-    /// second time, and the writes of the first call are still in the transaction.
+    /// The writes of the first call are still in the transaction.
     #[error(
         "the IdempotentTx was given back and asked for again, but it is lent once; put the code that retries outside \
          the layer"
     )]
     TransactionTakenAgain,
-    /// A statement of the handler failed, and the handler still answered with a success.
-    #[error("a statement of the handler failed, but the handler answered with a success; let it answer with an error")]
-    TransactionAborted(#[source] Error),
-    /// The record has a reference, and the layer no [`Replay`](super::Replay) that rebuilds the answer.
     #[error("the record has a reference in place of a response; add IdempotencyLayer::replay, which rebuilds it")]
     NoReplay,
-    /// The body of the handler's response failed, or that of a rebuilt one.
     #[error("the response could not be read to its end: {0}")]
     BrokenResponse(String),
-    /// The handler answered in gRPC, whose calls have the status 200 even if they fail.
+    /// A call that fails has the status 200.
     #[error("the layer cannot judge a gRPC response; call ensure_idempotent in the method, without the layer")]
     Grpc,
-    /// The database refused a statement of this crate or the COMMIT, and would refuse it again: a deferred constraint,
-    /// a missing privilege (42501), a key with characters outside the database's encoding (22P05).
-    #[error("the database refused a statement or the commit, and would refuse it again")]
-    DatabaseRefused(#[source] Error),
-    /// Any other error of this crate: the table is missing, a stored reference does not decode, or the stored
-    /// fingerprint is of an unknown version or choice.
-    #[error(transparent)]
-    Refused(#[from] Error),
 }
 
-impl From<Misconfigured> for Rejection {
-    fn from(misconfigured: Misconfigured) -> Self {
-        Self::Misconfigured(Arc::new(misconfigured))
+impl From<Mistake> for Rejection {
+    fn from(mistake: Mistake) -> Self {
+        Self::Misconfigured(Arc::new(mistake))
+    }
+}
+
+impl From<MalformedKey> for Rejection {
+    fn from(malformed: MalformedKey) -> Self {
+        Self::MalformedKey(malformed.to_string())
     }
 }
 
@@ -255,8 +244,20 @@ impl Rejection {
             Error::InvalidRequest(InvalidRequest::Body(source)) => Self::InvalidBody(source),
             error if error.is_transient() => Self::Unavailable(Arc::new(error)),
             // A client that obeys `Retry-After` would ask forever, and the handler would run each time.
-            Error::Database(_) => Misconfigured::DatabaseRefused(error).into(),
-            _ => Misconfigured::Refused(error).into(),
+            error => Self::misconfigured(error),
+        }
+    }
+
+    pub(super) fn misconfigured(error: Error) -> Self {
+        Self::Misconfigured(Arc::new(error))
+    }
+
+    /// The rejection for a part of a key that cannot be used.
+    pub(crate) fn of_key(invalid: InvalidKey) -> Self {
+        match invalid.part() {
+            // A part of the path, which the client has chosen, may be a part of the operation.
+            KeyPart::Value | KeyPart::Operation => MalformedKey::from(invalid).into(),
+            KeyPart::Scope => Self::misconfigured(invalid.into()),
         }
     }
 
@@ -271,12 +272,8 @@ impl Rejection {
 
     /// The rejection for an error of a statement that follows the handler's.
     pub(super) fn of_completion(error: Error) -> Self {
-        match &error {
-            Error::Misuse(Misuse::TransactionAborted(_)) => Misconfigured::TransactionAborted(error).into(),
-            // The claim was written in this transaction, so the handler has made it read only.
-            _ if error.is_write_in_read_only() => Misconfigured::DatabaseRefused(error).into(),
-            _ => Self::of(error),
-        }
+        // The claim was written in this transaction, so the handler has made it read only.
+        if error.is_write_in_read_only() { Self::misconfigured(error) } else { Self::of(error) }
     }
 
     /// The outcome of a transactional run that ended in this rejection, or of a request that had no run, for the
@@ -287,12 +284,42 @@ impl Rejection {
             Self::InFlight { .. } => "in_flight",
             Self::Indeterminate { .. } => "indeterminate",
             Self::NotReplayable { .. } | Self::Gone => observe::REPLAYED,
-            Self::Misconfigured(mistake) if matches!(**mistake, Misconfigured::Refused(Error::OtherMode { .. })) => {
-                "other_mode"
-            }
+            Self::Misconfigured(error) if matches!(error.downcast_ref(), Some(Error::OtherMode { .. })) => "other_mode",
             Self::TimedOut { .. } => observe::FAILED,
             Self::Overloaded { .. } => observe::OVERLOADED,
             _ => observe::ERROR,
+        }
+    }
+
+    /// Writes a line about what a person has to know, unless one like it was written in the last minute. The line names
+    /// the operation, which a span at `debug` may not.
+    pub(super) fn log(&self, operation: Option<&str>, lines: &Seldom) {
+        let kind = match self {
+            Self::Unavailable(error) => error.to_string(),
+            Self::Misconfigured(error) => error.to_string(),
+            // The metrics count each of them, and `unsettled` lists the tokens.
+            Self::TimedOut { .. } | Self::Indeterminate { .. } | Self::Exhausted { .. } => self.kind().to_owned(),
+            _ => return,
+        };
+        let Some(left_out) = lines.due(operation, &kind) else { return };
+        match self {
+            Self::Unavailable(error) => {
+                let error = &**error as &dyn StdError;
+                tracing::warn!(operation, left_out, error, "a request could not be made idempotent, and was refused");
+            }
+            Self::Misconfigured(error) => {
+                let error = &**error as &dyn StdError;
+                tracing::error!(operation, left_out, error, "a request met a mistake in the service's set-up");
+            }
+            Self::TimedOut { limit } => {
+                tracing::warn!(operation, left_out, ?limit, "a handler ran into the layer's time-out, and was dropped");
+            }
+            Self::Indeterminate { token, steps } => {
+                let steps = (!steps.is_empty()).then(|| tracing::field::debug(steps));
+                tracing::warn!(operation, left_out, token, steps, kind, "{WAITS}");
+            }
+            Self::Exhausted { token, .. } => tracing::warn!(operation, left_out, token, kind, "{WAITS}"),
+            _ => {}
         }
     }
 }
@@ -338,6 +365,17 @@ impl From<StatusCode> for Denied {
         *response.status_mut() = status;
         response.into()
     }
+}
+
+/// The response of a handler that cannot have what it asks for. The text of the mistake is for the service's log.
+#[cfg(feature = "axum")]
+pub(super) fn cannot_have(what: &str, error: &(dyn StdError + 'static)) -> axum::response::Response {
+    // Also for a request of anybody, if the route has no layer.
+    static LINES: LazyLock<Seldom> = LazyLock::new(Seldom::default);
+    if let Some(left_out) = LINES.due(None, &error.to_string()) {
+        tracing::error!(error, left_out, "a handler cannot have its {what}");
+    }
+    axum::response::IntoResponse::into_response(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
 /// Of the lines of the log that clients can cause, one is written in this time for each operation and kind.

@@ -13,7 +13,7 @@ use sqlx::PgConnection;
 use tokio::time::Instant;
 
 use super::body::{LayerBody, has_no_body};
-use super::rejection::{Misconfigured, Rejection};
+use super::rejection::{Mistake, Rejection};
 use super::request::{IDEMPOTENCY_KEY, as_text, headers_of};
 use crate::outcome::{Response as Stored, to_json};
 use crate::{BoxError, Error};
@@ -121,8 +121,8 @@ impl<T: Serialize> axum::response::IntoResponseParts for AnswerBy<T> {
 
 impl Reference {
     /// Fails if a replay could not read this reference.
-    pub(super) fn check(&self, replay: Option<&dyn Rebuild>) -> Result<(), Misconfigured> {
-        replay.ok_or(Misconfigured::NoReplay)?.check(&self.0)
+    pub(super) fn check(&self, replay: Option<&dyn Rebuild>) -> Result<(), Rejection> {
+        replay.ok_or(Mistake::NoReplay)?.check(&self.0)
     }
 
     /// Above the limit of a response, the reference is not stored either.
@@ -175,7 +175,7 @@ type Rebuilding<'r> = Pin<Box<dyn Future<Output = Result<Response<Bytes>, Reject
 
 /// [`Replay`] without its types.
 pub(super) trait Rebuild: Send + Sync {
-    fn check(&self, reference: &[u8]) -> Result<(), Misconfigured>;
+    fn check(&self, reference: &[u8]) -> Result<(), Rejection>;
 
     /// The answer has at most this number of bytes, and is read until `end`.
     fn rebuild<'r>(
@@ -189,15 +189,15 @@ pub(super) trait Rebuild: Send + Sync {
 }
 
 /// The text of serde_json's error would quote the reference, which may be confidential.
-fn decoded<T: DeserializeOwned>(reference: &[u8]) -> Result<T, Misconfigured> {
+fn decoded<T: DeserializeOwned>(reference: &[u8]) -> Result<T, Rejection> {
     serde_json::from_slice(reference).map_err(|error| {
         let source = format!("{:?} error at column {}", error.classify(), error.column()).into();
-        Misconfigured::Refused(Error::Undecodable { step: None, source })
+        Rejection::misconfigured(Error::Undecodable { step: None, source })
     })
 }
 
 impl<R: Replay> Rebuild for R {
-    fn check(&self, reference: &[u8]) -> Result<(), Misconfigured> {
+    fn check(&self, reference: &[u8]) -> Result<(), Rejection> {
         decoded::<R::Reference>(reference).map(drop)
     }
 
@@ -215,7 +215,7 @@ impl<R: Replay> Rebuild for R {
                 // The layer's transaction is read only on every primary.
                 match error.is_transient() && !error.is_write_in_read_only() {
                     true => Rejection::Unavailable(Arc::new(error)),
-                    false => Misconfigured::Refused(error).into(),
+                    false => Rejection::misconfigured(error),
                 }
             })?;
             let (parts, body) = rebuilt.ok_or(Rejection::Gone)?.into_parts();
@@ -224,7 +224,7 @@ impl<R: Replay> Rebuild for R {
             let whole = read.and_then(|body| {
                 body.as_whole().cloned().ok_or_else(|| format!("it has more than {most} bytes, or took too long"))
             });
-            Ok(Response::from_parts(parts, whole.map_err(Misconfigured::BrokenResponse)?))
+            Ok(Response::from_parts(parts, whole.map_err(Mistake::BrokenResponse)?))
         })
     }
 }

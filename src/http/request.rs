@@ -1,4 +1,5 @@
-//! What the layer reads of a request: its key, its fingerprint, and the form in which it is stored for a resumer.
+//! What the layer reads of a request: its operation, its key, its fingerprint, and the form in which it is stored for a
+//! resumer.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -13,15 +14,15 @@ use crate::fingerprint::Pointer;
 use crate::key::Check;
 use crate::lease::InDoubt;
 use crate::record::ShownRequest;
+use crate::route::without_names;
 use crate::{Fingerprint, InvalidBody, InvalidKey, KeyPart};
 
 /// `Idempotency-Key`.
 pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// Why the layer refused the key of a request.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum MalformedKey {
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum MalformedKey {
     /// There are several header lines, or a proxy has joined them with a comma. Taking the first would hide a mistake.
     #[error("there are several Idempotency-Key values; send one")]
     Several,
@@ -35,14 +36,20 @@ pub enum MalformedKey {
     NeitherStringNorWord,
     /// The key has fewer characters than the [shortest](super::IdempotencyLayer::shortest_key) that the service takes.
     #[error("the Idempotency-Key has fewer than {shortest} characters; send one that nobody guesses, such as a UUID")]
-    #[non_exhaustive]
-    TooShort {
-        /// The fewest characters of a key.
-        shortest: usize,
-    },
+    TooShort { shortest: usize },
     /// The quoted string has parameters after it, which this header does not allow.
     #[error("the Idempotency-Key has parameters after the string; send the string alone")]
     Parameters,
+}
+
+/// The method, and the route that axum has matched. Without the names of its parameters: with them, a service that
+/// renames one would make every key new, and a retry would perform again.
+pub(super) fn matched_operation(parts: &Parts) -> Option<String> {
+    #[cfg(feature = "axum")]
+    let route = parts.extensions.get().map(axum::extract::MatchedPath::as_str);
+    #[cfg(not(feature = "axum"))]
+    let route: Option<&str> = None;
+    Some(format!("{} {}", parts.method, without_names(route?)))
 }
 
 /// The line of this header, if there is exactly one.
@@ -236,8 +243,8 @@ pub(super) fn restored(stored: &[u8]) -> Option<Request<Bytes>> {
     Some(request)
 }
 
-/// The value of a header as text, with one character for each byte, as in ISO 8859-1: a value may have any byte, and JSON
-/// only Unicode.
+/// The value of a header as text, with one character for each byte, as in ISO 8859-1: a value may have any byte, and
+/// JSON only Unicode.
 pub(super) fn as_text(value: &[u8]) -> String {
     value.iter().copied().map(char::from).collect()
 }

@@ -154,7 +154,7 @@ pub enum ResumedRequest {
     /// The service refused the request before its operation was claimed.
     Refused(Key),
     /// The attempt failed. The next one comes later, unless this was the last, or a 4xx has refused the request. If the
-    /// layer that the request met has [another key](super::Misconfigured::ResumedUnderAnotherKey) for it, nothing was
+    /// layer that the request met has [another key](super::Rejection::Misconfigured) for it, nothing was
     /// performed, and the attempt does not count.
     Failed(Key),
 }

@@ -1,6 +1,5 @@
 //! The service: admit a request, run it in a task of its own, answer.
 
-use std::error::Error;
 use std::future::{Future, poll_fn};
 use std::panic::resume_unwind;
 use std::pin::Pin;
@@ -10,24 +9,24 @@ use std::time::{self, Duration};
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Extensions, HeaderName, Request, Response, header};
+use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Request, Response, header};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tower_layer::Layer;
 use tower_service::Service;
 use tracing::Instrument as _;
 
-use super::body::{LayerBody, Unread};
+use super::body::{ByteBody, LayerBody, Unread};
 use super::handler::{Handler, NoResponse, Reply, ServiceCall};
 use super::layer::{IdempotencyLayer, LayerMode};
 use super::leased::{self, LentLease, Resumed};
 use super::places::{Patience, Ticket};
-use super::rejection::{Denied, Misconfigured, Rejection};
+use super::rejection::{Denied, Mistake, Rejection};
 use super::request::{IDEMPOTENCY_KEY, MalformedKey, key_value, only_line, to_store};
 use super::transactional::{Transactional, is_lent};
 use crate::key::{checked, checked_recorded};
 use crate::trace::Trace;
-use crate::{BoxError, InvalidKey, Key, KeyPart, observe};
+use crate::{BoxError, Error, Key, observe};
 
 /// `traceparent`, of W3C Trace Context. Several lines are invalid.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -73,39 +72,36 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let mut service = self.inner.clone();
-        let layer = self.layer.clone();
-        let mut key =
-            layer.key_from.is_none().then(|| only_line(request.headers(), &IDEMPOTENCY_KEY).cloned()).flatten();
-        // No log of response headers may show it.
-        key.iter_mut().for_each(|key| key.set_sensitive(true));
+        let (layer, mut service) = (self.layer.clone(), self.inner.clone());
         Box::pin(async move {
-            let (parts, body) = request.into_parts();
-            let covered = layer.methods.contains(&parts.method);
-            let operation = covered.then(|| layer.operation_of(&parts)).flatten();
-            let admitted = admit(&layer, operation.as_deref(), Request::from_parts(parts, body)).await;
-            if admitted.is_ok() {
+            let echo = echo(&layer, request.headers());
+            let Admitted { operation, admission } = admit(&layer, request).await;
+            if admission.is_ok() {
                 // Before the run, so that a request that waits here has no connection.
                 poll_fn(|context| service.poll_ready(context)).await?;
             }
-            let reply = match admitted {
-                Ok(Admission::NotCovered(request)) => {
+            let reply = match admission {
+                Ok(Admission::PassedOn(request)) => {
                     return service.call(request).await.map(|response| response.map(LayerBody::untouched));
                 }
                 Ok(Admission::Covered { ticket, request }) => {
-                    run_in_task(&layer, ticket, ServiceCall { service, request }).await
+                    run_in_task(&layer, operation, ticket, ServiceCall { service, request }).await
                 }
                 Err(refused) => Err(refused),
             };
             let mut response = match reply {
                 Ok(response) => response,
-                Err(NoResponse::Rejected(rejection)) => rejected(&layer, operation.as_deref(), rejection),
+                Err(NoResponse::Rejected(rejection)) => {
+                    let mut response = (layer.rejection)(&rejection).map(LayerBody::whole);
+                    response.extensions_mut().insert(rejection);
+                    response
+                }
                 Err(NoResponse::Denied(Denied(response))) => response.map(LayerBody::whole),
                 Err(NoResponse::Failed(error)) => return Err(error),
                 // The panic goes on in the connection's task, where it would be without the layer.
                 Err(NoResponse::Panicked(panic)) => resume_unwind(panic),
             };
-            if let Some(key) = key {
+            if let Some(key) = echo {
                 // Also over the echo of another service, which a handler has passed on.
                 response.headers_mut().insert(IDEMPOTENCY_KEY, key);
             }
@@ -114,107 +110,125 @@ where
     }
 }
 
-/// How the layer treats a request.
+/// The key that the response repeats. No log of response headers may show it.
+fn echo(layer: &IdempotencyLayer, headers: &HeaderMap) -> Option<HeaderValue> {
+    let mut key = only_line(headers, &IDEMPOTENCY_KEY).filter(|_| layer.key_from.is_none())?.clone();
+    key.set_sensitive(true);
+    Some(key)
+}
+
+/// What becomes of a request, and its operation, if the layer covers it and something names it.
+struct Admitted<B, E> {
+    operation: Option<String>,
+    admission: Result<Admission<B>, NoResponse<E>>,
+}
+
 enum Admission<B> {
     /// The layer does not cover the request's method, or a resumer has claimed the request's key.
-    NotCovered(Request<LayerBody<B>>),
+    PassedOn(Request<LayerBody<B>>),
     /// The request is performed once, or, without a ticket, each time it comes.
     Covered { ticket: Option<Ticket>, request: Request<LayerBody<B>> },
 }
 
+async fn admit<B: ByteBody, E>(layer: &IdempotencyLayer, request: Request<B>) -> Admitted<B, E> {
+    if !layer.methods.contains(request.method()) {
+        let admission = Ok(Admission::PassedOn(request.map(LayerBody::untouched)));
+        return Admitted { operation: None, admission };
+    }
+    let (parts, body) = request.into_parts();
+    let operation = layer.operation_of(&parts);
+    let admission = admit_covered(layer, operation.as_deref(), parts, body).await;
+    if let Err(NoResponse::Rejected(rejection)) = &admission {
+        count_without_run(layer, operation.as_deref(), rejection);
+        rejection.log(operation.as_deref(), &layer.lines);
+    }
+    Admitted { operation, admission }
+}
+
 /// Reads the request and makes its ticket. Nothing is claimed yet, so a slow or broken upload costs no connection.
-async fn admit<B, E>(
+async fn admit_covered<B: ByteBody, E>(
     layer: &IdempotencyLayer,
     operation: Option<&str>,
-    request: Request<B>,
-) -> Result<Admission<B>, NoResponse<E>>
-where
-    B: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
-{
+    mut parts: Parts,
+    body: B,
+) -> Result<Admission<B>, NoResponse<E>> {
     let arrived = time::Instant::now();
-    if !layer.methods.contains(request.method()) {
-        return Ok(Admission::NotCovered(request.map(LayerBody::untouched)));
-    }
+    // The key of a resumed request is this layer's own, and its record exists.
+    let resumed = parts.extensions.get::<Resumed>().filter(|_| matches!(layer.mode, LayerMode::Leased(_))).cloned();
     // A layer in front holds a key or a transaction for this request: the claim would wait for it, or commit without
-    // it. The key of a resumed request is this layer's own, and its record exists.
-    let is_resumed = matches!(layer.mode, LayerMode::Leased(_)) && request.extensions().get::<Resumed>().is_some();
-    if !is_resumed && (request.extensions().get::<Key>().is_some() || is_lent(request.extensions())) {
-        return Err(Misconfigured::CoveredTwice.into());
+    // it.
+    if resumed.is_none() && (parts.extensions.get::<Key>().is_some() || is_lent(&parts.extensions)) {
+        return Err(Mistake::CoveredTwice.into());
     }
-    let check = if is_resumed { checked_recorded } else { checked };
-    let from_header = layer.key_from.is_none().then(|| key_value(request.headers(), check));
+    let check = if resumed.is_some() { checked_recorded } else { checked };
+    let from_header = layer.key_from.is_none().then(|| key_value(&parts.headers, check));
     if matches!(from_header, Some(Ok(None))) && !layer.key_required {
-        let (parts, body) = request.into_parts();
-        let (_, body) = read(layer, None, &parts, body).await?;
+        let body = read(layer, None, &parts, body).await?;
         return Ok(Admission::Covered { ticket: None, request: Request::from_parts(parts, body) });
     }
-    let (mut parts, body) = request.into_parts();
     // Before any complaint about the key: a client without access gets the scope's answer.
     let scope = (layer.scope)(&parts).map_err(NoResponse::Denied)?;
     let from_header = from_header.transpose()?;
     if from_header == Some(None) {
         return Err(Rejection::MissingKey.into());
     }
-    let operation = operation.ok_or(Misconfigured::NoOperation)?;
+    let operation = operation.ok_or(Mistake::NoOperation)?;
 
-    let (data, body) = read(layer, Some(&scope), &parts, body).await?;
+    let body = read(layer, Some(&scope), &parts, body).await?;
     let value = match &layer.key_from {
         None => from_header.flatten(),
-        Some(value) => value(&parts, &data).map_err(NoResponse::Denied)?,
+        Some(value) => value(&parts, body.data()).map_err(NoResponse::Denied)?,
     };
-    let ticket = match value {
-        // A stored key is resumed, however short it is.
-        Some(value) if !is_resumed && value.chars().count() < layer.shortest_key => {
-            return Err(Rejection::from(MalformedKey::TooShort { shortest: layer.shortest_key }).into());
+    let Some(value) = value else {
+        if layer.key_required {
+            return Err(Rejection::MissingKey.into());
         }
-        Some(value) => {
-            let trace = only_line(&parts.headers, &TRACEPARENT).and_then(|line| line.to_str().ok());
-            let trace = Trace::of(trace.unwrap_or_default());
-            let key =
-                if is_resumed { Key::recorded(scope, operation, value) } else { Key::new(scope, operation, value) };
-            let key = key.map_err(invalid_key)?;
-            let is_leased = matches!(layer.mode, LayerMode::Leased(_));
-            let resumed: Option<Resumed> = if is_leased { parts.extensions.remove() } else { None };
-            if let Some(resumed) = &resumed {
-                resumed.meets(&key)?;
-            }
-            if is_leased && is_under_lease(&parts.extensions, &key) {
-                return Ok(Admission::NotCovered(Request::from_parts(parts, body)));
-            }
-            let fingerprint = layer.fingerprint.fingerprint(&parts, &data).map_err(Rejection::InvalidBody)?;
-            let wait = layer.mode.wait();
-            let stored = match layer.mode {
-                LayerMode::Leased(options) if options.stores_requests() => {
-                    let of_fingerprint = &layer.fingerprint.headers;
-                    let kept = |name: &_| layer.stored_headers.contains(name) || of_fingerprint.contains(name);
-                    Some(to_store(&parts, &data, kept).map_err(|status| NoResponse::Denied(status.into()))?)
-                }
-                _ => None,
-            };
-            Some(Ticket { key, fingerprint, trace, wait, arrived, stored })
-        }
-        None if layer.key_required => return Err(Rejection::MissingKey.into()),
-        None => None,
+        return Ok(Admission::Covered { ticket: None, request: Request::from_parts(parts, body) });
     };
+    // A stored key is resumed, however short it is.
+    if resumed.is_none() && value.chars().count() < layer.shortest_key {
+        return Err(Rejection::from(MalformedKey::TooShort { shortest: layer.shortest_key }).into());
+    }
+    let key = match resumed {
+        Some(_) => Key::recorded(scope, operation, value),
+        None => Key::new(scope, operation, value),
+    };
+    let key = key.map_err(Rejection::of_key)?;
+    if let LayerMode::Leased(_) = layer.mode {
+        parts.extensions.remove::<Resumed>();
+        resumed.map_or(Ok(()), |resumed| resumed.meets(&key))?;
+        if is_under_lease(&parts.extensions, &key) {
+            return Ok(Admission::PassedOn(Request::from_parts(parts, body)));
+        }
+    }
+    let fingerprint = layer.fingerprint.fingerprint(&parts, body.data()).map_err(Rejection::InvalidBody)?;
+    let stored = match layer.mode {
+        LayerMode::Leased(options) if options.stores_requests() => {
+            let of_fingerprint = &layer.fingerprint.headers;
+            let kept = |name: &_| layer.stored_headers.contains(name) || of_fingerprint.contains(name);
+            Some(to_store(&parts, body.data(), kept).map_err(|status| NoResponse::Denied(status.into()))?)
+        }
+        _ => None,
+    };
+    let trace = only_line(&parts.headers, &TRACEPARENT).and_then(|line| line.to_str().ok());
+    let trace = Trace::of(trace.unwrap_or_default());
+    let ticket = Some(Ticket { key, fingerprint, trace, arrived, stored });
     Ok(Admission::Covered { ticket, request: Request::from_parts(parts, body) })
 }
 
 /// Reads a body to its end, so that no place and no connection waits for a slow upload.
-async fn read<B>(
+async fn read<B: ByteBody>(
     layer: &IdempotencyLayer,
     scope: Option<&str>,
     parts: &Parts,
     body: B,
-) -> Result<(Bytes, LayerBody<B>), Rejection>
-where
-    B: http_body::Body<Data = Bytes, Error: Into<BoxError>>,
-{
+) -> Result<LayerBody<B>, Rejection> {
     let limit = layer.request_limit;
     // A refusal would cost a resumed request one of its attempts.
     let resumed = parts.extensions.get::<Resumed>().is_some();
     let hold = layer.held.hold(scope, if resumed { usize::MAX } else { layer.most_held() });
     let (unread, rejection) = match LayerBody::of_request(body, limit, hold).await {
-        Ok(body) => return Ok((body.data().clone(), body)),
+        Ok(body) => return Ok(body),
         Err(Unread::Broken(broken)) => return Err(Rejection::of_body(&broken)),
         Err(Unread::TooLarge(body)) => (body, Rejection::BodyTooLarge { limit: Some(limit) }),
         Err(Unread::NoRoom(body)) => (body, Rejection::Overloaded { limit: layer.max_runs }),
@@ -227,14 +241,6 @@ where
     Err(rejection)
 }
 
-fn invalid_key(invalid: InvalidKey) -> Rejection {
-    match invalid.part() {
-        // A part of the path, which the client has chosen, may be a part of the operation.
-        KeyPart::Value | KeyPart::Operation => MalformedKey::from(invalid).into(),
-        KeyPart::Scope => Misconfigured::Refused(invalid.into()).into(),
-    }
-}
-
 /// Whether a resumer has claimed this key for the request. The layer would meet that claim.
 fn is_under_lease(extensions: &Extensions, key: &Key) -> bool {
     LentLease::of(extensions).is_some_and(|lent| lent.lease.key() == key && !lent.lease.is_lost())
@@ -242,100 +248,57 @@ fn is_under_lease(extensions: &Extensions, key: &Key) -> bool {
 
 /// Runs the request in a task of its own: when the client hangs up, a run that has its place continues to its end. A
 /// request that waits for its place, or pauses, ends with its client.
-async fn run_in_task<H: Handler>(layer: &Arc<IdempotencyLayer>, ticket: Option<Ticket>, handler: H) -> Reply<H> {
+async fn run_in_task<H: Handler>(
+    layer: &Arc<IdempotencyLayer>,
+    operation: Option<String>,
+    ticket: Option<Ticket>,
+    handler: H,
+) -> Reply<H> {
     // Dropped with this future.
     let (_client, gone) = watch::channel(());
     let layer = layer.clone();
     // Boxed, because a task is moved several times before its first poll, and this one is large.
-    let run = Box::pin(async move { run(&layer, ticket, gone, handler).await });
+    let run = Box::pin(async move { run(&layer, operation.as_deref(), ticket, gone, handler).await });
     // The task fails if the runtime is shutting down, or the layer itself has panicked.
     let ended = tokio::spawn(run.in_current_span()).await;
-    ended.unwrap_or_else(|_| Err(crate::Error::Unanswered.into()))
+    ended.unwrap_or_else(|_| Err(Error::Unanswered.into()))
 }
 
 async fn run<H: Handler>(
     layer: &IdempotencyLayer,
+    operation: Option<&str>,
     ticket: Option<Ticket>,
     client: watch::Receiver<()>,
     mut handler: H,
 ) -> Reply<H> {
     let arrived = Instant::now();
-    let first = arrived + ticket.as_ref().map_or(Duration::ZERO, |ticket| ticket.wait);
+    let first = arrived + ticket.as_ref().map_or(Duration::ZERO, |_| layer.mode.wait());
     let patience = Patience { first, place: first.max(arrived + layer.place_time()) };
-    let asked = ticket.as_ref().map(|ticket| (&ticket.key, ticket.fingerprint));
-    let place = layer.places.place(layer.bounds(), asked, patience, client).await;
-    let Some(ticket) = &ticket else {
-        let _place = place?;
-        return match layer.mode {
-            LayerMode::Transactional(options) => Transactional { layer, options }.run_without_key(handler).await,
-            LayerMode::Leased(_) => Ok(handler.call(layer.run_timeout).await?.map(LayerBody::untouched)),
-        };
-    };
-    // It has no run, which would count it.
-    let place = place.inspect_err(|rejection| {
-        if let Rejection::InFlight { .. } | Rejection::KeyReused = rejection {
-            observe::outcome(layer.mode.of_records(), ticket.key.operation(), rejection.outcome());
+    let place = layer.places.place(layer.bounds(), ticket.as_ref(), patience, client).await;
+    let place = place.inspect_err(|rejection| count_without_run(layer, operation, rejection))?;
+    if let Some(ticket) = &ticket {
+        handler.extensions_mut().insert(ticket.key.clone());
+    }
+    let reply = match (layer.mode, &ticket) {
+        (LayerMode::Transactional(options), Some(ticket)) => {
+            Transactional { layer, options }.run(ticket, place, handler).await
         }
-    })?;
-    handler.extensions_mut().insert(ticket.key.clone());
-    let reply = match layer.mode {
-        LayerMode::Transactional(options) => Transactional { layer, options }.run(ticket, place, handler).await,
-        LayerMode::Leased(options) => leased::run(options, layer, ticket, place, handler).await,
+        (LayerMode::Transactional(options), None) => Transactional { layer, options }.run_without_key(handler).await,
+        (LayerMode::Leased(options), Some(ticket)) => leased::run(options, layer, ticket, place, handler).await,
+        (LayerMode::Leased(_), None) => {
+            handler.call(layer.run_timeout).await.map(|response| response.map(LayerBody::untouched))
+        }
     };
     if let Err(NoResponse::Rejected(rejection)) = &reply {
-        warn_of_unsettled(layer, ticket.key.operation(), rejection);
+        // In this task, because the client may be gone.
+        rejection.log(operation, &layer.lines);
     }
     reply
 }
 
-fn warn_of_unsettled(layer: &IdempotencyLayer, operation: &str, rejection: &Rejection) {
-    let (token, steps) = match rejection {
-        Rejection::Indeterminate { token, steps } => (token, &**steps),
-        Rejection::Exhausted { token, .. } => (token, &[][..]),
-        _ => return,
-    };
-    // The metrics count each of them, and `unsettled` lists the tokens.
-    let Some(left_out) = layer.lines.due(Some(operation), rejection.kind()) else { return };
-    tracing::warn!(
-        operation,
-        left_out,
-        token,
-        steps = (!steps.is_empty()).then(|| tracing::field::debug(steps)),
-        kind = rejection.kind(),
-        "a request met an operation that waits for an operator"
-    );
-}
-
-/// The response for a rejection, with the rejection in its extensions. The logs name the operation, which a span at
-/// `debug` may not.
-fn rejected<R>(layer: &IdempotencyLayer, operation: Option<&str>, rejection: Rejection) -> Response<LayerBody<R>> {
-    let due = |line: &str| layer.lines.due(operation, line);
-    match &rejection {
-        Rejection::Unavailable(error) => {
-            let Some(left_out) = due(&error.to_string()) else { return response_of(layer, rejection) };
-            let error = &**error as &dyn Error;
-            tracing::warn!(operation, left_out, error, "a request could not be made idempotent, and was refused");
-        }
-        Rejection::Misconfigured(error) => {
-            let Some(left_out) = due(&error.to_string()) else { return response_of(layer, rejection) };
-            let error = &**error as &dyn Error;
-            tracing::error!(operation, left_out, error, "a request met a mistake in the service's set-up");
-        }
-        Rejection::TimedOut { limit } => {
-            let Some(left_out) = due(rejection.kind()) else { return response_of(layer, rejection) };
-            tracing::warn!(operation, left_out, ?limit, "a handler ran into the layer's time-out, and was dropped");
-        }
-        // It has no run, which would count it.
-        Rejection::Overloaded { .. } => {
-            observe::outcome(layer.mode.of_records(), operation.unwrap_or_default(), rejection.outcome());
-        }
-        _ => {}
+/// Counts a request that was refused before it had a run, which would count it.
+fn count_without_run(layer: &IdempotencyLayer, operation: Option<&str>, rejection: &Rejection) {
+    if let Rejection::InFlight { .. } | Rejection::KeyReused | Rejection::Overloaded { .. } = rejection {
+        observe::outcome(layer.mode.of_records(), operation.unwrap_or_default(), rejection.outcome());
     }
-    response_of(layer, rejection)
-}
-
-fn response_of<R>(layer: &IdempotencyLayer, rejection: Rejection) -> Response<LayerBody<R>> {
-    let mut response = (layer.rejection)(&rejection).map(LayerBody::whole);
-    response.extensions_mut().insert(rejection);
-    response
 }

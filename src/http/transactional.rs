@@ -2,8 +2,6 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-#[cfg(feature = "axum")]
-use std::sync::LazyLock;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -17,8 +15,8 @@ use super::handler::{Called, Conclusion, Handler, NoResponse, Reply, answer_agai
 use super::layer::IdempotencyLayer;
 use super::places::{Place, Ticket};
 #[cfg(feature = "axum")]
-use super::rejection::Seldom;
-use super::rejection::{Misconfigured, Rejection};
+use super::rejection::cannot_have;
+use super::rejection::{Mistake, Rejection};
 use crate::claim::Claimed;
 use crate::observe::{call_span, spanned};
 use crate::outcome::Response as Stored;
@@ -171,11 +169,11 @@ impl Transactional<'_> {
     }
 
     /// The transaction, unless the handler did something with it that must not be committed.
-    async fn committable(self, lent: Option<Lent>, required: bool) -> Result<Session, Misconfigured> {
-        let Lent { session, loaned } = lent.ok_or(Misconfigured::TransactionKept)?;
+    async fn committable(self, lent: Option<Lent>, required: bool) -> Result<Session, Mistake> {
+        let Lent { session, loaned } = lent.ok_or(Mistake::TransactionKept)?;
         let mistake = match loaned {
-            Loaned::Untouched if required => Misconfigured::TransactionNotTaken,
-            Loaned::AskedForAgain => Misconfigured::TransactionTakenAgain,
+            Loaned::Untouched if required => Mistake::TransactionNotTaken,
+            Loaned::AskedForAgain => Mistake::TransactionTakenAgain,
             Loaned::Untouched | Loaned::Taken => return Ok(session),
         };
         self.roll_back(session).await;
@@ -303,8 +301,7 @@ pub enum NoTransaction {
     /// Another extractor of the same handler, or a task that it spawned, has the transaction.
     #[error("the idempotent transaction is taken, and was not given back")]
     Taken,
-    /// Something inside the layer calls the handler a second time. The layer then commits nothing:
-    /// [`Misconfigured::TransactionTakenAgain`](super::Misconfigured::TransactionTakenAgain).
+    /// Something inside the layer calls the handler a second time. The layer then commits nothing, and answers 500.
     #[error("the idempotent transaction was given back, and is lent once; put the code that retries outside the layer")]
     GivenBack,
 }
@@ -368,15 +365,6 @@ impl<S: Sync> axum::extract::FromRequestParts<S> for IdempotentTx {
 #[cfg(feature = "axum")]
 impl axum::response::IntoResponse for NoTransaction {
     fn into_response(self) -> axum::response::Response {
-        // Also for a request of anybody, if the route has no layer.
-        static LINES: LazyLock<Seldom> = LazyLock::new(Seldom::default);
-        if let Some(left_out) = LINES.due(None, &self.to_string()) {
-            tracing::error!(
-                error = &self as &dyn std::error::Error,
-                left_out,
-                "a handler cannot have its IdempotentTx"
-            );
-        }
-        http::StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        cannot_have("IdempotentTx", &self)
     }
 }

@@ -17,7 +17,8 @@ use rig::gate::Gate;
 use sqlx::PgPool;
 
 use crate::support::{
-    create_effects, effects, insert, leased, post_to, records, spawned_post, transactional, until_nothing_is_open,
+    create_effects, effects, insert, leased, post_to, recorded, records, spawned_post, transactional,
+    until_nothing_is_open,
 };
 
 const LEASE: Duration = Duration::from_secs(60);
@@ -101,7 +102,7 @@ async fn a_response_of_known_length_is_awaited_and_stored(pool: PgPool) {
     for (app, key) in [(transaction, "key-1"), (leased, "key-2")] {
         for replayed in [false, true] {
             let answer = post_to(&app, "/late", key, "x").await;
-            assert_eq!((answer.is_replayed(), &*answer.body), (replayed, &b"late"[..]), "{answer:?}");
+            assert_eq!((answer.is_replayed(), &*answer.body), (replayed, &b"late"[..]), "{key}: {answer:?}");
         }
     }
 }
@@ -193,7 +194,7 @@ async fn a_panic_in_the_handler_or_in_its_response_body_settles_the_lease(pool: 
             .fetch_one(&pool)
             .await
             .expect("a record");
-            assert_eq!(in_flight, (Some(released), false), "{uri}");
+            assert_eq!(in_flight, (Some(released), false), "{policy:?} {uri}");
         }
     }
 }
@@ -239,17 +240,13 @@ async fn a_lease_that_is_lost_while_the_response_is_read_stores_nothing(pool: Pg
     sqlx::raw_sql("update idempotency.record set token = token + 1").execute(&pool).await.expect("taken over");
     let lost = first.await.expect("joined");
     assert_eq!((lost.status, &*lost.problem()), (StatusCode::SERVICE_UNAVAILABLE, "unavailable"));
-    let completed: bool = sqlx::query_scalar("select completed_at is not null from idempotency.record")
-        .fetch_one(&pool)
-        .await
-        .expect("one");
-    assert!(!completed);
+    assert!(!recorded::<bool>(&pool, "completed_at is not null").await);
     gate.open();
 }
 
 /// A record without a response is committed before the stream is sent, even if the client reads slowly.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_response_that_is_not_stored_holds_no_transaction(pool: PgPool) {
+async fn a_secret_is_not_stored_and_holds_no_transaction(pool: PgPool) {
     create_effects(&pool).await;
     let handler = async |mut tx: IdempotentTx| {
         insert(&mut tx, "secret").await;
@@ -259,9 +256,11 @@ async fn a_response_that_is_not_stored_holds_no_transaction(pool: PgPool) {
     let app = Router::new().route("/secret", post(handler)).layer(transactional(&pool));
     let started = Instant::now();
     let request = crate::support::request("POST", "/secret", Some("key-1"), "x");
-    let response = tower::ServiceExt::oneshot(app, request).await.expect("infallible");
+    let response = tower::ServiceExt::oneshot(app.clone(), request).await.expect("infallible");
     assert!(started.elapsed() < Duration::from_secs(5));
     assert_eq!((response.status(), effects(&pool).await), (StatusCode::OK, 1));
     until_nothing_is_open(&pool).await;
+    assert_eq!(recorded::<Option<Vec<u8>>>(&pool, "response_body").await, None);
+    assert_eq!(post_to(&app, "/secret", "key-1", "x").await.problem(), "not-replayable");
     drop(response);
 }

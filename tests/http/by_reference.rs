@@ -11,34 +11,48 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use axum::{Extension, Json, Router};
-use pg_idempotency::http::{
-    AnswerBy, IdempotencyLayer, IdempotentTx, Misconfigured, NoStore, NoTransaction, Rejection, Replay,
-};
+use pg_idempotency::http::{AnswerBy, IdempotencyLayer, IdempotentTx, NoStore, NoTransaction, Replay};
 use pg_idempotency::lease::Policy;
 use pg_idempotency::{Error, Key, RoundTrips, operator};
 use serde::Serialize;
-use sqlx::postgres::PgPoolOptions;
 use sqlx::{PgConnection, PgPool};
 
 use crate::support::{
-    Answer, app, create_effects, effects, insert, leased, outside, post_to, request, saving, send, transactional,
+    app, create_effects, effects, insert, leased, outside, pool_of, post_to, recorded, request, saving, send,
+    transactional,
 };
 
 const LEASE: Policy = Policy::AtMostOnce { lease: Duration::from_secs(60) };
 
-/// The place of the leased layer in [`layers`].
-const LEASED: usize = 4;
-
-/// Both constructors, and every way to find the record.
-fn layers(pool: &PgPool) -> [IdempotencyLayer; 5] {
-    [
-        transactional(pool),
-        saving(pool, RoundTrips::Plain),
-        saving(pool, RoundTrips::SelectFirst),
-        saving(pool, RoundTrips::Fewest),
-        leased(pool, LEASE),
-    ]
+/// One test for each constructor and each way to find the record.
+macro_rules! in_each_layer {
+    ($($behaviour:ident),*) => {
+        in_each_layer!(plain, |pool| saving(pool, RoundTrips::Plain), [$($behaviour),*]);
+        in_each_layer!(select_first, |pool| saving(pool, RoundTrips::SelectFirst), [$($behaviour),*]);
+        in_each_layer!(fewest, |pool| saving(pool, RoundTrips::Fewest), [$($behaviour),*]);
+        in_each_layer!(under_a_lease, |pool| leased(pool, LEASE), [$($behaviour),*]);
+    };
+    ($name:ident, $layer:expr, [$($behaviour:ident),*]) => {
+        mod $name {
+            use super::*;
+            $(
+                #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+                async fn $behaviour(pool: PgPool) {
+                    super::$behaviour(pool, $layer).await;
+                }
+            )*
+        }
+    };
 }
+
+in_each_layer!(
+    an_order_is_shown_as_it_is_now,
+    the_record_of_a_large_report_is_small,
+    a_reference_that_does_not_resolve_is_gone_and_never_performed_again,
+    a_replay_that_fails_leaves_nothing_open_and_performs_nothing
+);
+
+type Layer = fn(&PgPool) -> IdempotencyLayer;
 
 // The first caller: an order by its id, as it is now.
 
@@ -88,34 +102,24 @@ fn orders(pool: &PgPool) -> Router {
 }
 
 /// Nothing of the first answer is stored. A replay needs one connection, and the layer has no other.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn an_order_is_shown_as_it_is_now(pool: PgPool) {
+async fn an_order_is_shown_as_it_is_now(pool: PgPool, layer: Layer) {
     create_effects(&pool).await;
-    let one = PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(20));
-    let one = one.connect_with((*pool.connect_options()).clone()).await.expect("a pool");
-    for (case, layer) in layers(&one).into_iter().enumerate() {
-        outside(&pool, "delete from idempotency.record; delete from effect").await;
-        let app = orders(&pool).layer(layer.replay(OrdersById::default()));
-        let first = post_to(&app, "/orders", "key-1", "x").await;
-        assert_eq!((first.status, first.is_replayed()), (StatusCode::CREATED, false), "{case}: {first:?}");
-        assert_eq!(first.headers["set-cookie"], "session=1", "the first answer is the handler's");
-        let stored: (Option<i16>, Option<String>) =
-            sqlx::query_as("select response_status, response_headers::text from idempotency.record")
-                .fetch_one(&pool)
-                .await
-                .expect("a record");
-        assert_eq!(stored, (Some(201), Some("\"reference\"".to_owned())), "{case}");
-        for note in ["pencils", "erasers"] {
-            outside(&pool, &format!("update effect set note = '{note}'")).await;
-            let repeat = post_to(&app, "/orders", "key-1", "x").await;
-            assert_eq!((repeat.status, repeat.is_replayed()), (StatusCode::CREATED, true), "{case}: {repeat:?}");
-            assert_eq!(repeat.headers["content-type"], "application/json");
-            assert!(!repeat.headers.contains_key("etag") && !repeat.headers.contains_key("set-cookie"), "{repeat:?}");
-            let order: serde_json::Value = serde_json::from_slice(&repeat.body).expect("JSON");
-            assert_eq!(order["note"], note);
-        }
-        assert_eq!(effects(&pool).await, 1);
+    let app = orders(&pool).layer(layer(&pool_of(1, &pool.connect_options()).await).replay(OrdersById::default()));
+    let first = post_to(&app, "/orders", "key-1", "x").await;
+    assert_eq!((first.status, first.is_replayed()), (StatusCode::CREATED, false), "{first:?}");
+    assert_eq!(first.headers["set-cookie"], "session=1", "the first answer is the handler's");
+    let stored: String = recorded(&pool, "format('%s %s', response_status, response_headers)").await;
+    assert_eq!(stored, "201 \"reference\"");
+    for note in ["pencils", "erasers"] {
+        outside(&pool, &format!("update effect set note = '{note}'")).await;
+        let repeat = post_to(&app, "/orders", "key-1", "x").await;
+        assert_eq!((repeat.status, repeat.is_replayed()), (StatusCode::CREATED, true), "{repeat:?}");
+        assert_eq!(repeat.headers["content-type"], "application/json");
+        assert!(!repeat.headers.contains_key("etag") && !repeat.headers.contains_key("set-cookie"), "{repeat:?}");
+        let order: serde_json::Value = serde_json::from_slice(&repeat.body).expect("JSON");
+        assert_eq!(order["note"], note);
     }
+    assert_eq!(effects(&pool).await, 1);
 }
 
 // The second caller: a report of 64 KB, which a table of the service has anyway.
@@ -138,94 +142,75 @@ impl Replay for Reports {
     }
 }
 
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn the_record_of_a_large_report_is_small(pool: PgPool) {
+async fn the_record_of_a_large_report_is_small(pool: PgPool, layer: Layer) {
     let create = "create table report (id bigint, account text, content text)";
     sqlx::raw_sql(create).execute(&pool).await.expect("a table");
     // Not compressible, so that no compression hides a body in the record.
-    let report = Arc::new(
-        (0..)
-            .map(|n: u64| format!("{:016x}\n", n.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
-            .take(64 * 1024 / 17)
-            .collect::<String>(),
-    );
-    sqlx::query("insert into report values (7, 'ada', $1)").bind(&**report).execute(&pool).await.expect("a report");
-    for layer in layers(&pool) {
-        outside(&pool, "delete from idempotency.record").await;
-        let content = report.clone();
-        let handler = async move |_tx: Result<IdempotentTx, NoTransaction>| {
-            (AnswerBy(7), [(header::CONTENT_TYPE, "text/csv")], content.to_string())
-        };
-        // The limit is that of a stored body, and no body is stored.
-        let layer = layer.replay(Reports).response_limit(1000);
-        let app = Router::new().route("/reports", post(handler)).layer(layer);
-        for replayed in [false, true] {
-            let answer = post_to(&app, "/reports", "b5b6a1e0-8a1c-4c6e-9f63-0e9f5a3d6c11", "x").await;
-            assert_eq!((answer.status, answer.is_replayed()), (StatusCode::OK, replayed));
-            assert_eq!(answer.headers["content-type"], "text/csv");
-            assert_eq!(answer.body, report.as_bytes());
-        }
-        let record = "select pg_column_size(record), value from idempotency.record record";
-        let (bytes, value): (i32, String) = sqlx::query_as(record).fetch_one(&pool).await.expect("a record");
-        assert!(bytes < 400, "{bytes} bytes");
-        let key = Key::new("ada", "POST /reports", value).expect("a key");
-        let shown = operator::show(&pool, &key).await.expect("shown").expect("a record");
-        assert_eq!(shown.response_bytes, Some(1), "an operator sees the size of the reference");
+    let report: String =
+        (0..64 * 1024 / 17_u64).map(|n| format!("{:016x}\n", n.wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect();
+    sqlx::query("insert into report values (7, 'ada', $1)").bind(&report).execute(&pool).await.expect("a report");
+    let content = report.clone();
+    let handler = async move |_tx: Result<IdempotentTx, NoTransaction>| {
+        (AnswerBy(7), [(header::CONTENT_TYPE, "text/csv")], content.clone())
+    };
+    // The limit is that of a stored body, and no body is stored.
+    let layer = layer(&pool).replay(Reports).response_limit(1000);
+    let app = Router::new().route("/reports", post(handler)).layer(layer);
+    for replayed in [false, true] {
+        let answer = post_to(&app, "/reports", "b5b6a1e0-8a1c-4c6e-9f63-0e9f5a3d6c11", "x").await;
+        assert_eq!((answer.status, answer.is_replayed()), (StatusCode::OK, replayed));
+        assert_eq!(answer.headers["content-type"], "text/csv");
+        assert_eq!(answer.body, report.as_bytes());
     }
+    let bytes: i32 = recorded(&pool, "pg_column_size(record)").await;
+    assert!(bytes < 400, "{bytes} bytes");
+    let key = Key::new("ada", "POST /reports", recorded::<String>(&pool, "value").await).expect("a key");
+    let shown = operator::show(&pool, &key).await.expect("shown").expect("a record");
+    assert_eq!(shown.response_bytes, Some(1), "an operator sees the size of the reference");
+}
+
+async fn a_reference_that_does_not_resolve_is_gone_and_never_performed_again(pool: PgPool, layer: Layer) {
+    create_effects(&pool).await;
+    let app = orders(&pool).layer(layer(&pool).replay(OrdersById::default()));
+    post_to(&app, "/orders", "key-1", "x").await;
+    outside(&pool, "delete from effect").await;
+    for _ in 0..2 {
+        let gone = post_to(&app, "/orders", "key-1", "x").await;
+        assert_eq!((gone.status, &*gone.problem()), (StatusCode::GONE, "gone"));
+        assert!(!gone.is_replayed() && !gone.headers.contains_key("retry-after"), "{gone:?}");
+    }
+    assert_eq!(effects(&pool).await, 0);
+}
+
+/// A layer that cannot replay a reference, and one whose references have another type.
+fn unable(layer: &IdempotencyLayer) -> [(IdempotencyLayer, &'static str); 2] {
+    [(layer.clone(), "add IdempotencyLayer::replay"), (layer.clone().replay(Failing), "does not decode")]
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_reference_that_does_not_resolve_is_gone_and_never_performed_again(pool: PgPool) {
+async fn a_transaction_with_a_reference_that_cannot_be_replayed_does_not_commit(pool: PgPool) {
     create_effects(&pool).await;
-    for layer in layers(&pool) {
-        outside(&pool, "delete from idempotency.record; delete from effect").await;
-        let app = orders(&pool).layer(layer.replay(OrdersById::default()));
-        post_to(&app, "/orders", "key-1", "x").await;
-        outside(&pool, "delete from effect").await;
-        for _ in 0..2 {
-            let gone = post_to(&app, "/orders", "key-1", "x").await;
-            assert_eq!((gone.status, &*gone.problem()), (StatusCode::GONE, "gone"));
-            assert!(!gone.is_replayed() && !gone.headers.contains_key("retry-after"), "{gone:?}");
-        }
+    for (layer, mistake) in unable(&transactional(&pool)) {
+        let answer = post_to(&orders(&pool).layer(layer), "/orders", "key-1", "x").await;
+        assert!(answer.mistake().contains(mistake), "{answer:?}");
         assert_eq!(effects(&pool).await, 0);
     }
 }
 
-/// The reference has another type, or the layer cannot replay one. A transactional layer notices before it commits.
+/// The effect has happened. The next deployment repairs the replay.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_reference_that_cannot_be_replayed_commits_nothing_or_is_never_performed_again(pool: PgPool) {
+async fn under_a_lease_a_reference_that_cannot_be_replayed_is_never_performed_again(pool: PgPool) {
     create_effects(&pool).await;
-    let cases = layers(&pool)
-        .into_iter()
-        .enumerate()
-        .flat_map(|(case, layer)| [(case, layer.clone(), true), (case, layer, false)]);
-    for (case, layer, of_another_type) in cases {
-        outside(&pool, "delete from idempotency.record; delete from effect").await;
-        let refused = |answer: &Answer| {
-            let Some(Rejection::Misconfigured(mistake)) = &answer.rejection else { panic!("{answer:?}") };
-            match **mistake {
-                Misconfigured::Refused(Error::Undecodable { .. }) => assert!(of_another_type, "{answer:?}"),
-                Misconfigured::NoReplay => assert!(!of_another_type, "{answer:?}"),
-                _ => panic!("{answer:?}"),
-            }
-        };
-        let layered = if of_another_type { layer.clone().replay(Failing) } else { layer.clone() };
-        let app = orders(&pool).layer(layered);
-        let first = post_to(&app, "/orders", "key-1", "x").await;
-        if case != LEASED {
-            refused(&first);
-            assert_eq!(effects(&pool).await, 0);
-            continue;
-        }
-        assert_eq!(first.status, StatusCode::CREATED);
-        let repeat = post_to(&app, "/orders", "key-1", "x").await;
-        assert_eq!((repeat.status, &*repeat.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
-        refused(&repeat);
+    let leased = leased(&pool, LEASE);
+    for (number, (layer, mistake)) in (1..).zip(unable(&leased)) {
+        let (app, key) = (orders(&pool).layer(layer), format!("key-{number}"));
+        assert_eq!(post_to(&app, "/orders", &key, "x").await.status, StatusCode::CREATED);
+        let repeat = post_to(&app, "/orders", &key, "x").await;
+        assert!(repeat.mistake().contains(mistake), "{repeat:?}");
         assert!(!format!("{repeat:?}").contains("type: integer"), "no log shows the reference");
-        assert_eq!(effects(&pool).await, 1);
-        // The next deployment repairs it.
-        let repaired = orders(&pool).layer(layer.replay(OrdersById::default()));
-        assert!(post_to(&repaired, "/orders", "key-1", "x").await.is_replayed());
+        assert_eq!(effects(&pool).await, number);
+        let repaired = orders(&pool).layer(leased.clone().replay(OrdersById::default()));
+        assert!(post_to(&repaired, "/orders", &key, "x").await.is_replayed());
     }
 }
 
@@ -276,50 +261,46 @@ impl Replay for Failing {
     }
 }
 
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_replay_that_fails_leaves_nothing_open_and_performs_nothing(pool: PgPool) {
+async fn a_replay_that_fails_leaves_nothing_open_and_performs_nothing(pool: PgPool, layer: Layer) {
     create_effects(&pool).await;
-    for layer in layers(&pool) {
-        outside(&pool, "delete from idempotency.record; delete from effect").await;
-        let layer = layer.replay(Failing).run_timeout(Duration::from_secs(1));
-        let effect_pool = pool.clone();
-        let handler = async move |Path(how): Path<String>, tx: Result<IdempotentTx, NoTransaction>| {
-            new_effect(tx, &effect_pool, "performed").await;
-            (AnswerBy(how), "the first answer")
-        };
-        let app = Router::new().route("/{how}", post(handler)).layer(layer);
-        let cases = [
-            ("writes", 500, "misconfigured"),
-            ("breaks", 500, "misconfigured"),
-            ("cancelled", 503, "unavailable"),
-            ("hangs", 503, "timed-out"),
-            ("panics", 0, ""),
-            ("refuses", 403, ""),
-        ];
-        for (how, status, problem) in cases {
-            let uri = format!("/{how}");
-            assert_eq!(post_to(&app, &uri, how, "x").await.body, "the first answer", "{how}");
-            let repeat = tokio::spawn({
-                let app = app.clone();
-                async move { post_to(&app, &uri, how, "x").await }
-            });
-            match repeat.await {
-                Ok(repeat) => {
-                    assert_eq!((repeat.status.as_u16(), repeat.is_replayed()), (status, false), "{how}: {repeat:?}");
-                    assert!(problem.is_empty() || repeat.problem() == problem, "{how}: {repeat:?}");
-                }
-                Err(panicked) => assert!(panicked.is_panic() && how == "panics", "{how}: {panicked}"),
+    let layer = layer(&pool).replay(Failing).run_timeout(Duration::from_secs(1));
+    let effect_pool = pool.clone();
+    let handler = async move |Path(how): Path<String>, tx: Result<IdempotentTx, NoTransaction>| {
+        new_effect(tx, &effect_pool, "performed").await;
+        (AnswerBy(how), "the first answer")
+    };
+    let app = Router::new().route("/{how}", post(handler)).layer(layer);
+    let cases = [
+        ("writes", 500, "misconfigured"),
+        ("breaks", 500, "misconfigured"),
+        ("cancelled", 503, "unavailable"),
+        ("hangs", 503, "timed-out"),
+        ("panics", 0, ""),
+        ("refuses", 403, ""),
+    ];
+    for (how, status, problem) in cases {
+        let uri = format!("/{how}");
+        assert_eq!(post_to(&app, &uri, how, "x").await.body, "the first answer", "{how}");
+        let repeat = tokio::spawn({
+            let app = app.clone();
+            async move { post_to(&app, &uri, how, "x").await }
+        });
+        match repeat.await {
+            Ok(repeat) => {
+                assert_eq!((repeat.status.as_u16(), repeat.is_replayed()), (status, false), "{how}: {repeat:?}");
+                assert!(problem.is_empty() || repeat.problem() == problem, "{how}: {repeat:?}");
             }
+            Err(panicked) => assert!(panicked.is_panic() && how == "panics", "{how}: {panicked}"),
         }
-        assert_eq!(effects(&pool).await, cases.len() as i64);
-        let mut listener = sqlx::postgres::PgListener::connect_with(&pool).await.expect("a listener");
-        listener.listen("replayed").await.expect("listening");
-        for replayed in [false, true] {
-            assert_eq!(post_to(&app, "/notifies", "notifies", "x").await.is_replayed(), replayed);
-        }
-        outside(&pool, "notify replayed, 'the only one'").await;
-        assert_eq!(listener.recv().await.expect("a notification").payload(), "the only one");
     }
+    assert_eq!(effects(&pool).await, cases.len() as i64);
+    let mut listener = sqlx::postgres::PgListener::connect_with(&pool).await.expect("a listener");
+    listener.listen("replayed").await.expect("listening");
+    for replayed in [false, true] {
+        assert_eq!(post_to(&app, "/notifies", "notifies", "x").await.is_replayed(), replayed);
+    }
+    outside(&pool, "notify replayed, 'the only one'").await;
+    assert_eq!(listener.recv().await.expect("a notification").payload(), "the only one");
     // Only the statement that hangs is still there, until the server ends it.
     crate::support::until(
         &pool,

@@ -2,20 +2,21 @@
 
 use std::time::Duration;
 
+use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::Path;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
-use axum::{Extension, Router};
 use http_body_util::BodyExt as _;
-use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, NoStore, Rejection};
+use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, Rejection, Runs};
 use pg_idempotency::lease::{LeaseOptions, Policy};
-use pg_idempotency::{Idempotency, Key, RoundTrips};
+use pg_idempotency::{Idempotency, Key, OnDuplicate, RoundTrips};
 use rig::gate::{Gate, PATIENCE};
 use sqlx::PgPool;
-use tokio::task::JoinHandle;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use tokio::task::{JoinHandle, yield_now};
 use tower::ServiceExt as _;
 
 pub(crate) use rig::database::{effects, outside, records, until};
@@ -67,6 +68,17 @@ pub(crate) fn saving(pool: &PgPool, round_trips: RoundTrips) -> IdempotencyLayer
     IdempotencyLayer::transactional(pool.clone(), Idempotency::new().round_trips(round_trips), user)
 }
 
+/// A duplicate waits for the first request.
+pub(crate) fn waiting(pool: &PgPool, limit: Duration) -> IdempotencyLayer {
+    IdempotencyLayer::transactional(pool.clone(), calls().on_duplicate(OnDuplicate::Wait(limit)), user)
+}
+
+/// A pool that waits for a connection as long as a test may wait.
+pub(crate) async fn pool_of(connections: u32, options: &PgConnectOptions) -> PgPool {
+    let pool = PgPoolOptions::new().max_connections(connections).acquire_timeout(PATIENCE);
+    pool.connect_with(options.clone()).await.expect("a pool")
+}
+
 pub(crate) fn leasing(policy: Policy) -> LeaseOptions {
     LeaseOptions::new(policy)
 }
@@ -86,9 +98,7 @@ pub(crate) fn app_without_layer() -> Router {
         .route("/accounts/{id}/effects", post(leave))
         .route("/status/{status}", post(answer_with))
         .route("/panic", post(panics))
-        .route("/secret", post(async |tx: IdempotentTx| (Extension(NoStore), leave(tx, Bytes::new()).await)))
         .route("/large/{bytes}", post(large))
-        .route("/stream", post(stream))
         .route("/headers", post(headers))
         .route("/broken", post(broken))
         .route("/keep", post(keep))
@@ -126,19 +136,6 @@ async fn panics(mut tx: IdempotentTx) {
 async fn large(Path(bytes): Path<usize>, mut tx: IdempotentTx) -> Vec<u8> {
     insert(&mut tx, "large").await;
     vec![b'x'; bytes]
-}
-
-/// A stream that is longer than the layer waits for its end.
-async fn stream(mut tx: IdempotentTx) -> Body {
-    insert(&mut tx, "stream").await;
-    let ticks = futures_util::stream::unfold(0, async |tick: u32| {
-        if tick > 0 {
-            // In sum longer than the layer waits for the end of a response.
-            tokio::time::sleep(Duration::from_millis(400)).await;
-        }
-        (tick < 5).then(|| (Ok::<_, std::io::Error>(format!("tick {tick}\n")), tick + 1))
-    });
-    Body::from_stream(ticks)
 }
 
 async fn headers(mut tx: IdempotentTx) -> impl IntoResponse {
@@ -196,6 +193,13 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
+    /// What the service's log says of a 500 `misconfigured`.
+    pub(crate) fn mistake(&self) -> String {
+        assert_eq!((self.status, &*self.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
+        let Some(Rejection::Misconfigured(mistake)) = &self.rejection else { panic!("{self:?}") };
+        mistake.to_string()
+    }
+
     pub(crate) fn is_replayed(&self) -> bool {
         self.headers.get("idempotent-replayed").is_some_and(|value| value == "true")
     }
@@ -224,6 +228,12 @@ pub(crate) fn request(method: &str, uri: &str, key: Option<&str>, body: &str) ->
     request.body(Body::from(body.to_owned())).expect("a request")
 }
 
+/// The request of another user.
+pub(crate) fn of(user: &str, mut request: Request<Body>) -> Request<Body> {
+    request.headers_mut().insert("x-user", HeaderValue::from_str(user).expect("a name"));
+    request
+}
+
 pub(crate) async fn send(app: &Router, request: Request<Body>) -> Answer {
     let response = tokio::time::timeout(PATIENCE, app.clone().oneshot(request)).await.expect("in time");
     let (parts, body) = response.expect("infallible").into_parts();
@@ -242,6 +252,25 @@ pub(crate) async fn post_to(app: &Router, uri: &str, key: &str, body: &str) -> A
 pub(crate) fn spawned_post(app: &Router, uri: &'static str, key: &str, body: &'static str) -> JoinHandle<Answer> {
     let (app, key) = (app.clone(), key.to_owned());
     tokio::spawn(async move { post_to(&app, uri, &key, body).await })
+}
+
+pub(crate) async fn until_runs(runs: &Runs, enough: impl Fn(usize) -> bool) {
+    let reached = async {
+        while !enough(runs.count()) {
+            yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, reached).await.unwrap_or_else(|_| panic!("{} runs", runs.count()));
+}
+
+/// A value of the only record.
+pub(crate) async fn recorded<T>(pool: &PgPool, what: &str) -> T
+where
+    (T,): for<'r> sqlx::FromRow<'r, sqlx::postgres::PgRow>,
+    T: Send + Unpin,
+{
+    let asked = sqlx::AssertSqlSafe(format!("select {what} from idempotency.record"));
+    sqlx::query_scalar(asked).fetch_one(pool).await.expect("one record")
 }
 
 /// No session of the test's database has an open transaction.

@@ -2,7 +2,7 @@
 
 use std::error::Error as _;
 
-use pg_idempotency::http::{Misconfigured, Rejection};
+use pg_idempotency::http::Rejection;
 use pg_idempotency::{Deployment, Error, Fingerprint, Idempotency, Key, OnDuplicate, Outcome, RoundTrips};
 use sqlx::PgConnection;
 
@@ -184,9 +184,10 @@ fn of_rejection(rejection: &Rejection) -> What {
         Rejection::InFlight { .. } | Rejection::Overloaded { .. } => What::Refused(rejection.kind().to_owned()),
         Rejection::Indeterminate { .. } => What::Barred(INDETERMINATE.to_owned()),
         Rejection::Unavailable(error) => of_error(error),
-        Rejection::Misconfigured(mistake) => match &**mistake {
-            Misconfigured::Refused(error) => of_error(error),
-            mistake => What::Wrong(format!("{mistake}: {:?}", mistake.source())),
+        Rejection::Misconfigured(mistake) => match mistake.downcast_ref() {
+            // A refusal of the database is no unknown end of a COMMIT.
+            None | Some(Error::Database(_)) => What::Wrong(format!("{mistake}: {:?}", mistake.source())),
+            Some(error) => of_error(error),
         },
         wrong => What::Wrong(format!("{wrong}")),
     }

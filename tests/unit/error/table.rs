@@ -202,7 +202,7 @@ fn the_table_of_errors_is_what_the_code_does() {
         #[cfg(feature = "http")]
         {
             if let Error::InvalidRequest(InvalidRequest::Key(invalid)) = error {
-                let refused = crate::http::Rejection::from(crate::http::MalformedKey::from(invalid));
+                let refused = crate::http::Rejection::of_key(invalid);
                 assert_eq!(refused.status().as_u16(), status, "{name}: the layer's status for a client");
             }
             let of_service = crate::http::Rejection::of(error).status().as_u16();
