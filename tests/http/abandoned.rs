@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes};
-use axum::http::{HeaderValue, Request, StatusCode};
+use axum::body::Bytes;
+use axum::http::{Request, StatusCode};
 use axum::routing::post;
 use pg_idempotency::Key;
 use pg_idempotency::http::{Decision, IdempotencyLayer, RequestResumer, ResumedRequest};
@@ -15,18 +15,12 @@ use pg_idempotency::testing::age;
 use rig::gate::{Gate, PATIENCE};
 use sqlx::PgPool;
 use tokio::sync::oneshot;
-use tokio::task::yield_now;
 use tokio::time::timeout;
 
-use crate::support::{request, send, until, user};
+use crate::support::{of, request, send, until, until_runs, user};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const OPERATION: &str = "POST /payments";
-
-fn of(user: &str, mut request: Request<Body>) -> Request<Body> {
-    request.headers_mut().insert("x-user", HeaderValue::from_str(user).expect("a name"));
-    request
-}
 
 struct Service {
     layer: IdempotencyLayer,
@@ -93,13 +87,7 @@ async fn an_abandoned_request_that_takes_for_ever_delays_its_own_scope_alone(poo
     resumed.sort_unstable();
     assert_eq!(resumed, ["ada", "ada", "bob", "eve", "mallory"], "of each other scope one at a time");
     // They count as runs, and so does for a moment the one that ends.
-    let runs = service.layer.runs();
-    let three = async {
-        while runs.count() != 3 {
-            yield_now().await;
-        }
-    };
-    timeout(PATIENCE, three).await?;
+    until_runs(&service.layer.runs(), |count| count == 3).await;
     (0..6).for_each(|_| service.gate.open());
     until(&pool, "select count(*) = 8 from idempotency.record where completed_at is not null").await;
     drop(stop);

@@ -11,13 +11,13 @@ use pg_idempotency::lease::Policy;
 use rig::gate::{Gate, PATIENCE};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use tokio::task::{JoinSet, yield_now};
+use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tower::ServiceExt as _;
 
 use crate::support::{
-    Answer, app, app_without_layer, create_effects, effects, insert, leased, post_to, records, request, send,
-    spawned_post, stops_at, transactional, until_nothing_is_open,
+    Answer, app, app_without_layer, create_effects, effects, insert, leased, pool_of, post_to, recorded, records,
+    request, send, spawned_post, stops_at, transactional, until_nothing_is_open, until_runs,
 };
 
 const LIMIT: Duration = Duration::from_millis(100);
@@ -60,8 +60,7 @@ async fn a_run_over_the_limit_is_refused_before_it_begins(_: PgPoolOptions, opti
 /// requests over the limit end with their clients.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn clients_that_hang_up_leave_a_bounded_number_of_runs(_: PgPoolOptions, options: PgConnectOptions) {
-    let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(60));
-    let pool = pool.connect_with(options).await.expect("a pool");
+    let pool = pool_of(1, &options).await;
     create_effects(&pool).await;
     let layer = transactional(&pool);
     let runs = layer.runs();
@@ -73,12 +72,8 @@ async fn clients_that_hang_up_leave_a_bounded_number_of_runs(_: PgPoolOptions, o
         request.headers_mut().insert("x-user", number.into());
         clients.spawn(app.clone().oneshot(request));
     }
-    let full = async {
-        while runs.count() < 32 {
-            yield_now().await;
-        }
-    };
-    timeout(PATIENCE, full).await.expect("by default 32 for each connection of the pool");
+    // By default 32 for each connection of the pool.
+    until_runs(&runs, |count| count >= 32).await;
     clients.shutdown().await;
     assert_eq!(runs.count(), 32);
     drop(held);
@@ -89,7 +84,7 @@ async fn clients_that_hang_up_leave_a_bounded_number_of_runs(_: PgPoolOptions, o
 /// The pool has one connection, so the next request would notice if the handler kept it.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_handler_that_never_returns_is_dropped_and_undone(_: PgPoolOptions, options: PgConnectOptions) {
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await.expect("a pool");
+    let pool = pool_of(1, &options).await;
     create_effects(&pool).await;
     let never = async |mut tx: IdempotentTx| {
         insert(&mut tx, "never").await;
@@ -109,27 +104,28 @@ async fn a_handler_that_never_returns_is_dropped_and_undone(_: PgPoolOptions, op
 }
 
 /// Under a lease a time-out is a failure of the handler: its effect outside is unknown.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_leased_handler_that_never_returns_is_a_failure(pool: PgPool) {
-    let lease = Duration::from_secs(60);
-    for (policy, key) in [(Policy::AtLeastOnce { lease }, "released"), (Policy::AtMostOnce { lease }, "indeterminate")]
-    {
-        let layer = leased(&pool, policy);
-        let layer = layer.optional_key(true).run_timeout(LIMIT);
-        let app = Router::new().route("/never", post(async || pending::<&'static str>().await)).layer(layer);
-        assert_is(&post_to(&app, "/never", key, "x").await, "timed-out");
-        assert_is(&send(&app, request("POST", "/never", None, "x")).await, "timed-out");
-        let (released, reason): (bool, String) =
-            sqlx::query_as("select lease_until = '-infinity', last_error from idempotency.record where value = $1")
-                .bind(key)
-                .fetch_one(&pool)
-                .await
-                .expect("a record");
-        assert_eq!((released, &*reason), (key == "released", "the handler ran into the layer's time-out"));
-        if key == "indeterminate" {
-            assert_eq!(post_to(&app, "/never", key, "x").await.problem(), "indeterminate");
-        }
+async fn a_leased_handler_never_returns(pool: &PgPool, policy: Policy, released: bool) {
+    let layer = leased(pool, policy).optional_key(true).run_timeout(LIMIT);
+    let app = Router::new().route("/never", post(async || pending::<&'static str>().await)).layer(layer);
+    for key in [Some("key-1"), None] {
+        assert_is(&send(&app, request("POST", "/never", key, "x")).await, "timed-out");
     }
+    assert_eq!(recorded::<bool>(pool, "lease_until = '-infinity'").await, released);
+    assert_eq!(recorded::<String>(pool, "last_error").await, "the handler ran into the layer's time-out");
+    let again = post_to(&app, "/never", "key-1", "x").await;
+    assert_eq!(again.problem(), if released { "timed-out" } else { "indeterminate" });
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_handler_that_never_returns_releases_its_claim_under_at_least_once(pool: PgPool) {
+    let policy = Policy::AtLeastOnce { lease: Duration::from_secs(60) };
+    a_leased_handler_never_returns(&pool, policy, true).await;
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_handler_that_never_returns_leaves_its_key_indeterminate_under_at_most_once(pool: PgPool) {
+    let policy = Policy::AtMostOnce { lease: Duration::from_secs(60) };
+    a_leased_handler_never_returns(&pool, policy, false).await;
 }
 
 /// A task that keeps the transaction keeps the key, too; the answer does not wait for it.

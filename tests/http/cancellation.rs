@@ -12,14 +12,14 @@ use tokio::time::timeout;
 use tower::ServiceExt as _;
 
 use crate::support::{
-    app, app_without_layer, create_effects, effects, post_to, records, request, stops_at, transactional,
+    app, app_without_layer, create_effects, effects, pool_of, post_to, records, request, stops_at, transactional,
     until_nothing_is_open,
 };
 
 /// For each n, the request is polled at most n times and dropped: its run goes to the end, or never began.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_request_that_is_dropped_at_any_poll_is_done_once_or_not_at_all(_: PgPoolOptions, options: PgConnectOptions) {
-    let pool = PgPoolOptions::new().max_connections(2).connect_with(options).await.expect("a pool");
+    let pool = pool_of(2, &options).await;
     create_effects(&pool).await;
     let layer = transactional(&pool);
     let runs = layer.runs();
@@ -52,7 +52,7 @@ async fn a_request_that_is_dropped_at_any_poll_is_done_once_or_not_at_all(_: PgP
 /// A runtime shuts down during a run: everything is rolled back, and the next process performs.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_runtime_that_ends_under_a_run_leaves_nothing(_: PgPoolOptions, options: PgConnectOptions) {
-    let pool = PgPoolOptions::new().max_connections(2).connect_with(options.clone()).await.expect("a pool");
+    let pool = pool_of(2, &options).await;
     create_effects(&pool).await;
     let gate = Gate::new();
     let dying = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");

@@ -102,7 +102,7 @@ async fn no_cut_upload_is_performed(name: &str, layer: IdempotencyLayer, transac
             runs.finished().await;
             let performed = std::mem::take(&mut *performed.lock().expect("no panic"));
             let expected = (StatusCode::OK, &[WHOLE.to_owned()][..]);
-            assert_eq!((retry.status, &*performed), expected, "collected: {collected}, {cut:?}, {retry:?}");
+            assert_eq!((retry.status, &*performed), expected, "{name}, collected: {collected}, {cut:?}, {retry:?}");
         }
     }
 }
@@ -114,9 +114,11 @@ async fn an_upload_that_is_reset_is_not_performed_in_a_transaction(pool: PgPool)
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_upload_that_is_reset_is_not_performed_under_a_lease(pool: PgPool) {
-    let policies =
-        [Policy::AtLeastOnce { lease: LEASE }, Policy::AtMostOnce { lease: LEASE }, Policy::InSteps { lease: LEASE }];
-    for (number, policy) in policies.into_iter().enumerate() {
-        no_cut_upload_is_performed(&format!("lease-{number}"), leased(&pool, policy), false).await;
+    for (name, policy) in [
+        ("at-least-once", Policy::AtLeastOnce { lease: LEASE }),
+        ("at-most-once", Policy::AtMostOnce { lease: LEASE }),
+        ("in-steps", Policy::InSteps { lease: LEASE }),
+    ] {
+        no_cut_upload_is_performed(name, leased(&pool, policy), false).await;
     }
 }

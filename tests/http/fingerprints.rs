@@ -5,7 +5,7 @@ use axum::http::{HeaderName, HeaderValue, Request, StatusCode, header};
 use pg_idempotency::http::IdempotencyLayer;
 use sqlx::PgPool;
 
-use crate::support::{app, create_effects, effects, post_to, request, send, transactional};
+use crate::support::{app, create_effects, effects, post_to, recorded, request, send, transactional};
 
 const ACCOUNT: HeaderName = HeaderName::from_static("x-account");
 
@@ -191,10 +191,6 @@ async fn the_default_digests_never_change(pool: PgPool) {
         request.headers_mut().insert("content-type", "application/json".parse().expect("a value"));
         sqlx::raw_sql("delete from idempotency.record").execute(&pool).await.expect("empty");
         assert_eq!(send(&app(layer), request).await.status, StatusCode::CREATED);
-        let fingerprint: String = sqlx::query_scalar("select encode(fingerprint, 'hex') from idempotency.record")
-            .fetch_one(&pool)
-            .await
-            .expect("a record");
-        assert_eq!(fingerprint, expected);
+        assert_eq!(recorded::<String>(&pool, "encode(fingerprint, 'hex')").await, expected);
     }
 }

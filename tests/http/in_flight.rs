@@ -13,17 +13,12 @@ use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::support::{
-    app_without_layer, calls, create_effects, effects, leasing, post_to, spawned_post, stops_at, transactional, until,
-    user,
+    app_without_layer, create_effects, effects, leasing, pool_of, post_to, spawned_post, stops_at, transactional,
+    until, until_runs, user, waiting,
 };
 
 fn app(gate: &Gate, layer: IdempotencyLayer) -> Router {
     stops_at(gate).merge(app_without_layer()).layer(layer)
-}
-
-fn waiting(pool: &PgPool, limit: Duration) -> IdempotencyLayer {
-    let options = calls().on_duplicate(OnDuplicate::Wait(limit));
-    IdempotencyLayer::transactional(pool.clone(), options, user)
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
@@ -64,8 +59,7 @@ async fn a_wait_ends_at_its_limit(pool: PgPool) {
 /// The first request has the only connection. A duplicate in the same process needs none, even if it waits.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_duplicate_in_the_same_process_needs_no_connection(_: PgPoolOptions, options: PgConnectOptions) {
-    let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(Duration::from_secs(20));
-    let pool = pool.connect_with(options).await.expect("a pool");
+    let pool = pool_of(1, &options).await;
     create_effects(&pool).await;
     for (attempt, layer) in [transactional(&pool), waiting(&pool, Duration::from_secs(20))].into_iter().enumerate() {
         let gate = Gate::new();
@@ -90,44 +84,47 @@ async fn a_duplicate_in_the_same_process_needs_no_connection(_: PgPoolOptions, o
 }
 
 /// A trigger lets the completion take a while, and moves the end of the retention to its end. The duplicate asked before.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "a distributed table has no triggers")]
-async fn a_record_that_expires_while_a_duplicate_waits_in_the_process_is_its_answer(pool: PgPool) {
-    create_effects(&pool).await;
+async fn a_record_expires_while_a_duplicate_waits(pool: &PgPool, app: Router, gate: &Gate) {
+    create_effects(pool).await;
     sqlx::raw_sql(
         "create function expire() returns trigger language plpgsql as $$
             begin perform pg_sleep(0.3); new.expires_at := clock_timestamp(); return new; end $$;
          create trigger expire before update on idempotency.record
             for each row when (new.completed_at is not null) execute function expire()",
     )
-    .execute(&pool)
+    .execute(pool)
     .await
     .expect("a trigger");
+    let first = spawned_post(&app, "/gate", "key-1", "x");
+    gate.reached().await;
+    let mut duplicate = pin!(post_to(&app, "/gate", "key-1", "x"));
+    // One poll reads the request, and waits for the first one.
+    assert!(cancel_after(1, duplicate.as_mut()).await.is_none());
+    gate.open();
+    assert_eq!(first.await.expect("joined").status, StatusCode::OK);
+    // Performed again, it would wait at the gate.
+    assert!(duplicate.await.is_replayed());
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "a distributed table has no triggers")]
+async fn a_record_that_expires_while_a_duplicate_waits_in_the_process_is_its_answer(pool: PgPool) {
+    let gate = Gate::new();
+    let app = app(&gate, waiting(&pool, Duration::from_secs(20)));
+    a_record_expires_while_a_duplicate_waits(&pool, app, &gate).await;
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "a distributed table has no triggers")]
+async fn a_record_that_expires_while_a_duplicate_waits_for_a_lease_is_its_answer(pool: PgPool) {
     let policy = Policy::AtLeastOnce { lease: Duration::from_secs(60) };
-    let wait = OnDuplicate::Wait(Duration::from_secs(20));
-    let leased = IdempotencyLayer::leased(pool.clone(), leasing(policy).on_duplicate(wait), user);
+    let options = leasing(policy).on_duplicate(OnDuplicate::Wait(Duration::from_secs(20)));
     let gate = Gate::new();
     let gated = gate.clone();
-    let handler = async move || {
-        gated.pass().await;
-        "sent"
-    };
-    let apps = [
-        app(&gate, waiting(&pool, Duration::from_secs(20))),
-        Router::new().route("/gate", axum::routing::post(handler)).layer(leased),
-    ];
-    for (number, app) in apps.into_iter().enumerate() {
-        let key = format!("key-{number}");
-        let first = spawned_post(&app, "/gate", &key, "x");
-        gate.reached().await;
-        let mut duplicate = pin!(post_to(&app, "/gate", &key, "x"));
-        // One poll reads the request, and waits for the first one.
-        assert!(cancel_after(1, duplicate.as_mut()).await.is_none());
-        gate.open();
-        assert_eq!(first.await.expect("joined").status, StatusCode::OK);
-        // Performed again, it would wait at the gate.
-        assert!(duplicate.await.is_replayed());
-    }
+    let handler = async move || gated.pass().await;
+    let leased = IdempotencyLayer::leased(pool.clone(), options, user);
+    let app = Router::new().route("/gate", axum::routing::post(handler)).layer(leased);
+    a_record_expires_while_a_duplicate_waits(&pool, app, &gate).await;
 }
 
 /// The duplicate has asked, and waits for the only connection.
@@ -137,7 +134,7 @@ async fn a_record_that_expires_while_a_duplicate_waits_for_a_connection_is_its_a
     options: PgConnectOptions,
 ) {
     let other = PgPool::connect_with(options.clone()).await.expect("a pool");
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await.expect("a pool");
+    let pool = pool_of(1, &options).await;
     create_effects(&other).await;
     let layer = transactional(&pool);
     let runs = layer.runs();
@@ -145,9 +142,7 @@ async fn a_record_that_expires_while_a_duplicate_waits_for_a_connection_is_its_a
     let first = post_to(&app, "/effects", "key-1", "x").await;
     let held = pool.acquire().await.expect("the only connection");
     let duplicate = spawned_post(&app, "/effects", "key-1", "x");
-    while runs.count() == 0 {
-        tokio::task::yield_now().await;
-    }
+    until_runs(&runs, |count| count > 0).await;
     sqlx::raw_sql("update idempotency.record set expires_at = statement_timestamp() + interval '300 ms'")
         .execute(&other)
         .await

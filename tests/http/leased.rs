@@ -19,7 +19,9 @@ use rig::proxy::Proxy;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::support::{create_effects, leased, leasing, post_to, request, saving, send, transactional, until, user};
+use crate::support::{
+    create_effects, leased, leasing, post_to, recorded, request, saving, send, transactional, until, user,
+};
 
 const LEASE: Duration = Duration::from_secs(60);
 
@@ -57,9 +59,7 @@ async fn at_least_once_a_failure_frees_the_key(pool: PgPool) {
     let exhausted = post_to(&app, "/send/503", "key-1", "x").await;
     assert_eq!((exhausted.status, &*exhausted.problem()), (StatusCode::CONFLICT, "exhausted"));
     assert_eq!(sent.load(Ordering::SeqCst), 3);
-    let reason: String =
-        sqlx::query_scalar("select last_error from idempotency.record").fetch_one(&pool).await.expect("one");
-    assert_eq!(reason, "the handler answered 503 Service Unavailable");
+    assert_eq!(recorded::<String>(&pool, "last_error").await, "the handler answered 503 Service Unavailable");
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
@@ -166,8 +166,7 @@ async fn a_response_that_an_operator_has_resolved_is_replayed_as_json(pool: PgPo
     let (app, sent) = app(leased(&pool, Policy::AtMostOnce { lease: LEASE }));
     assert_eq!(post_to(&app, "/send/503", "key-1", "x").await.status, StatusCode::SERVICE_UNAVAILABLE);
     let key = pg_idempotency::Key::new("ada", "POST /send/{}", "key-1").expect("a key");
-    let token: i64 =
-        sqlx::query_scalar("select token from idempotency.record").fetch_one(&pool).await.expect("a token");
+    let token: i64 = recorded(&pool, "token").await;
     let day = Duration::from_secs(24 * 3600);
     let resolved = pg_idempotency::operator::resolve(&pool, &key, token, &serde_json::json!({"text": 7}), day).await;
     resolved.expect("resolved");

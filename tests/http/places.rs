@@ -6,36 +6,26 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::{HeaderValue, Request, StatusCode};
+use axum::http::{Request, StatusCode};
 use axum::routing::post;
-use pg_idempotency::http::{IdempotencyLayer, Runs};
+use pg_idempotency::http::IdempotencyLayer;
 use pg_idempotency::lease::{Lease, Policy};
 use pg_idempotency::{Key, OnDuplicate, operator};
 use rig::gate::{Gate, PATIENCE};
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use tokio::task::{JoinHandle, JoinSet, yield_now};
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::timeout;
 use tower::ServiceExt as _;
 
 use crate::support::{
-    Answer, app_without_layer, calls, create_effects, leasing, request, send, spawned_post, stops_at, transactional,
-    user,
+    Answer, app_without_layer, create_effects, leasing, of, pool_of, request, send, spawned_post, stops_at,
+    transactional, until_runs, user, waiting,
 };
 
 /// Longer than any test.
 const LONG: Duration = Duration::from_secs(600);
 const AT_LEAST_ONCE: Policy = Policy::AtLeastOnce { lease: Duration::from_secs(60) };
-
-async fn pool_of(connections: u32, options: &PgConnectOptions) -> PgPool {
-    let pool = PgPoolOptions::new().max_connections(connections).acquire_timeout(PATIENCE);
-    pool.connect_with(options.clone()).await.expect("a pool")
-}
-
-fn waiting(pool: &PgPool) -> IdempotencyLayer {
-    let options = calls().on_duplicate(OnDuplicate::Wait(LONG));
-    IdempotencyLayer::transactional(pool.clone(), options, user)
-}
 
 fn waiting_for_a_lease(pool: &PgPool, stores_requests: bool) -> IdempotencyLayer {
     let options = leasing(AT_LEAST_ONCE).store_request(stores_requests);
@@ -55,11 +45,6 @@ fn outside(gate: &Gate, layer: IdempotencyLayer) -> Router {
     routes.layer(layer.optional_key(true))
 }
 
-fn of(user: &str, mut request: Request<Body>) -> Request<Body> {
-    request.headers_mut().insert("x-user", HeaderValue::from_str(user).expect("a name"));
-    request
-}
-
 /// Sends a request with a key of its own, or without one, to the gate.
 fn at_the_gate(app: &Router, user: &str, key: Option<&str>) -> JoinHandle<Answer> {
     let (app, request) = (app.clone(), of(user, request("POST", "/gate", key, "x")));
@@ -69,15 +54,6 @@ fn at_the_gate(app: &Router, user: &str, key: Option<&str>) -> JoinHandle<Answer
 async fn is_served(app: &Router, user: &str, key: &str) {
     let answer = send(app, of(user, request("POST", "/effects", Some(key), "x"))).await;
     assert_eq!(answer.status, StatusCode::CREATED, "{user} {key}: {answer:?}");
-}
-
-async fn until_runs(runs: &Runs, enough: impl Fn(usize) -> bool) {
-    let reached = async {
-        while !enough(runs.count()) {
-            yield_now().await;
-        }
-    };
-    timeout(PATIENCE, reached).await.unwrap_or_else(|_| panic!("{} runs", runs.count()));
 }
 
 /// The pool of the other process has two connections for each of these.
@@ -93,7 +69,7 @@ async fn a_duplicate_that_waits_for_another_process_has_no_place(_: PgPoolOption
         for is_leased in [false, true] {
             let gate = Gate::new();
             let (there, here) = match is_leased {
-                false => (waiting(&elsewhere), waiting(&pool)),
+                false => (waiting(&elsewhere, LONG), waiting(&pool, LONG)),
                 true => (waiting_for_a_lease(&elsewhere, false), waiting_for_a_lease(&pool, false)),
             };
             let runs = here.runs();

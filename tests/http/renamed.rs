@@ -11,7 +11,7 @@ use pg_idempotency::{Error, Misuse, operator};
 use sqlx::PgPool;
 
 use crate::resumed::{MINUTE, OPERATION, Service, key, permit};
-use crate::support::{create_effects, effects, insert, post_to, transactional};
+use crate::support::{create_effects, effects, insert, post_to, recorded, records, transactional};
 
 /// No client can see the name, so every retry of theirs is one of the same operation.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
@@ -51,13 +51,6 @@ async fn a_resumer_refuses_an_operation_that_no_request_can_have(pool: PgPool) -
     Ok(())
 }
 
-async fn one(pool: &PgPool, what: &str) -> String {
-    sqlx::query_scalar(sqlx::AssertSqlSafe(format!("select ({what})::text from idempotency.record")))
-        .fetch_one(pool)
-        .await
-        .expect("one record")
-}
-
 /// The attempts are for failures of the work. Nobody could finish the operation if a deploy used them up.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_resumed_request_that_meets_another_key_costs_no_attempt(pool: PgPool) -> anyhow::Result<()> {
@@ -66,9 +59,13 @@ async fn a_resumed_request_that_meets_another_key_costs_no_attempt(pool: PgPool)
     let (moved, key) = (service.moved(&pool, "pay"), key("key-1"));
     // Two attempts are permitted.
     for nth in 1..=4_u32 {
-        let expires = one(&pool, "expires_at").await;
+        let expires = recorded::<String>(&pool, "expires_at::text").await;
         assert_eq!(moved.resume().await, Some(ResumedRequest::Failed(key.clone())), "{nth}");
-        assert_eq!(one(&pool, "expires_at").await, expires, "{nth}: the record is not remembered for longer");
+        assert_eq!(
+            recorded::<String>(&pool, "expires_at::text").await,
+            expires,
+            "{nth}: the record is not remembered for longer"
+        );
         let shown = operator::show(&pool, &key).await?.expect("a record");
         assert_eq!((shown.state, shown.attempt), (State::Released, 1), "{nth}");
         let error = shown.last_error.expect("a reason");
@@ -81,7 +78,7 @@ async fn a_resumed_request_that_meets_another_key_costs_no_attempt(pool: PgPool)
     assert_eq!(service.charges().len(), 1, "nothing was performed");
     let resumed = service.restarted(&pool).resume().await;
     assert_eq!(resumed, Some(ResumedRequest::Answered(key, StatusCode::CREATED)));
-    assert_eq!(one(&pool, "attempt = 2 and completed_at is not null and misdirected is null").await, "true");
+    assert!(recorded::<bool>(&pool, "attempt = 2 and completed_at is not null and misdirected is null").await);
     let charges = service.charges();
     let [(_, first, _), (_, second, _)] = &charges[..] else { panic!("{charges:?}") };
     assert_eq!(first, second, "one operation, for a gateway that knows the key");
@@ -100,8 +97,8 @@ async fn no_answer_of_the_service_hides_that_the_request_met_another_key(pool: P
             .layer(axum::middleware::map_response(move |_: axum::response::Response| async move { status }));
         let resumed = moved.layer.resume_one(OPERATION, permit, routes).await?;
         assert_eq!(resumed, Some(ResumedRequest::Failed(key("key-1"))), "{status}");
-        assert_eq!(one(&pool, "attempt = 1 and request is not null").await, "true", "{status}");
-        assert_eq!(one(&pool, "misdirected").await, nth.to_string(), "{status}");
+        assert!(recorded::<bool>(&pool, "attempt = 1 and request is not null").await, "{status}");
+        assert_eq!(recorded::<String>(&pool, "misdirected::text").await, nth.to_string(), "{status}");
         age(&pool, &key("key-1"), MINUTE * 2_u32.pow(nth)).await?;
     }
     // The value of the scope is in no error of the record.
@@ -109,8 +106,10 @@ async fn no_answer_of_the_service_hides_that_the_request_met_another_key(pool: P
         request.extensions_mut().insert(crate::resumed::Account("somebody else".to_owned()));
         Ok(Decision::Resume)
     };
-    service.layer.resume_one(OPERATION, another, service.routes()).await?;
-    let error = one(&pool, "last_error").await;
+    let failed = service.layer.resume_one(OPERATION, another, service.routes()).await?;
+    assert_eq!(failed, Some(ResumedRequest::Failed(key("key-1"))));
+    assert_eq!((service.charges().len(), records(&pool).await), (1, 1), "no charge under another downstream key");
+    let error: String = recorded(&pool, "last_error").await;
     assert!(error.contains("scope") && !error.contains("somebody") && !error.contains("ada"), "{error}");
     Ok(())
 }
@@ -127,7 +126,7 @@ async fn a_granted_attempt_comes_as_early_as_the_attempts_say(pool: PgPool) -> a
         sqlx::query("update idempotency.record set claimed_at = '2000-01-01'").execute(&pool).await?;
         assert!(moved.resume().await.is_some());
     }
-    assert_eq!(one(&pool, "misdirected = 20 and expires_at = 'infinity'").await, "true");
+    assert!(recorded::<bool>(&pool, "misdirected = 20 and expires_at = 'infinity'").await);
     let token = operator::show(&pool, &key).await?.expect("a record").token;
     operator::grant_attempt(&pool, &key, token, "the route is back").await?;
     age(&pool, &key, MINUTE).await?;

@@ -8,7 +8,9 @@ use axum::body::{Body, Bytes};
 use axum::http::StatusCode;
 use sqlx::PgPool;
 
-use crate::support::{app, app_without_layer, create_effects, effects, post_to, records, request, send, transactional};
+use crate::support::{
+    app, app_without_layer, create_effects, effects, post_to, recorded, records, request, send, transactional,
+};
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn path_query_and_body_are_in_the_fingerprint_and_the_content_type_is_not(pool: PgPool) {
@@ -42,9 +44,7 @@ async fn a_nested_router_does_not_hide_the_account_in_the_path(pool: PgPool) {
     let app = Router::new().nest("/tenants/{id}", app(transactional(&pool)));
     assert_eq!(post_to(&app, "/tenants/1/effects", "key-1", "x").await.status, StatusCode::CREATED);
     assert_eq!(post_to(&app, "/tenants/2/effects", "key-1", "x").await.problem(), "key-reused");
-    let operation: String =
-        sqlx::query_scalar("select operation from idempotency.record").fetch_one(&pool).await.expect("one");
-    assert_eq!(operation, "POST /tenants/{}/effects");
+    assert_eq!(recorded::<String>(&pool, "operation").await, "POST /tenants/{}/effects");
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
@@ -149,7 +149,5 @@ async fn without_a_matched_route_the_service_must_name_the_operation(pool: PgPoo
     let named = transactional(&pool).operation(|parts| Some(parts.uri.path().to_owned())).layer(app_without_layer());
     let answer = named.oneshot(request("POST", "/effects", Some("key-1"), "x")).await.expect("infallible");
     assert_eq!(answer.status(), StatusCode::CREATED);
-    let operation: String =
-        sqlx::query_scalar("select operation from idempotency.record").fetch_one(&pool).await.expect("a row");
-    assert_eq!(operation, "/effects");
+    assert_eq!(recorded::<String>(&pool, "operation").await, "/effects");
 }

@@ -267,21 +267,6 @@ async fn a_request_that_the_service_refuses_is_left_to_a_person(pool: PgPool) ->
     Ok(())
 }
 
-/// Under another key, the gateway would see another downstream key, and charge twice.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_resumed_request_is_never_performed_under_another_key(pool: PgPool) -> anyhow::Result<()> {
-    let service = Service::new(&pool);
-    service.abandoned(&pool, "key-1", "/payments/ada").await;
-    let another = async |key: &Key, request: &mut axum::http::Request<Bytes>| -> Result<Decision, Error> {
-        request.extensions_mut().insert(Account(format!("account:{}", key.scope())));
-        Ok(Decision::Resume)
-    };
-    let failed = service.layer.resume_one(OPERATION, another, service.routes()).await?;
-    assert_eq!(failed, Some(ResumedRequest::Failed(key("key-1"))));
-    assert_eq!((service.charges().len(), records(&pool).await), (1, 1));
-    Ok(())
-}
-
 /// A function that fails for some requests must not keep the others waiting.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn requests_that_cannot_be_decided_do_not_hide_the_others(pool: PgPool) -> anyhow::Result<()> {

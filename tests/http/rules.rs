@@ -150,12 +150,12 @@ async fn without_a_server_the_answer_comes_after_the_time_of_the_pool() {
     let options = PgConnectOptions::new().host("127.0.0.1").port(port).username("nobody");
     let pool = PgPoolOptions::new().acquire_timeout(limit).connect_lazy_with(options);
     let policy = Policy::AtMostOnce { lease: Duration::from_secs(40) };
-    for layer in [transactional(&pool), leased(&pool, policy)] {
+    for (name, layer) in [("transaction", transactional(&pool)), ("lease", leased(&pool, policy))] {
         let app = app(layer);
         let started = Instant::now();
         let answer = send(&app, request("POST", "/effects", Some("key-1"), "x")).await;
-        assert_eq!((answer.status, &*answer.problem()), (StatusCode::SERVICE_UNAVAILABLE, "unavailable"));
-        assert!(started.elapsed() < 10 * limit, "{:?}", started.elapsed());
+        assert_eq!((answer.status, &*answer.problem()), (StatusCode::SERVICE_UNAVAILABLE, "unavailable"), "{name}");
+        assert!(started.elapsed() < 10 * limit, "{name}: {:?}", started.elapsed());
     }
 }
 

@@ -15,7 +15,7 @@ use tokio::task::yield_now;
 use tokio::time::timeout;
 
 use crate::frames::Served;
-use crate::support::{app_without_layer, create_effects, leased, post_to, request, send, transactional};
+use crate::support::{app_without_layer, create_effects, leased, pool_of, post_to, request, send, transactional};
 
 const SILENT: usize = 100;
 
@@ -52,14 +52,17 @@ async fn a_stranger_is_answered_beside_silent_sockets(app: Router, layer: &Idemp
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn silent_sockets_hold_no_place_and_no_connection(_: PgPoolOptions, options: PgConnectOptions) {
-    let pool = PgPoolOptions::new().max_connections(3).acquire_timeout(Duration::from_secs(5));
-    let pool = pool.connect_with(options).await.expect("a pool");
+    let pool = pool_of(3, &options).await;
     create_effects(&pool).await;
     let layer = transactional(&pool).optional_key(true);
     a_stranger_is_answered_beside_silent_sockets(app_without_layer().layer(layer.clone()), &layer, &pool).await;
+}
 
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn silent_sockets_hold_no_place_of_a_leased_layer(_: PgPoolOptions, options: PgConnectOptions) {
+    let pool = pool_of(3, &options).await;
     let layer = leased(&pool, Policy::AtMostOnce { lease: Duration::from_secs(60) }).optional_key(true);
-    let layer = layer.max_runs(SILENT / 2).operation(|_| Some("leased".to_owned()));
+    let layer = layer.max_runs(SILENT / 2);
     let route = post(async |_: String| StatusCode::CREATED).get(async || "read");
     let app = Router::new().route("/effects", route).layer(layer.clone());
     a_stranger_is_answered_beside_silent_sockets(app, &layer, &pool).await;

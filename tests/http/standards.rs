@@ -12,7 +12,7 @@ use serde_json::json;
 use sqlx::PgPool;
 
 use crate::support::{
-    Answer, app, create_effects, effects, insert, post_to, records, request, send, stops_at, transactional,
+    Answer, app, create_effects, effects, insert, post_to, recorded, records, request, send, stops_at, transactional,
 };
 
 fn echoed(answer: &Answer) -> Vec<&str> {
@@ -113,13 +113,8 @@ async fn a_key_lives_for_a_day_and_is_then_a_new_request(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
     assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
-    let a_day: bool = sqlx::query_scalar(
-        "select expires_at - claimed_at between interval '24 h' and interval '24 h 5 min' from idempotency.record",
-    )
-    .fetch_one(&pool)
-    .await
-    .expect("a record");
-    assert!(a_day);
+    let a_day = "expires_at - claimed_at between interval '24 h' and interval '24 h 5 min'";
+    assert!(recorded::<bool>(&pool, a_day).await);
     let key = Key::new("ada", "POST /effects", "key-1").expect("a key");
     expire(&pool, &key).await.expect("expired");
     let new = post_to(&app, "/effects", "key-1", "another body").await;

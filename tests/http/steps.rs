@@ -15,7 +15,7 @@ use rig::gate::Gate;
 use sqlx::{PgConnection, PgPool};
 use tokio::sync::oneshot;
 
-use crate::support::{Answer, create_effects, effects, leased, post_to};
+use crate::support::{Answer, create_effects, effects, leased, post_to, recorded};
 
 const IN_STEPS: Policy = Policy::InSteps { lease: Duration::from_secs(60) };
 
@@ -100,8 +100,6 @@ async fn a_task_in_the_middle_of_a_text_leaves_it_in_doubt(pool: PgPool) -> anyh
     assert_eq!(ask(&app).await.status, StatusCode::SERVICE_UNAVAILABLE);
     assert!(matches!(ended.await?, Err(Error::LeaseLost)), "it was stopped");
     assert_indeterminate(&pool, &app).await;
-    let lapsed: bool =
-        sqlx::query_scalar("select lease_until > '-infinity' from idempotency.record").fetch_one(&pool).await?;
-    assert!(lapsed, "remembered for the whole retention");
+    assert!(recorded::<bool>(&pool, "lease_until > '-infinity'").await, "remembered for the whole retention");
     Ok(())
 }

@@ -5,16 +5,15 @@ use std::time::Duration;
 use axum::Router;
 use axum::http::StatusCode;
 use futures_util::future::join_all;
-use pg_idempotency::OnDuplicate;
-use pg_idempotency::http::{IdempotencyLayer, Runs};
+use pg_idempotency::http::IdempotencyLayer;
 use rig::gate::{Gate, PATIENCE};
-use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::task::{JoinHandle, yield_now};
-use tokio::time::{interval, timeout};
+use tokio::time::interval;
 
 use crate::support::{
-    Answer, app_without_layer, calls, create_effects, effects, post_to, spawned_post, stops_at, transactional, user,
+    Answer, app_without_layer, create_effects, effects, pool_of, post_to, spawned_post, stops_at, transactional,
+    waiting,
 };
 
 /// Three times the default number of runs for a pool of three.
@@ -23,16 +22,6 @@ const STORM: usize = 300;
 /// with the storm's key has ended.
 const STRANGERS: usize = 300;
 const PACE: Duration = Duration::from_millis(10);
-
-async fn pool_of(connections: u32, options: &PgConnectOptions) -> PgPool {
-    let pool = PgPoolOptions::new().max_connections(connections).acquire_timeout(PATIENCE);
-    pool.connect_with(options.clone()).await.expect("a pool")
-}
-
-fn waiting(pool: &PgPool) -> IdempotencyLayer {
-    let options = calls().on_duplicate(OnDuplicate::Wait(PATIENCE));
-    IdempotencyLayer::transactional(pool.clone(), options, user)
-}
 
 fn app(gate: &Gate, layer: IdempotencyLayer) -> Router {
     stops_at(gate).merge(app_without_layer()).layer(layer)
@@ -60,15 +49,6 @@ async fn all_are_replayed(storm: Vec<JoinHandle<Answer>>) {
     }
 }
 
-async fn until_runs(runs: &Runs, least: usize) {
-    let reached = async {
-        while runs.count() < least {
-            yield_now().await;
-        }
-    };
-    timeout(PATIENCE, reached).await.expect("in time");
-}
-
 /// A storm of duplicates arrives while the first request is performed. Requests with other keys come at a steady pace,
 /// before and after it ends.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
@@ -78,7 +58,7 @@ async fn duplicates_that_waited_for_one_request_take_no_places_of_others(_: PgPo
     for connections in [3, 1] {
         let pool = pool_of(connections, &options).await;
         let gate = Gate::new();
-        let app = app(&gate, waiting(&pool));
+        let app = app(&gate, waiting(&pool, PATIENCE));
         let key = format!("storm-{connections}");
         let first = spawned_post(&app, "/gate", &key, "x");
         gate.reached().await;
@@ -117,33 +97,4 @@ async fn replays_of_one_key_take_no_places_of_others(_: PgPoolOptions, options: 
     let strangers = strangers_during(&app, "stranger", &storm).await;
     all_are_replayed(storm).await;
     assert_eq!(effects(&pool).await, 1 + strangers);
-}
-
-/// A request of another process is performed, and its duplicates here poll.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn duplicates_that_poll_for_another_process_take_no_places_of_others(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) {
-    let (elsewhere, pool) = (pool_of(3, &options).await, pool_of(3, &options).await);
-    create_effects(&pool).await;
-    let gate = Gate::new();
-    let first = spawned_post(&app(&gate, waiting(&elsewhere)), "/gate", "storm", "x");
-    gate.reached().await;
-    let layer = waiting(&pool);
-    let runs = layer.runs();
-    let app = app(&gate, layer);
-    let storm = storm(&app);
-    until_runs(&runs, 1).await;
-    for number in 0..20 {
-        let stranger = post_to(&app, "/effects", &format!("before-{number}"), "x").await;
-        assert_eq!(stranger.status, StatusCode::CREATED, "{stranger:?}");
-    }
-    assert!(runs.count() <= 3, "{} duplicates hold places", runs.count());
-    gate.open();
-    let strangers = strangers_during(&app, "stranger", &storm).await;
-    assert_eq!(first.await.expect("joined").status, StatusCode::OK);
-    all_are_replayed(storm).await;
-    timeout(Duration::from_secs(20), runs.finished()).await.expect("in time");
-    assert_eq!(effects(&pool).await, 21 + strangers);
 }

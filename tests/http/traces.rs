@@ -30,15 +30,14 @@ async fn kept(pool: &PgPool, operation: &str, key: &str) -> Option<String> {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_record_keeps_the_first_requests_trace_and_a_replay_shows_none(pool: PgPool) {
     create_effects(&pool).await;
-    let layers = [RoundTrips::Plain, RoundTrips::SelectFirst, RoundTrips::Fewest].map(|trips| saving(&pool, trips));
-    for (n, layer) in layers.into_iter().enumerate() {
-        let (app, key) = (app(layer), format!("key-{n}"));
-        assert!(!post_in(&app, "/effects", &key, &[FIRST]).await.is_replayed());
+    for saved in [RoundTrips::Plain, RoundTrips::SelectFirst, RoundTrips::Fewest] {
+        let (app, key) = (app(saving(&pool, saved)), format!("{saved:?}"));
+        assert!(!post_in(&app, "/effects", &key, &[FIRST]).await.is_replayed(), "{key}");
         let replay = post_in(&app, "/effects", &key, &[SECOND]).await;
-        assert!(replay.is_replayed(), "the trace is no part of the request");
+        assert!(replay.is_replayed(), "{key}: the trace is no part of the request");
         let shown = format!("{:?} {:?}", replay.headers, replay.body);
         assert!(!shown.contains("traceparent") && !shown.contains(&FIRST[3..35]), "{shown}");
-        assert_eq!(kept(&pool, "POST /effects", &key).await.as_deref(), Some(FIRST));
+        assert_eq!(kept(&pool, "POST /effects", &key).await.as_deref(), Some(FIRST), "{key}");
     }
     let texts = Router::new()
         .route("/texts", post(async |_: Lease| "sent"))

@@ -13,39 +13,16 @@ use pg_idempotency::http::IdempotentTx;
 use rig::gate::PATIENCE;
 use sqlx::PgPool;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::{JoinHandle, yield_now};
+use tokio::net::TcpStream;
+use tokio::task::yield_now;
 use tokio::time::timeout;
 
+use crate::frames::Served;
 use crate::support::{app, create_effects, records, transactional};
 
 /// More than hyper reads at once.
 const LIMIT: usize = 64 * 1024;
 const CHUNK: usize = 8 * 1024;
-
-struct Server {
-    address: std::net::SocketAddr,
-    serving: JoinHandle<()>,
-}
-
-impl Server {
-    async fn of(app: Router) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = listener.local_addr().expect("an address");
-        let serving = tokio::spawn(async { axum::serve(listener, app).await.expect("served") });
-        Self { address, serving }
-    }
-
-    async fn connect(&self) -> TcpStream {
-        TcpStream::connect(self.address).await.expect("connected")
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.serving.abort();
-    }
-}
 
 /// Reads until the text ends like this.
 async fn read_until(client: &mut TcpStream, end: &str) -> String {
@@ -82,7 +59,7 @@ async fn send_slowly(client: &mut TcpStream, chunks: usize, framed: bool) -> std
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_slow_client_reads_that_its_body_is_too_large(pool: PgPool) {
     create_effects(&pool).await;
-    let server = Server::of(app(transactional(&pool).request_limit(LIMIT))).await;
+    let server = Served::of(app(transactional(&pool).request_limit(LIMIT))).await;
     let chunks = 4 * LIMIT / CHUNK;
     let client = async |number: usize| {
         let mut client = server.connect().await;
@@ -113,7 +90,7 @@ async fn a_slow_client_reads_that_its_body_is_too_large(pool: PgPool) {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_body_that_nobody_should_send_is_refused_unread(pool: PgPool) {
     create_effects(&pool).await;
-    let server = Server::of(app(transactional(&pool).request_limit(LIMIT))).await;
+    let server = Served::of(app(transactional(&pool).request_limit(LIMIT))).await;
     for announced in
         [format!("expect: 100-continue\r\ncontent-length: {}", 4 * LIMIT), format!("content-length: {}", u64::MAX / 2)]
     {
@@ -129,7 +106,7 @@ async fn a_body_that_nobody_should_send_is_refused_unread(pool: PgPool) {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn reading_on_is_bounded(pool: PgPool) {
     create_effects(&pool).await;
-    let server = Server::of(app(transactional(&pool).request_limit(LIMIT))).await;
+    let server = Served::of(app(transactional(&pool).request_limit(LIMIT))).await;
     let head = "POST /effects HTTP/1.1\r\nhost: x\r\nidempotency-key: key-1\r\ntransfer-encoding: chunked\r\n\r\n";
     let mut silent = server.connect().await;
     silent.write_all(head.as_bytes()).await.expect("sent");
@@ -155,7 +132,7 @@ async fn trailers_reach_the_client(pool: PgPool) {
         let body = Full::new(Bytes::from("hello")).with_trailers(async { Some(Ok(trailers)) });
         ([(header::TRAILER, "x-sum")], Body::new(body))
     };
-    let server = Server::of(Router::new().route("/sum", post(handler)).layer(transactional(&pool))).await;
+    let server = Served::of(Router::new().route("/sum", post(handler)).layer(transactional(&pool))).await;
     let mut client = server.connect().await;
     let request =
         "POST /sum HTTP/1.1\r\nhost: x\r\nte: trailers\r\nidempotency-key: key-1\r\ncontent-length: 1\r\n\r\nx";
