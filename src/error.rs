@@ -13,12 +13,13 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 
 use crate::mode::UnknownMode;
+use crate::state::Version;
 use crate::{InvalidBody, InvalidKey, Key, Mode};
 
 pub use nested::{Incompatible, InvalidRequest, Misuse};
 pub use problem::InvalidStep;
 pub(crate) use problem::{MAX_NAME_BYTES, MAX_RESULT_BYTES, MAX_STEPS, MAX_STEPS_BYTES};
-pub use setup::SetupError;
+pub use setup::{SettleError, SetupError};
 pub(crate) use sqlstate::sqlstate;
 use sqlstate::{advice, is_lost};
 
@@ -83,11 +84,12 @@ pub enum Error {
         claimed_at: DateTime<Utc>,
         /// The error of the latest attempt that reported one.
         last_error: Option<String>,
-        /// The fencing token of the claim, for [`resolve`](crate::operator::resolve()) and
-        /// [`release`](crate::operator::release()).
+        /// The fencing token of the claim.
         token: i64,
+        /// What the record was like, for a service that [settles](crate::operator) the operation itself.
+        version: Box<Version>,
         /// The names of all steps that were begun and have no result, in an operation in steps, in the order of their
-        /// bytes. See [`resolve_step`](crate::operator::resolve_step()).
+        /// bytes. See [`Shown::step`](crate::operator::Shown::step).
         steps: Vec<String>,
     },
 
@@ -178,13 +180,8 @@ pub enum Error {
     #[error("the lease was lost, so nothing was stored, and the effect may have happened; ask again with the same key")]
     LeaseLost,
 
-    /// The record is not as the operator saw it: another claim has it, somebody has settled, completed or deleted it,
-    /// it is under a live lease, or other steps are in doubt. Nothing was changed. Look again, and decide again.
-    #[error("the record has changed since it was looked at, or is under a live lease, so nothing was done; look again")]
-    Changed,
-
     /// The operation has used up its attempts. All of them failed or lapsed, so it may be a poison message. The
-    /// operation stays exhausted until an operator [permits one more](crate::operator::grant_attempt()), resolves or
+    /// operation stays exhausted until an operator [permits one more](crate::operator::Shown::grant), resolves or
     /// forgets it, or its retention ends.
     #[error("the operation was attempted {attempts} times without completing, which is the limit; set it aside")]
     #[non_exhaustive]
@@ -195,6 +192,8 @@ pub enum Error {
         last_error: Option<String>,
         /// The fencing token of the last claim.
         token: i64,
+        /// What the record was like, for a service that [settles](crate::operator) the operation itself.
+        version: Box<Version>,
     },
 
     /// The schema is missing or older than this release. Run [`migrate`](crate::migrate()), or ask a DBA to run the SQL

@@ -9,12 +9,12 @@
 //!   for as long as it remembers the key.
 //! - [`AtMostOnce`](Policy::AtMostOnce) does not do the work again before the retention ends. **The effect can stay
 //!   unknown**: the key is [indeterminate](crate::Error::Indeterminate) until a [`Reconciler`] or an operator finds
-//!   out: [`resolve`](crate::operator::resolve()) or [`release`](crate::operator::release()).
+//!   out: [`resolve`](crate::operator::Shown::resolve) or [`release`](crate::operator::Shown::release).
 //! - [`InSteps`](Policy::InSteps) is for work of several named parts, in this database and outside. The result of each
 //!   part is stored when the part is done, so the next attempt continues after the last one. [`Lease::step`],
 //!   [`Lease::step_at_least_once`] and [`Lease::step_at_most_once`] are the kinds of parts. A step at most once that
-//!   was begun and has no result makes the key indeterminate, until a [`Reconciler`] or an operator settles it:
-//!   [`resolve_step`](crate::operator::resolve_step) or [`release_step`](crate::operator::release_step).
+//!   was begun and has no result makes the key indeterminate, until a [`Reconciler`] or an operator settles the
+//!   [step](crate::operator::Shown::step).
 //!
 //! Under every policy at most one result is stored. A stale owner can neither store nor undo anything, because every
 //! write demands the fencing token of the claim. For an effect in this database alone, use
@@ -81,4 +81,4 @@ pub use resumer::Resumer;
 #[cfg(feature = "http")]
 pub(crate) use resumer::{INTERVAL, INTERVALS};
 pub use step::Step;
-pub(crate) use step::{encode_result, store_result_of_step};
+pub(crate) use step::encode_result;

@@ -41,7 +41,7 @@ pub use chrono;
 pub use sqlx;
 
 pub use deployment::Deployment;
-pub use error::{BoxError, Error, Incompatible, InvalidRequest, InvalidStep, Misuse, SetupError};
+pub use error::{BoxError, Error, Incompatible, InvalidRequest, InvalidStep, Misuse, SettleError, SetupError};
 pub use fingerprint::{Body, Fingerprint, InvalidBody};
 pub use janitor::{Janitor, Swept};
 pub use key::{InvalidKey, Key, KeyPart};

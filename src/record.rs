@@ -9,16 +9,17 @@
 //! - The protocol of all modes: `claim`, `look`, `take_over`, `wait`; `select_first` is an optional shortcut.
 //! - The end of a claim: `complete` in transaction mode, `lease` in lease mode, `release` without a response.
 //! - The steps of an operation: `step`. Operations that a resumer may take over: `resume`, `envelope`; those that
-//!   a reconciler looks up: `looks`.
+//!   a reconciler looks up: `doubt`, `looks`.
 //! - Which statements a table needs, the usual ones or those for a distributed table: `distributed`.
 //! - How a transaction of the crate begins: `opening`.
 //! - Marks in batches: `mark`.
-//! - The janitor: `sweep`. The operator: `stats`, `show`, `setup`, `schema`.
+//! - The janitor: `sweep`. The operator: `stats`, `show`, `settle`, `setup`, `schema`.
 //! - The tables of the service that are written inside operations only: `protect`.
 
 mod claim;
 mod complete;
 mod distributed;
+mod doubt;
 mod envelope;
 mod fragment;
 mod lease;
@@ -31,9 +32,9 @@ mod release;
 mod resume;
 mod schema;
 mod select_first;
+mod settle;
 mod setup;
 mod show;
-mod shown_looks;
 mod statement;
 mod stats;
 mod step;
@@ -43,25 +44,25 @@ mod wait;
 
 pub(crate) use claim::{Claim, Inserted, Terms, Tried};
 pub(crate) use distributed::{
-    Distribution, Part, create_distributed_table, distribution, durable_opening, durable_opening_of_all_rows, size,
-    workers,
+    Distribution, Part, create_distributed_table, distribution, durable_opening, durable_opening_of_all_rows,
+    prepare_decision, size, workers,
 };
+pub(crate) use doubt::{Doubt, Writing};
 pub use envelope::ShownRequest;
-pub(crate) use lease::Actor;
 pub(crate) use look::{Found, Standing};
-pub(crate) use looks::{Doubt, LooksAt, Writing};
+pub(crate) use looks::LooksAt;
+pub use looks::ShownLooks;
 pub(crate) use mark::{MarkBatch, MarkOf};
-pub(crate) use opening::is_open;
+pub(crate) use opening::{is_open, put_back};
 pub use protect::OnEscape;
 pub(crate) use protect::{gaps, protect, protected, unprotect};
 pub(crate) use release::{Unclaimed, storable};
 pub(crate) use resume::{Candidate, StoredAs};
 pub(crate) use schema::{Distrust, Known, Schema, schema};
+pub(crate) use settle::{Decision, Grants};
 pub(crate) use setup::{CommitSetting, commit_settings, setup, with_hidden_rows};
 pub use show::Shown;
 pub(crate) use show::{are_used_up, unsettled};
-pub use shown_looks::ShownLooks;
-pub use statement::Fence;
 pub(crate) use statement::{Record, draw_token};
 #[cfg(feature = "testing")]
 pub(crate) use statement::{changes_a_row, interval};

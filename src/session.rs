@@ -10,7 +10,7 @@ pub use bounded::bounded;
 pub(crate) use bounded::or_closed;
 pub(crate) use bounded::{ANSWER_TIME, ended_or_closed};
 pub use nesting::commit;
-pub(crate) use nesting::{Savepoint, depth, roll_back_to};
+pub(crate) use nesting::{Savepoint, depth, in_callers_transaction, roll_back_to};
 pub(crate) use own::{Opening, Session, in_pooled_transaction};
 #[cfg(feature = "http")]
 pub(crate) use poll::Pauses;

@@ -1,6 +1,10 @@
-//! The state of a record.
+//! The state and the version of a record.
 
 use std::fmt;
+
+use chrono::{DateTime, Utc};
+use sqlx::Row as _;
+use sqlx::postgres::PgRow;
 
 /// The state of a record, as of one moment. Operators and the janitor's counts get it from one SQL expression, and a
 /// call derives the same from what it reads.
@@ -62,5 +66,54 @@ impl State {
 impl fmt::Display for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
+    }
+}
+
+/// What a record was like when it was read: who had claimed it, until when, with which steps, and whether it was
+/// completed. Two versions of one key are equal if nothing of this has changed.
+///
+/// The fencing token alone does not show that. A machine that slept wakes, and its heartbeat revives the lapsed lease
+/// **under the same token**; or it finishes a step. So a service that settles an operation by its
+/// [error](crate::Error::Indeterminate) calls [`show`](crate::operator::show), and goes on only if
+/// [`Shown::version`](crate::operator::Shown::version) is that of the error. The text of a version is for a form, which
+/// sends back the version that its page has shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Version {
+    pub(crate) token: i64,
+    /// Of a released one, the first day of year 1.
+    pub(crate) lease_until: Option<DateTime<Utc>>,
+    /// Stands for the steps with their results.
+    pub(crate) steps_hash: Option<i64>,
+    pub(crate) completed: bool,
+}
+
+impl Version {
+    /// Reads the columns `token`, `lease_until` as `readable`, and `steps_hash`.
+    pub(crate) fn of(row: &PgRow, completed: bool) -> sqlx::Result<Self> {
+        Ok(Self {
+            token: row.try_get("token")?,
+            lease_until: row.try_get("lease_until")?,
+            steps_hash: row.try_get("steps_hash")?,
+            completed,
+        })
+    }
+
+    /// Whether it is still the same claim with the same end of its lease. Its steps may be others.
+    pub(crate) fn has_claim_of(&self, other: &Self) -> bool {
+        (self.token, self.lease_until, self.completed) == (other.token, other.lease_until, other.completed)
+    }
+
+    /// Of a record that no database has.
+    #[cfg(test)]
+    pub(crate) fn sample() -> Self {
+        Self { token: 0, lease_until: None, steps_hash: None, completed: false }
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = |number: Option<i64>| number.map(|number| number.to_string()).unwrap_or_default();
+        let lease_until = text(self.lease_until.map(|until| until.timestamp_micros()));
+        write!(f, "{} {lease_until} {} {}", self.token, text(self.steps_hash), self.completed)
     }
 }

@@ -70,6 +70,7 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
             claimed_at: found.claimed_at,
             last_error: found.last_error,
             token: found.token,
+            version: Box::new(found.version),
             steps: found.steps_in_doubt,
         }),
     }
@@ -95,7 +96,12 @@ fn next_attempt(found: &Found, terms: &Terms) -> Result<Answer, Error> {
     let attempts = found.attempt.unsigned_abs();
     match terms.max_attempts {
         Some(most) if are_used_up(attempts, most, found.granted_attempt.map(i32::unsigned_abs)) => {
-            Err(Error::Exhausted { attempts, last_error: found.last_error.clone(), token: found.token })
+            Err(Error::Exhausted {
+                attempts,
+                last_error: found.last_error.clone(),
+                token: found.token,
+                version: Box::new(found.version.clone()),
+            })
         }
         _ => Ok(Answer::TakeOver { attempt: found.attempt.saturating_add(1) }),
     }

@@ -1,4 +1,4 @@
-//! The errors of the functions that set up the schema.
+//! The errors of the functions that set up the schema, and of the verbs of operators.
 
 use crate::Error;
 
@@ -55,6 +55,38 @@ impl SetupError {
 }
 
 impl From<sqlx::Error> for SetupError {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Other(error.into())
+    }
+}
+
+/// Why a verb of [`Shown`](crate::operator::Shown) settled nothing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SettleError {
+    /// The record is not as it was shown: another claim has it, somebody has settled, completed or deleted it, a
+    /// heartbeat has revived its lease, or one of its steps has ended. Or it is not to be settled so. Nothing was
+    /// changed. Look again, and decide again.
+    #[error("the record has changed since it was looked at, or is under a live lease, so nothing was done; look again")]
+    Changed,
+
+    /// An error that a call can get, too.
+    #[error(transparent)]
+    Other(#[from] Error),
+}
+
+impl SettleError {
+    /// Whether the same decision may succeed in a moment without a change, as for [`Error::is_transient`].
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Changed => false,
+            Self::Other(error) => error.is_transient(),
+        }
+    }
+}
+
+impl From<sqlx::Error> for SettleError {
     fn from(error: sqlx::Error) -> Self {
         Self::Other(error.into())
     }

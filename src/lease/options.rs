@@ -132,7 +132,7 @@ impl LeaseOptions {
     /// After how many attempts a call returns [`Error::Exhausted`](crate::Error::Exhausted): the operation is then a
     /// poison message, which fails every time. The default is unlimited. Attempts that lapsed count too, so roll-outs
     /// that kill their workers can exhaust a healthy operation. To give it another chance, an operator permits one more
-    /// attempt ([`grant_attempt`](crate::operator::grant_attempt())). Do not [forget](crate::operator::forget) an
+    /// attempt ([`grant`](crate::operator::Shown::grant)). Do not [forget](crate::operator::Shown::forget) an
     /// operation with finished steps, because the next call would perform them again.
     #[must_use]
     pub const fn max_attempts(self, max_attempts: NonZeroU32) -> Self {

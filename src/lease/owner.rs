@@ -19,7 +19,7 @@ use super::retry::{committed, within_a_lease};
 use super::unbegun::Unbegun;
 use crate::observe::{call_span, spanned};
 use crate::outcome::{Response, encode};
-use crate::record::{Actor, Claim, StoredSteps};
+use crate::record::{Claim, StoredSteps};
 use crate::session::{ANSWER_TIME, bounded};
 use crate::{Error, Fingerprint, Key, observe};
 
@@ -120,7 +120,7 @@ impl LeaseOwner {
         let (record, token) = (self.record(), self.token);
         let stored = within_a_lease(policy.lease(), || {
             committed(&self.pool, self.durable(), async move |conn| {
-                record.complete_lease(conn, &token.into(), encoded, retention, Actor::Owner).await
+                record.complete_lease(conn, token, encoded, retention).await
             })
         })
         .await;

@@ -152,7 +152,7 @@ impl Reconciler {
                 if !self.write(conn, &look, &self.number(&state).to_string(), before.n, &state, Some(after)).await? {
                     return Ok(None);
                 }
-                self.record(look.doubt).request(conn, look.doubt.fence.token).await
+                self.record(look.doubt).request(conn, look.doubt.shown.token).await
             })
             .await?;
         Ok(request.map(|request| (Look { state, ..look }, request)))
@@ -171,11 +171,11 @@ impl Reconciler {
     {
         let doubt = look.doubt;
         let asked = InDoubt {
-            key: doubt.key.clone(),
-            downstream_key: doubt.key.downstream(&doubt.fingerprint, look.name),
+            key: doubt.shown.key.clone(),
+            downstream_key: doubt.shown.downstream(look.name),
             step: (!look.name.is_empty()).then(|| look.name.to_owned()),
-            attempt: doubt.attempt.unsigned_abs(),
-            claimed_at: doubt.claimed_at,
+            attempt: doubt.shown.attempt,
+            claimed_at: doubt.shown.claimed_at,
             request,
             look: self.number(&look.state),
         };
@@ -197,7 +197,7 @@ impl Reconciler {
         if self.dry_run {
             tracing::info!(
                 operation = self.operation,
-                token = doubt.fence.token,
+                token = doubt.shown.token,
                 step = look.name,
                 finding = said,
                 "dry run"
@@ -248,14 +248,14 @@ impl Reconciler {
     }
 
     pub(super) fn record<'d>(&self, doubt: &'d Doubt) -> Record<'d> {
-        Record { key: &doubt.key, deployment: self.leasing.deployment }
+        Record { key: &doubt.shown.key, deployment: self.leasing.deployment }
     }
 
     pub(super) fn left_to_a_person(&self, look: &Look<'_>) {
         observe::reconciled(&self.operation, Visit::GivenUp.as_str());
         tracing::error!(
             operation = self.operation,
-            token = look.doubt.fence.token,
+            token = look.doubt.shown.token,
             step = look.name,
             looks = look.state.looks,
             error = look.state.error,

@@ -1,14 +1,13 @@
 //! What a look of a reconciler changes: it counts, it releases, or it stores the answer.
 
-use sqlx::{PgConnection, PgPool};
+use sqlx::PgPool;
 
 use super::finding::{Effect, Finding};
 use super::reconcile::Look;
 use super::reconciler::{Reconciler, Visit};
 use super::retry::within_a_lease;
-use super::step::store_result_of_step;
 use crate::Error;
-use crate::record::Actor;
+use crate::record::{Decision, Grants, Shown};
 use crate::session::{Opening, in_pooled_transaction};
 use crate::state::State;
 
@@ -34,13 +33,12 @@ impl Reconciler {
                     return Ok(if given_up { Visit::GivenUp } else { Visit::Undecided });
                 }
                 let reason = format!("a reconciler found no trace of it, at {} looks", state.no_trace);
-                let (record, fence) = (self.record(look.doubt), &look.doubt.fence);
-                // It grants no attempt: a provider that never answers would be sent requests for ever.
-                let released = match look.name {
-                    "" => record.release_unperformed(conn, fence, &[], &reason).await?,
-                    step => record.release_step(conn, fence, step, &reason, false).await?.is_some(),
+                let decision = match look.name {
+                    "" => Decision::Release { reason: &reason },
+                    step => Decision::ReleaseStep { step, reason: &reason, grants: Grants::Nothing },
                 };
-                Ok(if released { Visit::Released } else { Visit::Overtaken })
+                let released = look.doubt.shown.settle(conn, decision).await?;
+                Ok(released.map_or(Visit::Overtaken, |_| Visit::Released))
             })
             .await?;
         if visit == Visit::GivenUp {
@@ -53,37 +51,42 @@ impl Reconciler {
     ///
     /// It tries for the length of one lease: otherwise later looks might find no trace.
     pub(super) async fn store(&self, pool: &PgPool, look: &Look<'_>, answer: &Effect) -> Result<Option<Visit>, Error> {
-        let (record, fence, retention) = (self.record(look.doubt), &look.doubt.fence, self.leasing.retention);
         let result = match look.name {
             "" => None,
             step => Some(answer.of_step(step)?),
         };
-        let result = result.as_deref();
+        let decision = match &result {
+            None => Decision::Resolve { response: &answer.0, retention: self.leasing.retention },
+            Some(result) => Decision::ResolveStep { step: look.name, result },
+        };
         within_a_lease(self.leasing.policy.lease(), || {
-            in_pooled_transaction(
-                pool,
-                Opening::Durable(self.leasing.deployment),
-                async move |conn| -> Result<_, Error> {
-                    let stored = match result {
-                        None => record.complete_lease(conn, fence, &answer.0, retention, Actor::Operator).await?,
-                        Some(result) => store_result_of_step(conn, record, fence, look.name, result).await?.is_some(),
-                    };
-                    if stored {
+            let opening = Opening::Durable(self.leasing.deployment);
+            in_pooled_transaction(pool, opening, async move |conn| -> Result<_, Error> {
+                let mut shown = look.doubt.shown.clone();
+                loop {
+                    if shown.settle(conn, decision).await?.is_some() {
                         return Ok(Some(Visit::Resolved));
                     }
-                    self.overtaken(conn, look).await.map(Some)
-                },
-            )
+                    match self.record(look.doubt).show(conn).await? {
+                        // Only another step has ended. Otherwise a later look might find no trace of this one.
+                        Some(now)
+                            if now.version() != shown.version() && now.version().has_claim_of(shown.version()) =>
+                        {
+                            shown = now;
+                        }
+                        now => return Ok(Some(self.overtaken(now, look))),
+                    }
+                }
+            })
         })
         .await
     }
 
     /// It took effect, and the record is not as it was: either its result is stored, or it is still in doubt and
     /// visited again, or somebody has released it.
-    async fn overtaken(&self, conn: &mut PgConnection, look: &Look<'_>) -> Result<Visit, Error> {
-        let shown = self.record(look.doubt).show(conn).await?;
+    fn overtaken(&self, shown: Option<Shown>, look: &Look<'_>) -> Visit {
         let known = shown.is_some_and(|shown| {
-            let is_same_claim = shown.claimed_at == look.doubt.claimed_at;
+            let is_same_claim = shown.claimed_at == look.doubt.shown.claimed_at;
             match (shown.state, look.name) {
                 (State::Completed | State::Indeterminate | State::InFlight, "") => is_same_claim,
                 (_, "") => false,
@@ -92,20 +95,20 @@ impl Reconciler {
                 (_, step) => {
                     // A step that the present attempt has begun after another claim was released before.
                     let is_settled = |attempt| is_same_claim || attempt < shown.attempt;
-                    shown.token == look.doubt.fence.token
+                    shown.token == look.doubt.shown.token
                         || shown.steps.iter().any(|shown| shown.name == step && is_settled(shown.attempt))
                 }
             }
         });
         if known {
-            return Ok(Visit::Overtaken);
+            return Visit::Overtaken;
         }
         tracing::error!(
             operation = self.operation,
-            token = look.doubt.fence.token,
+            token = look.doubt.shown.token,
             step = look.name,
             "an operation in doubt took effect, but was released before this was known; the effect may happen twice"
         );
-        Ok(Visit::Contradicted)
+        Visit::Contradicted
     }
 }

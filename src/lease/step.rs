@@ -4,11 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sqlx::PgConnection;
 
-use crate::error::{MAX_RESULT_BYTES, MAX_STEPS_BYTES};
+use crate::error::MAX_RESULT_BYTES;
 use crate::outcome::encode;
-use crate::record::{Fence, Record};
 use crate::{Error, InvalidStep, Misuse};
 
 /// A step outside the database, while it is performed.
@@ -68,24 +66,4 @@ pub(super) fn fits_a_step(name: &str, result: Vec<u8>) -> Result<String, Error> 
 
 pub(super) fn invalid(step: &str, problem: InvalidStep) -> Error {
     Error::Misuse(Misuse::Step { step: step.to_owned(), problem })
-}
-
-/// Settles one step in doubt with its result, within the limit of all results. `None` means that the record is not as
-/// it was seen.
-pub(crate) async fn store_result_of_step(
-    conn: &mut PgConnection,
-    record: Record<'_>,
-    seen: &Fence,
-    step: &str,
-    result: &str,
-) -> Result<Option<i64>, Error> {
-    let settled = record.resolve_step(conn, seen, step, result).await?;
-    // After the update, which has locked the record. An error rolls it back.
-    if let Some(token) = settled
-        && let Some(steps) = record.steps(conn, token).await?
-        && steps.values().flatten().map(String::len).sum::<usize>() > MAX_STEPS_BYTES
-    {
-        return Err(invalid(step, InvalidStep::TooLarge));
-    }
-    Ok(settled)
 }

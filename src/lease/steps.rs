@@ -139,8 +139,7 @@ impl Lease {
     /// Performs a step outside the database at most once. Before the effect, the record stores durably that the step
     /// was begun. After a crash in its middle, **nobody knows whether it took effect**: later calls return
     /// [`Indeterminate`](Error::Indeterminate) with the names of all steps in doubt, until a
-    /// [`Reconciler`](super::Reconciler) settles each, or an operator calls
-    /// [`resolve_step`](crate::operator::resolve_step) or [`release_step`](crate::operator::release_step).
+    /// [`Reconciler`](super::Reconciler) or an [operator](crate::operator::Shown::step) settles each.
     ///
     /// # Errors
     ///

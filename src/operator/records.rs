@@ -63,26 +63,3 @@ pub async fn show(pool: &PgPool, key: &Key) -> Result<Option<Shown>, Error> {
     })
     .await
 }
-
-/// Deletes a record before it expires: **the next call with its key performs again**. This deletes exactly the record
-/// that was shown.
-///
-/// # Errors
-///
-/// - [`Error::Changed`]: the record is under a live lease, or its claim, its lease, its steps or its completion are not
-///   as shown, or it is gone.
-/// - The errors of [`unsettled`].
-///
-/// # Cancellation
-///
-/// Safe at every point: the record is deleted, or it is not.
-pub async fn forget(pool: &PgPool, shown: &Shown) -> Result<(), Error> {
-    let forgetting = async |conn: &mut PgConnection| {
-        migrate::trusted(conn).await?;
-        Record::unprepared(&shown.key).forget(conn, shown).await
-    };
-    match in_pooled_transaction(pool, Opening::AllRows, forgetting).await? {
-        true => Ok(()),
-        false => Err(Error::Changed),
-    }
-}

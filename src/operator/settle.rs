@@ -1,181 +1,222 @@
-//! How an operator settles a claim whose owner is gone.
+//! The verbs with which an operator settles a record that was shown.
 
 use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sqlx::{PgConnection, PgPool};
+use sqlx::{PgConnection, PgPool, PgTransaction};
 
-use crate::lease::{encode_result, store_result_of_step};
+use crate::lease::encode_result;
 use crate::limits::{RETENTION, in_range};
 use crate::outcome::encode;
-use crate::record::{Actor, Fence, Record};
-use crate::session::{Opening, in_pooled_transaction};
-use crate::{Error, Key, migrate};
+use crate::record::{Decision, Grants, Shown};
+use crate::session::{Opening, in_callers_transaction, in_pooled_transaction};
+use crate::{Deployment, SettleError, migrate};
 
-/// Stores the response of an [indeterminate](Error::Indeterminate) or [exhausted](Error::Exhausted) operation. Every
-/// retry gets the response from now on, for `retention`, or until the record would have expired if that is later.
-/// `seen` is the token in that error, or [`Shown::fence`](super::Shown::fence). After that no step is
-/// performed, not even one in doubt.
+/// Where a verb of [`Shown`] takes place: in a transaction of its own, or in yours.
 ///
-/// # Errors
-///
-/// [`Error::Changed`] if the record has another token by now, is completed, is under a live lease, or if no attempt has
-/// begun (attempt 0); [`Error::Unencodable`]; errors of the database.
-///
-/// # Cancellation
-///
-/// Done or not done.
-pub async fn resolve<T: Serialize + DeserializeOwned>(
-    pool: &PgPool,
-    key: &Key,
-    seen: impl Into<Fence>,
-    response: &T,
-    retention: Duration,
-) -> Result<(), Error> {
-    let (retention, seen) = (in_range("retention", retention, RETENTION)?, seen.into());
-    let encoded = encode(response)?;
-    decided(pool, async |conn| {
-        let resolved =
-            Record::unprepared(key).complete_lease(conn, &seen, &encoded, retention, Actor::Operator).await?;
-        Ok(resolved.then_some(()))
-    })
-    .await
+/// A pool (`&pool`) is the usual choice. Pass a connection in a transaction (`&mut tx`) to commit the decision together
+/// with a row of yours, such as the line of an audit. Then **decide last, and commit at once**: the record's row stays
+/// locked until the transaction ends, and calls with the key may wait for it. See the [module](self).
+#[derive(Debug)]
+pub enum PoolOrTransaction<'c> {
+    /// In a transaction of its own, on a connection of this pool.
+    Pool(&'c PgPool),
+    /// In the transaction of this connection.
+    Transaction(&'c mut PgConnection),
 }
 
-/// Releases an [indeterminate](Error::Indeterminate) operation that did not take effect. The next caller may claim it
-/// at once, under any policy, if attempts are left ([`grant_attempt`]). `seen` is as for [`resolve`], and `steps` are
-/// the names in it: of an operation in steps, this decides that **none of these steps** took effect, so the next
-/// attempt performs them, and is permitted as by [`grant_attempt`]. Finished steps stay. If other steps are in doubt by
-/// now, nothing changes. To decide about one of several steps, call [`release_step`] or [`resolve_step`].
-///
-/// The record keeps `reason` for the next operator.
-///
-/// **Looking the effect up is not enough if its process may only be suspended**: when it wakes, it may still send the
-/// request. Let the other service withdraw the request, or make sure that the process is gone.
-///
-/// # Errors
-///
-/// As [`resolve`], and [`Error::Changed`] unless exactly `steps` are in doubt.
-///
-/// # Cancellation
-///
-/// Done or not done.
-pub async fn release(
-    pool: &PgPool,
-    key: &Key,
-    seen: impl Into<Fence>,
-    steps: &[String],
-    reason: &str,
-) -> Result<(), Error> {
-    let seen = seen.into();
-    decided(pool, async |conn| {
-        let released = Record::unprepared(key).release_unperformed(conn, &seen, steps, reason).await?;
-        Ok(released.then_some(()))
-    })
-    .await
+impl<'c> From<&'c PgPool> for PoolOrTransaction<'c> {
+    fn from(pool: &'c PgPool) -> Self {
+        Self::Pool(pool)
+    }
 }
 
-/// Decides that one at-most-once [step](Error::Indeterminate) in doubt took no effect: a later attempt performs it.
-/// Otherwise as [`resolve_step`]. The record keeps `reason` for the next operator.
-///
-/// The warning at [`release`] applies to a step, too.
-///
-/// # Errors
-///
-/// As [`resolve_step`].
-///
-/// # Cancellation
-///
-/// Done or not done.
-pub async fn release_step(
-    pool: &PgPool,
-    key: &Key,
-    seen: impl Into<Fence>,
-    step: &str,
-    reason: &str,
-) -> Result<i64, Error> {
-    let seen = seen.into();
-    decided(pool, async |conn| Record::unprepared(key).release_step(conn, &seen, step, reason, true).await).await
+impl<'c> From<&'c mut PgConnection> for PoolOrTransaction<'c> {
+    fn from(conn: &'c mut PgConnection) -> Self {
+        Self::Transaction(conn)
+    }
 }
 
-/// Stores the result of one at-most-once [step](Error::Indeterminate) that was begun and took effect: the next attempt
-/// continues after it. `seen` is as for [`resolve`]. If the step took no effect, call [`release_step`].
-///
-/// Other steps in doubt stay in doubt, and have to be settled too, with the token that this returns. After the last one
-/// the operation is released. The attempt that follows is permitted, as by [`grant_attempt`].
-///
-/// ```rust,no_run
-/// # use pg_idempotency::operator;
-/// # struct Gateways;
-/// # impl Gateways { async fn withdraw(&self, _: &str, _: u32) -> anyhow::Result<Option<String>> { Ok(None) } }
-/// # async fn f(pool: &sqlx::PgPool, gateways: &Gateways) -> anyhow::Result<()> {
-/// for found in operator::unsettled(pool, 100, None, None).await? {
-///     let (key, mut token) = (&found.key, found.token);
-///     for step in found.steps.iter().filter(|step| step.in_doubt) {
-///         token = match gateways.withdraw(&step.downstream_key, found.attempt).await? {
-///             // It took effect: the next attempt continues after this step.
-///             Some(sent) => operator::resolve_step(pool, key, token, &step.name, &sent).await?,
-///             // It took no effect: the next attempt performs this step, and no finished one.
-///             None => operator::release_step(pool, key, token, &step.name, "the gateway has not sent it").await?,
-///         };
-///     }
-/// }
-/// # Ok(()) }
-/// ```
-///
-/// # Errors
-///
-/// [`Error::Changed`] if the record has another token by now, is completed, is under a live lease, or if this step is
-/// not in doubt; [`Misuse::Step`](crate::Misuse::Step) for a result over 64 KiB, or if all results would exceed 256
-/// KiB; [`Error::Unencodable`]; errors of the database.
-///
-/// # Cancellation
-///
-/// Done or not done.
-pub async fn resolve_step<T>(
-    pool: &PgPool,
-    key: &Key,
-    seen: impl Into<Fence>,
-    step: &str,
-    result: &T,
-) -> Result<i64, Error>
-where
-    T: Serialize + DeserializeOwned,
-{
-    let (result, seen) = (encode_result(step, result)?, seen.into());
-    decided(pool, async |conn| store_result_of_step(conn, Record::unprepared(key), &seen, step, &result).await).await
+impl<'c> From<&'c mut PgTransaction<'_>> for PoolOrTransaction<'c> {
+    fn from(tx: &'c mut PgTransaction<'_>) -> Self {
+        Self::Transaction(tx)
+    }
 }
 
-/// Permits one more attempt of an operation that was released or has lapsed, even if it exceeds
-/// [`max_attempts`](crate::lease::LeaseOptions::max_attempts): of an [exhausted](Error::Exhausted) one, when the cause
-/// of its failures is repaired. The next caller or a resumer makes the attempt. `token` is the token in that error. The
-/// record keeps `reason` for the next operator. Returns the new token, which fences an owner that was only suspended.
-///
-/// Finished steps stay. The permission ends with this attempt, but a claim that never began does not use it up.
-///
-/// # Errors
-///
-/// [`Error::Changed`] if the record has another token by now, or does not wait for another attempt: it is completed,
-/// under a live lease, [indeterminate](Error::Indeterminate), past its retention, in transaction mode, or its first
-/// claim never began; errors of the database.
-///
-/// # Cancellation
-///
-/// Done or not done.
-pub async fn grant_attempt(pool: &PgPool, key: &Key, token: i64, reason: &str) -> Result<i64, Error> {
-    decided(pool, async |conn| Record::unprepared(key).grant_attempt(conn, token, reason).await).await
+impl PoolOrTransaction<'_> {
+    /// Runs the statements of a decision in a transaction that is durable on every server of the deployment.
+    async fn decide<R>(
+        self,
+        deployment: Deployment,
+        decision: impl AsyncFnOnce(&mut PgConnection) -> Result<R, SettleError>,
+    ) -> Result<R, SettleError> {
+        let decided = async |conn: &mut PgConnection| {
+            migrate::trusted(conn).await?;
+            decision(conn).await
+        };
+        match self {
+            Self::Pool(pool) => in_pooled_transaction(pool, Opening::DurableAllRows(deployment), decided).await,
+            Self::Transaction(conn) => in_callers_transaction(conn, deployment, decided).await,
+        }
+    }
 }
 
-/// Runs the statements of an operator's decision in their own transaction, which is durable on the workers too, if
-/// there are any. `None` means that the record is not as the operator saw it.
-async fn decided<R>(
-    pool: &PgPool,
-    decision: impl AsyncFnOnce(&mut PgConnection) -> Result<Option<R>, Error>,
-) -> Result<R, Error> {
-    let decided = async |conn: &mut PgConnection| {
-        migrate::trusted(conn).await?;
-        decision(conn).await
-    };
-    in_pooled_transaction(pool, Opening::DurableAllRows, decided).await?.ok_or(Error::Changed)
+impl Shown {
+    /// Stores the response of an [indeterminate](crate::Error::Indeterminate) or [exhausted](crate::Error::Exhausted)
+    /// operation that took effect. Every retry gets the response from now on, for `retention`, or until the record
+    /// would have expired if that is later. No step is performed any more, not even one in doubt.
+    ///
+    /// # Errors
+    ///
+    /// [`SettleError::Changed`] if the record is not as it was shown, is completed, is under a live lease, or if no
+    /// attempt has begun (attempt 0); [`Unencodable`](crate::Error::Unencodable); [`Misuse`](crate::Misuse) for a
+    /// connection without a transaction; errors of the database.
+    ///
+    /// # Cancellation
+    ///
+    /// On a pool: done or not done. In a transaction of yours: roll it back.
+    pub async fn resolve<T: Serialize + DeserializeOwned>(
+        self,
+        place: impl Into<PoolOrTransaction<'_>>,
+        response: &T,
+        retention: Duration,
+    ) -> Result<Self, SettleError> {
+        let retention = in_range("retention", retention, RETENTION)?;
+        let response = encode(response)?;
+        self.decided(place.into(), Decision::Resolve { response: &response, retention }).await
+    }
+
+    /// Releases an [indeterminate](crate::Error::Indeterminate) operation that did not take effect. The next caller may
+    /// claim it at once, under any policy, if attempts are left ([`grant`](Self::grant)). In steps, this decides that
+    /// **none of the steps in doubt took effect**, so the next attempt performs them, and is permitted as by `grant`.
+    /// Finished steps stay. To decide about one of several steps, use [`step`](Self::step).
+    ///
+    /// The record keeps `reason` for the next operator.
+    ///
+    /// **Looking the effect up is not enough if its process may only be suspended**: when it wakes, it may still send
+    /// the request. Let the other service withdraw the request, or make sure that the process is gone.
+    ///
+    /// # Errors
+    ///
+    /// [`SettleError::Changed`] if the record is not as it was shown, is completed, or is under a live lease; otherwise
+    /// as [`resolve`](Self::resolve).
+    ///
+    /// # Cancellation
+    ///
+    /// As [`resolve`](Self::resolve).
+    pub async fn release(self, place: impl Into<PoolOrTransaction<'_>>, reason: &str) -> Result<Self, SettleError> {
+        self.decided(place.into(), Decision::Release { reason }).await
+    }
+
+    /// Permits one more attempt of an operation that was released or has lapsed, even if it exceeds
+    /// [`max_attempts`](crate::lease::LeaseOptions::max_attempts): of an [exhausted](crate::Error::Exhausted) one, when
+    /// the cause of its failures is repaired. The next caller or a resumer makes the attempt. The record keeps `reason`
+    /// for the next operator.
+    ///
+    /// Finished steps stay. The permission ends with this attempt, but a claim that never began does not use it up.
+    ///
+    /// # Errors
+    ///
+    /// [`SettleError::Changed`] if the record is not as it was shown, or does not wait for another attempt: it is
+    /// completed, under a live lease, [indeterminate](crate::Error::Indeterminate), past its retention, in transaction
+    /// mode, or its first claim never began; otherwise as [`resolve`](Self::resolve).
+    ///
+    /// # Cancellation
+    ///
+    /// As [`resolve`](Self::resolve).
+    pub async fn grant(self, place: impl Into<PoolOrTransaction<'_>>, reason: &str) -> Result<Self, SettleError> {
+        self.decided(place.into(), Decision::Grant { reason }).await
+    }
+
+    /// Deletes the record before it expires: **the next call with its key performs again**, also the finished steps.
+    ///
+    /// # Errors
+    ///
+    /// [`SettleError::Changed`] if the record is not as it was shown, is under a live lease, or is gone; otherwise as
+    /// [`resolve`](Self::resolve).
+    ///
+    /// # Cancellation
+    ///
+    /// As [`resolve`](Self::resolve).
+    pub async fn forget(self, place: impl Into<PoolOrTransaction<'_>>) -> Result<(), SettleError> {
+        let deletion = async |conn: &mut PgConnection| {
+            if self.delete(conn).await? { Ok(()) } else { Err(SettleError::Changed) }
+        };
+        place.into().decide(self.deployment, deletion).await
+    }
+
+    /// The at-most-once step of this name, which is [in doubt](crate::Error::Indeterminate), to settle it alone. Other
+    /// steps in doubt stay in doubt, and have to be settled too: go on with the record that the verb returns. After the
+    /// last one the operation is released, and the attempt that follows is permitted, as by [`grant`](Self::grant).
+    ///
+    /// ```rust,no_run
+    /// # use pg_idempotency::operator;
+    /// # struct Gateways;
+    /// # impl Gateways { async fn withdraw(&self, _: &str) -> anyhow::Result<Option<String>> { Ok(None) } }
+    /// # async fn f(pool: &sqlx::PgPool, gateways: &Gateways) -> anyhow::Result<()> {
+    /// for mut found in operator::unsettled(pool, 100, None, None).await? {
+    ///     for step in found.steps.clone().into_iter().filter(|step| step.in_doubt) {
+    ///         found = match gateways.withdraw(&step.downstream_key).await? {
+    ///             // It took effect: the next attempt continues after this step.
+    ///             Some(sent) => found.step(&step.name).resolve(pool, &sent).await?,
+    ///             // It took no effect: the next attempt performs this step, and no finished one.
+    ///             None => found.step(&step.name).release(pool, "the gateway has not sent it").await?,
+    ///         };
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[must_use = "it settles nothing before `resolve` or `release`"]
+    pub fn step(self, name: &str) -> StepInDoubt<'_> {
+        StepInDoubt { shown: self, name }
+    }
+
+    async fn decided(self, place: PoolOrTransaction<'_>, decision: Decision<'_>) -> Result<Self, SettleError> {
+        let settling = async |conn: &mut PgConnection| self.settle(conn, decision).await?.ok_or(SettleError::Changed);
+        place.decide(self.deployment, settling).await
+    }
+}
+
+/// One step of an operation that was shown: see [`Shown::step`].
+#[derive(Debug)]
+pub struct StepInDoubt<'a> {
+    shown: Shown,
+    name: &'a str,
+}
+
+impl StepInDoubt<'_> {
+    /// Stores the result of the step, which took effect: the next attempt continues after it.
+    ///
+    /// # Errors
+    ///
+    /// [`SettleError::Changed`] if the record is not as it was shown, is completed, is under a live lease, or if this
+    /// step is not in doubt; [`Misuse::Step`](crate::Misuse::Step) for a result over 64 KiB, or if all results would
+    /// exceed 256 KiB; otherwise as [`Shown::resolve`].
+    ///
+    /// # Cancellation
+    ///
+    /// As [`Shown::resolve`].
+    pub async fn resolve<T>(self, place: impl Into<PoolOrTransaction<'_>>, result: &T) -> Result<Shown, SettleError>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let result = encode_result(self.name, result)?;
+        self.shown.decided(place.into(), Decision::ResolveStep { step: self.name, result: &result }).await
+    }
+
+    /// Decides that the step took no effect: the next attempt performs it. The record keeps `reason` for the next
+    /// operator. The warning at [`Shown::release`] applies to a step, too.
+    ///
+    /// # Errors
+    ///
+    /// As [`resolve`](Self::resolve).
+    ///
+    /// # Cancellation
+    ///
+    /// As [`Shown::resolve`].
+    pub async fn release(self, place: impl Into<PoolOrTransaction<'_>>, reason: &str) -> Result<Shown, SettleError> {
+        let decision = Decision::ReleaseStep { step: self.name, reason, grants: Grants::OneAttempt };
+        self.shown.decided(place.into(), decision).await
+    }
 }

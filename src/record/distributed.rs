@@ -94,9 +94,19 @@ pub(crate) fn durable_opening(deployment: Deployment) -> &'static str {
     if deployment.distributed { coordinator::BEGIN_DURABLE } else { opening::BEGIN_DURABLE }
 }
 
-/// As [`durable_opening`], for an operator, whose statements may see all rows. An operator gives no deployment.
-pub(crate) fn durable_opening_of_all_rows() -> &'static str {
-    coordinator::BEGIN_DURABLE_ALL_ROWS
+/// As [`durable_opening`], for a decision, whose statements see all rows.
+pub(crate) fn durable_opening_of_all_rows(deployment: Deployment) -> &'static str {
+    if deployment.distributed { coordinator::BEGIN_DURABLE_ALL_ROWS } else { opening::BEGIN_DURABLE_ALL_ROWS }
+}
+
+/// Gives the transaction of a caller the settings of [`durable_opening_of_all_rows`], and returns its `row_security` for
+/// [`put_back`](opening::put_back).
+pub(crate) async fn prepare_decision(conn: &mut PgConnection, deployment: Deployment) -> Result<String, Error> {
+    let row_security = opening::prepare_decision(conn).await?;
+    if deployment.distributed {
+        coordinator::pass_on_synchronous_commit(conn).await?;
+    }
+    Ok(row_security)
 }
 
 /// A part of the table that is swept by itself.

@@ -74,24 +74,10 @@ macro_rules! time_as_stored {
     };
 }
 
-/// Reads `lease_until` for a [`Fence`](super::statement::Fence).
-macro_rules! fence_time {
+/// Stands for the steps with their results.
+macro_rules! steps_hash {
     () => {
-        $crate::record::fragment::stored_time!("lease_until")
-    };
-}
-
-/// The lease ends when it did when somebody looked, or they did not say: a heartbeat may have revived the lapsed lease
-/// since, under the same token.
-macro_rules! lease_as_seen {
-    ($until:literal) => {
-        concat!(
-            "(",
-            $until,
-            "::text is null or lease_until is not distinct from ",
-            $crate::record::fragment::time_as_stored!($until),
-            ")"
-        )
+        "pg_catalog.jsonb_hash_extended(steps, 0::int8)"
     };
 }
 
@@ -103,6 +89,21 @@ macro_rules! steps_in_doubt {
     };
 }
 
+/// The looks count: nobody has claimed, revived or settled anything since. It compares texts, because a cast would fail
+/// for a row that was written by hand. An update compares with the parameter of the fence, because Citus refuses to
+/// convert a time of a column there.
+macro_rules! looks_count {
+    () => {
+        $crate::record::fragment::looks_count!(concat!("looks ->> 'lease_until'::text = ", $crate::record::fragment::stored_time!("lease_until")))
+    };
+    ($($lease_until_is_same:tt)+) => {
+        concat! {
+            "(looks ->> 'token'::text = token::text
+                and ", $($lease_until_is_same)+, "
+                and looks -> 'in_doubt'::text = coalesce(", $crate::record::fragment::steps_in_doubt!(), ", '[]'::jsonb))"
+        }
+    };
+}
 /// No step is in doubt. Without steps, too.
 macro_rules! no_step_in_doubt {
     () => {
@@ -175,8 +176,8 @@ macro_rules! table_or_leaf {
 }
 
 pub(super) use {
-    attempts_are_left, expired_at, expired_when_asked, fence_time, lease_as_seen, may_be_retried, may_be_taken_over,
-    no_live_lease, no_step_in_doubt, readable, readable_place, state, steps_in_doubt, stored_time, table_or_leaf,
+    attempts_are_left, expired_at, expired_when_asked, looks_count, may_be_retried, may_be_taken_over, no_live_lease,
+    no_step_in_doubt, readable, readable_place, state, steps_hash, steps_in_doubt, stored_time, table_or_leaf,
     time_as_stored,
 };
 

@@ -1,24 +1,13 @@
-//! The statements on a claim that outlives its transaction, sent by its owner or by an operator. Each statement
-//! requires the claim's token, and a record without a response. So the statement of an owner whose claim was taken over
-//! finds no row.
+//! The statements on a claim that outlives its transaction, sent by its owner. Each statement requires the claim's
+//! token, and a record without a response. So the statement of an owner whose claim was taken over finds no row.
 
 use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use super::fragment::{lease_as_seen, no_live_lease};
-use super::statement::{Fence, Record, changes_a_row, interval};
+use super::statement::{Record, changes_a_row, interval};
 use crate::Error;
 use crate::outcome::Response;
-
-/// The sender of a statement on a claim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Actor {
-    /// The owner, at any time.
-    Owner,
-    /// An operator. They must not change a claim under a live lease.
-    Operator,
-}
 
 impl Record<'_> {
     /// Prolongs the lease. If less than two leases are left of the retention, prolongs it to two leases, so that a
@@ -47,44 +36,33 @@ impl Record<'_> {
     /// Stores the response. The retention counts from now. `false` means that the claim is gone.
     ///
     /// A completed record never changes. If an owner finds its own response stored under its token, its commit
-    /// succeeded and the answer was lost. So the statement counts that response as stored. It does not do so for an
-    /// operator, because the same body may be a part of another caller's HTTP response.
+    /// succeeded and the answer was lost. So this counts that response as stored.
     pub(crate) async fn complete_lease(
         self,
         conn: &mut PgConnection,
-        fence: &Fence,
+        token: i64,
         response: &Response,
         retention: Duration,
-        actor: Actor,
     ) -> Result<bool, Error> {
         let update = self
-            .query(concat! {
+            .query(
                 "
                 update /* pg_idempotency: complete lease */ idempotency.record
                 set completed_at = pg_catalog.statement_timestamp(), lease_until = null, steps = null, request = null,
-                    looks = null, misdirected = null, granted_attempt = null, response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb,
-                    -- An operator must not shorten the time for which somebody has pinned the key. The clock is outside the CASE,
-                    -- because Citus refuses it inside.
-                    expires_at = greatest(
-                        case when not $9::bool then expires_at end, pg_catalog.statement_timestamp() + $8::interval
-                    )
+                    looks = null, misdirected = null, granted_attempt = null,
+                    response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb,
+                    expires_at = pg_catalog.statement_timestamp() + $8::interval
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
-                    -- A claim that never began has nothing that an operator could resolve.
-                    and ($9::bool or attempt > 0 and ", no_live_lease!(), ")
-                    and ", lease_as_seen!("$10"), "
                 ",
-            })
-            .bind(fence.token) // $4
+            )
+            .bind(token) // $4
             .bind(&response.body) // $5
             .bind(response.status) // $6
             .bind(&response.headers) // $7
-            .bind(interval(retention)) // $8
-            .bind(actor == Actor::Owner) // $9
-            .bind(&fence.lease_until); // $10
-        Ok(changes_a_row(&mut *conn, update).await?
-            || actor == Actor::Owner && self.has_stored(conn, fence.token, response).await?)
+            .bind(interval(retention)); // $8
+        Ok(changes_a_row(&mut *conn, update).await? || self.has_stored(conn, token, response).await?)
     }
 
     /// Whether this response is stored under this token.

@@ -10,7 +10,7 @@ use super::statement::{self, Record};
 use super::step::in_doubt;
 use crate::mode::UnknownMode;
 use crate::outcome::Response;
-use crate::state::State;
+use crate::state::{State, Version};
 use crate::{Error, Mode};
 
 /// The result of a look.
@@ -38,6 +38,7 @@ pub(crate) struct Found {
     pub(crate) mode: Result<Mode, UnknownMode>,
     pub(crate) fingerprint: Option<Vec<u8>>,
     pub(crate) token: i64,
+    pub(crate) version: Version,
     pub(crate) attempt: i32,
     pub(crate) claimed_at: DateTime<Utc>,
     pub(crate) claimed_by_this_transaction: bool,
@@ -63,7 +64,9 @@ macro_rules! columns {
             $crate::record::fragment::readable!("claimed_at"),
             " as claimed_at, ",
             $crate::record::fragment::steps_in_doubt!(),
-            "::text as steps_in_doubt, completed_at is not null as completed, \
+            "::text as steps_in_doubt, ",
+            $crate::record::fragment::steps_hash!(),
+            " as steps_hash, completed_at is not null as completed, \
              lease_until is not distinct from '-infinity' as released, ",
             $crate::record::fragment::readable!("lease_until"),
             " as lease_until, ",
@@ -147,9 +150,10 @@ impl Found {
         let lease_left = lease_until.and_then(|until| (until - now.at).to_std().ok()).filter(|left| !left.is_zero());
         let mode = Mode::from_column(row.try_get("mode")?);
         let steps_in_doubt = in_doubt(row)?;
+        let completed = row.try_get("completed")?;
         let state = if expires_at <= asked && lease_left.is_none() {
             State::Expired
-        } else if row.try_get("completed")? {
+        } else if completed {
             if matches!(mode, Ok(Mode::Mark)) { State::Mark } else { State::Completed }
         } else if lease_left.is_some() {
             State::InFlight
@@ -166,6 +170,7 @@ impl Found {
             mode,
             fingerprint: row.try_get("fingerprint")?,
             token,
+            version: Version::of(row, completed)?,
             attempt: row.try_get("attempt")?,
             claimed_at: row.try_get("claimed_at")?,
             claimed_by_this_transaction: now.has_claimed_with(token),

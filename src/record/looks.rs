@@ -9,52 +9,12 @@
 //! They count under this token, this end of the lease and these steps in doubt alone. `since` and `next` are seconds,
 //! so that a jsonpath compares them. A look at an operation without steps has the name `""`.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Utc};
 use serde_json::{Map, Value, json};
+use sqlx::Row as _;
 use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row as _};
-
-use super::fragment::{fence_time, readable, state, steps_in_doubt};
-use super::statement::{self, Fence, Pages, Record, changes_a_row, interval};
-use super::step;
-use crate::{Deployment, Error, Key, Mode};
-
-/// How many operations one search finds. A reconciler that loses one to another tries the next.
-const DOUBTS: i64 = 32;
-
-/// The looks count: nobody has claimed, revived or settled anything since. It compares texts, because a cast would fail
-/// for a row that was written by hand. An update compares with the parameter of the fence, because Citus refuses to
-/// convert a time of a column there.
-macro_rules! looks_count {
-    () => {
-        $crate::record::looks::looks_count!(concat!("looks ->> 'lease_until'::text = ", $crate::record::fragment::fence_time!()))
-    };
-    ($($lease_until_is_same:tt)+) => {
-        concat! {
-            "(looks ->> 'token'::text = token::text
-                and ", $($lease_until_is_same)+, "
-                and looks -> 'in_doubt'::text = coalesce(", $crate::record::fragment::steps_in_doubt!(), ", '[]'::jsonb))"
-        }
-    };
-}
-pub(super) use looks_count;
-
-/// Nobody has decided about the operation since it was seen under the fence `$4` and `$5`.
-macro_rules! undecided {
-    () => {
-        concat! {
-            "where scope = $1::text and operation = $2::text and value = $3::text
-                and token = $4::int8
-                and lease_until = ", $crate::record::fragment::time_as_stored!("$5"), "
-                and completed_at is null
-                and ", $crate::record::fragment::no_live_lease!(), "
-                and expires_at > pg_catalog.statement_timestamp()"
-        }
-    };
-}
 
 /// The looks at an operation, under one fence, by the name of the step.
 #[derive(Clone, Debug)]
@@ -88,7 +48,7 @@ pub(crate) struct LooksAt {
 
 impl LooksAt {
     /// All but the times, which the server adds.
-    fn as_json(&self) -> Value {
+    pub(super) fn as_json(&self) -> Value {
         let Self { n, looks, no_trace, finding, error, took_effect, given_up, .. } = self;
         json!({
             "n": n, "looks": looks, "no_trace": no_trace, "finding": finding, "error": error,
@@ -128,189 +88,51 @@ impl Looks {
     }
 }
 
-/// A look that is to be written.
-#[derive(Clone, Copy)]
-pub(crate) struct Writing<'a> {
-    pub(crate) name: &'a str,
-    pub(crate) n: u32,
-    /// The number of the look, beside its time.
-    pub(crate) number: &'a str,
-    pub(crate) look: &'a LooksAt,
-    pub(crate) after: Option<Duration>,
-    pub(crate) retention: Duration,
+/// The looks at an operation, or at one of its steps, as a reconciler has stored them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ShownLooks {
+    /// The step. `None` for an operation without steps.
+    pub step: Option<String>,
+    /// How many looks were made.
+    pub looks: u32,
+    /// How many of them found no trace, since the last one that may have been told that it took effect.
+    pub no_trace: u32,
+    /// When they were made, the earliest first.
+    pub at: Vec<DateTime<Utc>>,
+    /// What the last look said: `took_effect`, `no_trace`, `unknown` or `failed`. `None` if its answer was not stored.
+    pub finding: Option<String>,
+    /// Why the last look failed.
+    pub error: Option<String>,
+    /// When the next look is due.
+    pub next: Option<DateTime<Utc>>,
+    /// Whether it is left to a person.
+    pub given_up: bool,
 }
 
-/// An operation in doubt that is due for a visit.
-#[derive(Debug)]
-pub(crate) struct Doubt {
-    pub(crate) key: Key,
-    pub(crate) fence: Fence,
-    pub(crate) fingerprint: Vec<u8>,
-    pub(crate) attempt: i32,
-    pub(crate) claimed_at: DateTime<Utc>,
-    /// The names of the steps in doubt; `""` for an operation without steps.
-    pub(crate) names: Vec<String>,
-    /// The names in the order of jsonb, in which the looks are compared.
-    in_doubt: Value,
-    /// `None` before the first visit under this fence.
-    pub(crate) looks: Option<Looks>,
-    /// The column as it is, also if its looks do not count.
-    stored: Option<String>,
-    /// When the lease lapsed. `None` if it was released.
-    lapsed_at: Option<f64>,
-    pub(crate) now: f64,
-}
-
-impl Doubt {
-    /// The operations that are due: those that nobody has visited first, then the oldest claim.
-    pub(crate) async fn all(
-        conn: &mut PgConnection,
-        deployment: Deployment,
-        operation: &str,
-        mode: Mode,
-    ) -> Result<Vec<Self>, Error> {
-        let sql = concat! {
-            "
-            select /* pg_idempotency: doubts */
-                scope, value, fingerprint, token, attempt, ", readable!("claimed_at"), " as claimed_at,
-                ", fence_time!(), " as lease_until,
-                case when lease_until > '-infinity' then extract(epoch from lease_until)::float8 end as lapsed_at,
-                extract(epoch from pg_catalog.statement_timestamp())::float8 as now,
-                ", steps_in_doubt!(), "::text as steps_in_doubt, looks::text as looks, ", looks_count!(), " as looks_count
-            from idempotency.record
-            where operation = $1::text
-                and request is not null
-                and mode = $2::text
-                and ", state!(), " = 'indeterminate'
-                and (", looks_count!(), " is not true
-                    or pg_catalog.jsonb_path_exists(looks, '$.of.*.next ? (@ <= $now)', pg_catalog.jsonb_build_object(
-                        'now', extract(epoch from pg_catalog.statement_timestamp())
-                    )))
-            order by ", looks_count!(), " is true, record.claimed_at
-            limit $3::int8 offset $4::int8
-            ",
-        };
-        let mut pages = Pages::of(DOUBTS, 1, 0);
-        loop {
-            let page = sqlx::query(sql)
-                .persistent(deployment.prepared)
-                .bind(operation) // $1
-                .bind(mode.as_str()) // $2
-                .bind(DOUBTS) // $3
-                .bind(pages.skipped) // $4
-                .try_map(|row: PgRow| Ok(statement::or_left_out(operation, Self::of(&row, operation))))
-                .fetch_all(&mut *conn)
-                .await
-                .map_err(Error::of_statement)?;
-            if pages.end_with(page) {
-                return Ok(pages.found);
-            }
-        }
-    }
-
-    /// `None` for a row whose key no caller can have.
-    fn of(row: &PgRow, operation: &str) -> sqlx::Result<Option<Self>> {
-        let Some(key) = statement::stored_key(row, operation)? else { return Ok(None) };
-        let stored: Option<String> = row.try_get("looks")?;
-        let counts = row.try_get::<Option<bool>, _>("looks_count")? == Some(true);
-        let names = step::in_doubt(row)?;
-        let in_doubt = row.try_get::<Option<&str>, _>("steps_in_doubt")?.unwrap_or("[]");
-        let in_doubt = serde_json::from_str(in_doubt).map_err(|error| sqlx::Error::Decode(error.into()))?;
-        Ok(Some(Self {
-            key,
-            fence: Fence { token: row.try_get("token")?, lease_until: row.try_get("lease_until")? },
-            fingerprint: row.try_get("fingerprint")?,
-            attempt: row.try_get("attempt")?,
-            claimed_at: row.try_get("claimed_at")?,
-            names: if names.is_empty() { vec![String::new()] } else { names },
-            in_doubt,
-            looks: if counts { Looks::of_column(stored.as_deref()) } else { None },
-            stored,
-            lapsed_at: row.try_get("lapsed_at")?,
-            now: row.try_get("now")?,
-        }))
-    }
-
-    fn record(&self, deployment: Deployment) -> Record<'_> {
-        Record { key: &self.key, deployment }
-    }
-
-    /// The first visit: the looks begin after the quiet time, and the record is remembered until then. `false` means
-    /// that another visit or decision was faster.
-    ///
-    /// The lease may have lapsed only because the server's clock has jumped ahead. After one more lease of real time
-    /// its owner has renewed it, which ends these looks, or has stopped by its own clock.
-    pub(crate) async fn visit_first(
-        &self,
-        conn: &mut PgConnection,
-        deployment: Deployment,
-        lease: Duration,
-        quiet: Duration,
-        retention: Duration,
-    ) -> Result<bool, Error> {
-        let since = self.lapsed_at.unwrap_or(self.now);
-        let stopped = self.lapsed_at.map_or(self.now, |_| self.now + lease.as_secs_f64());
-        let next = stopped + quiet.as_secs_f64();
-        let looks = json!({
-            "token": self.fence.token,
-            "lease_until": self.fence.lease_until,
-            "in_doubt": self.in_doubt,
-            "since": since,
-            "of": self.names.iter().map(|name| (name.clone(), json!({"n": 0, "next": next}))).collect::<Map<_, _>>(),
-        });
-        let update = self
-            .record(deployment)
-            .query(concat! {
-                "
-                update /* pg_idempotency: first visit */ idempotency.record
-                set looks = $6::text::jsonb,
-                    expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $8::interval)
-                ", undecided!(), "
-                    -- Otherwise a slow first visit would bring back the looks of a faster one.
-                    and looks is not distinct from $7::text::jsonb
-                ",
+impl ShownLooks {
+    /// Reads the column `looks`, which is null if the looks do not count any more.
+    pub(super) fn all(row: &PgRow) -> sqlx::Result<Vec<Self>> {
+        let looks = Looks::of_column(row.try_get("looks")?);
+        let of = looks.map(|looks| looks.of).unwrap_or_default();
+        Ok(of
+            .into_iter()
+            .map(|(step, look)| Self {
+                step: (!step.is_empty()).then_some(step),
+                looks: look.looks,
+                no_trace: look.no_trace,
+                at: look
+                    .at
+                    .iter()
+                    .filter_map(|(number, at)| number.parse::<u32>().ok().and(at.as_str()?.parse().ok()))
+                    .collect::<BTreeSet<_>>()
+                    .into_iter()
+                    .collect(),
+                finding: look.finding,
+                error: look.error,
+                next: look.next.and_then(|next| DateTime::from_timestamp_millis((next * 1000.0) as i64)),
+                given_up: look.given_up,
             })
-            .bind(self.fence.token) // $4
-            .bind(&self.fence.lease_until) // $5
-            .bind(looks.to_string()) // $6
-            .bind(&self.stored) // $7
-            .bind(interval(retention)); // $8
-        changes_a_row(conn, update).await
-    }
-
-    /// Writes the look of this number, unless another one was reserved after the look `n`, or somebody has decided. The
-    /// next look comes `after` this time, or never. The record is remembered for the retention from now.
-    pub(crate) async fn write_look(
-        &self,
-        conn: &mut PgConnection,
-        deployment: Deployment,
-        Writing { name, n, number, look, after, retention }: Writing<'_>,
-    ) -> Result<bool, Error> {
-        let update = self
-            .record(deployment)
-            .query(concat! {
-                "
-                update /* pg_idempotency: write look */ idempotency.record
-                -- Citus refuses a column in jsonb_build_object, which is stable.
-                set looks = pg_catalog.jsonb_set(looks, array['of', $6::text], $8::text::jsonb || pg_catalog.jsonb_build_object(
-                        'next', extract(epoch from pg_catalog.statement_timestamp() + $10::interval),
-                        'at', $9::text::jsonb || pg_catalog.jsonb_build_object($11::text, pg_catalog.statement_timestamp())
-                    )),
-                    expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $12::interval)
-                ", undecided!(), "
-                    and ", looks_count!("looks ->> 'lease_until'::text = $5::text"), "
-                    and looks -> 'of'::text -> $6::text ->> 'n'::text = $7::int8::text
-                ",
-            })
-            .bind(self.fence.token) // $4
-            .bind(&self.fence.lease_until) // $5
-            .bind(name) // $6
-            .bind(i64::from(n)) // $7
-            .bind(look.as_json().to_string()) // $8
-            .bind(Value::Object(look.at.clone()).to_string()) // $9
-            .bind(after.map(interval)) // $10
-            .bind(number) // $11
-            .bind(interval(retention)); // $12
-        changes_a_row(conn, update).await
+            .collect())
     }
 }

@@ -58,13 +58,28 @@ pub(crate) const BEGIN_EXEMPT: &str = concat!(
 );
 #[cfg(feature = "http")]
 pub(crate) const BEGIN_READ_ONLY: &str = concat!(check!("opening"), "; begin read only");
+/// Sets `synchronous_commit`, if it is weaker.
+macro_rules! durable {
+    () => {
+        "case when pg_catalog.current_setting('synchronous_commit') in ('off', 'local')
+            then pg_catalog.set_config('synchronous_commit', 'on', true)
+        end"
+    };
+}
+
 pub(super) const BEGIN_DURABLE: &str = concat!(
     check!("opening durable"),
-    ", case when pg_catalog.current_setting('synchronous_commit') in ('off', 'local')
-    then pg_catalog.set_config('synchronous_commit', 'on', true) end,
-    pg_catalog.set_config('idempotency.claim', ",
+    ", ",
+    durable!(),
+    ", pg_catalog.set_config('idempotency.claim', ",
     own_transaction!("step"),
     ", true); begin"
+);
+pub(super) const BEGIN_DURABLE_ALL_ROWS: &str = concat!(
+    check!("opening of decision"),
+    ", pg_catalog.set_config('row_security', 'off', true), ",
+    durable!(),
+    "; begin"
 );
 /// The check would take a snapshot at the session's level, and then BEGIN may not set another. So this rolls back what
 /// may be open. It counts as a rollback in `pg_stat_database`, and only a call that has failed pays that.
@@ -78,6 +93,34 @@ pub(crate) const IS_EXEMPT: &str = concat!(
     is_own_transaction!("exempt"),
     "::int"
 );
+
+/// Gives the caller's transaction the settings of [`BEGIN_DURABLE_ALL_ROWS`], and returns its `row_security`.
+pub(super) async fn prepare_decision(conn: &mut PgConnection) -> Result<String, Error> {
+    sqlx::query_scalar(concat!(
+        "
+        select /* pg_idempotency: prepare decision */
+            -- Evaluated in this order.
+            pg_catalog.current_setting('row_security'),
+            pg_catalog.set_config('row_security', 'off', true),
+            ",
+        durable!()
+    ))
+    .persistent(false)
+    .fetch_one(conn)
+    .await
+    .map_err(Error::of_statement)
+}
+
+/// Gives the caller's transaction its `row_security` back.
+pub(crate) async fn put_back(conn: &mut PgConnection, row_security: &str) -> Result<(), Error> {
+    sqlx::query("select /* pg_idempotency: put back */ pg_catalog.set_config('row_security', $1::text, true)")
+        .persistent(false)
+        .bind(row_security) // $1
+        .execute(conn)
+        .await
+        .map(drop)
+        .map_err(Error::of_statement)
+}
 
 /// Whether the connection is still in the transaction that began with [`Opening::Durable`](crate::session::Opening).
 pub(crate) async fn is_open(conn: &mut PgConnection) -> Result<bool, Error> {

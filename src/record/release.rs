@@ -5,8 +5,7 @@ use std::time::Duration;
 use sqlx::PgConnection;
 
 use super::claim::{Claim, forget_claim};
-use super::fragment::{lease_as_seen, may_be_retried, no_live_lease, steps_in_doubt};
-use super::statement::{Fence, Record, changes_a_row, draw_token, interval};
+use super::statement::{Record, changes_a_row, draw_token, interval};
 use crate::{Error, Misuse};
 
 /// Releases a claim in its own transaction. It is one text for both kinds of table. The parameters are $4, its token,
@@ -122,79 +121,6 @@ impl Record<'_> {
             .bind(token) // $4
             .bind(draw_token()?); // $5
         Ok(Unclaimed::Decided { released: changes_a_row(conn, update).await? })
-    }
-
-    /// Releases the claim of an owner that is gone, as an operator, who says that the operation, or these steps of it,
-    /// took no effect. `false` means that the record has changed, is under a live lease, or that other steps are in
-    /// doubt.
-    ///
-    /// The operator's decision is about the steps that they saw. An owner that was only suspended still has the token,
-    /// and may have stored the result of one, or begun another. The update waits for its transaction, and compares the
-    /// names after that.
-    pub(crate) async fn release_unperformed(
-        self,
-        conn: &mut PgConnection,
-        fence: &Fence,
-        steps: &[String],
-        reason: &str,
-    ) -> Result<bool, Error> {
-        let update = self
-            .query(concat! {
-                "
-                update /* pg_idempotency: release unperformed */ idempotency.record
-                set lease_until = '-infinity', token = $5::int8, last_error = $6::text, looks = null,
-                    steps = nullif(steps - $7::text[], '{}'::jsonb),
-                    -- An operator who settles a step wants the operation to go on.
-                    granted_attempt = case when pg_catalog.cardinality($7::text[]) = 0 then granted_attempt else attempt + 1 end
-                where scope = $1::text and operation = $2::text and value = $3::text
-                    and token = $4::int8
-                    and completed_at is null
-                    and ", no_live_lease!(), "
-                    -- The same names, in any order.
-                    and coalesce(", steps_in_doubt!(), ", '[]'::jsonb) @> $8::text::jsonb
-                    and coalesce(", steps_in_doubt!(), ", '[]'::jsonb) <@ $8::text::jsonb
-                    and ", lease_as_seen!("$9"), "
-                ",
-            })
-            .bind(fence.token) // $4
-            .bind(draw_token()?) // $5
-            .bind(storable(reason)) // $6
-            .bind(steps) // $7
-            .bind(serde_json::json!(steps).to_string()) // $8
-            .bind(&fence.lease_until); // $9
-        changes_a_row(conn, update).await
-    }
-
-    /// Permits one more attempt of an operation that was released or has lapsed, as an operator, and stores the reason.
-    /// Returns the new token, which fences an owner that was only suspended. `None` means that the record has changed,
-    /// or that it does not wait for another attempt.
-    pub(crate) async fn grant_attempt(
-        self,
-        conn: &mut PgConnection,
-        token: i64,
-        reason: &str,
-    ) -> Result<Option<i64>, Error> {
-        let new_token = draw_token()?;
-        let update = self
-            .query(concat! {
-                "
-                update /* pg_idempotency: grant attempt */ idempotency.record
-                set granted_attempt = attempt + 1, lease_until = '-infinity', token = $5::int8, last_error = $6::text,
-                    -- The cause of what happened before is repaired.
-                    looks = null, misdirected = null
-                where scope = $1::text and operation = $2::text and value = $3::text
-                    and token = $4::int8
-                    -- In transaction mode attempts are not limited, and after attempt 0 comes the first.
-                    and mode in ('at_least_once', 'in_steps', 'at_most_once')
-                    and attempt > 0
-                    and expires_at > pg_catalog.statement_timestamp()
-                    and ", may_be_retried!(), "
-                ",
-            })
-            .bind(token) // $4
-            .bind(new_token) // $5
-            .bind(storable(reason)); // $6
-        Ok(changes_a_row(conn, update).await?.then_some(new_token))
     }
 
     /// Ends the lease now, because the operation failed and may have taken effect. Stores the reason, and remembers the

@@ -1,4 +1,4 @@
-//! Records as an operator sees them, and the deletion of one by hand.
+//! Records as an operator sees them.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -8,15 +8,18 @@ use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
 use super::envelope::ShownRequest;
-use super::fragment::{attempts_are_left, fence_time, may_be_retried, no_live_lease, readable, state, time_as_stored};
-use super::looks::looks_count;
-use super::shown_looks::ShownLooks;
-use super::statement::{self, Fence, Pages, Record, changes_a_row, known_mode};
+use super::fragment::{attempts_are_left, looks_count, may_be_retried, readable, state, steps_hash};
+use super::looks::ShownLooks;
+use super::statement::{self, Pages, Record, known_mode};
 use super::step::ShownStep;
-use crate::state::State;
-use crate::{Error, Key, Mode};
+use crate::state::{State, Version};
+use crate::{Deployment, Error, Key, Mode};
 
 /// One record, without its response, which may be large and is confidential.
+///
+/// Its verbs settle exactly what was shown: [`resolve`](Self::resolve), [`release`](Self::release),
+/// [`grant`](Self::grant), [`forget`](Self::forget), and of a step in doubt [`step`](Self::step). If the record has
+/// changed since, they do nothing, and return [`SettleError::Changed`](crate::SettleError::Changed).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Shown {
@@ -26,12 +29,11 @@ pub struct Shown {
     pub mode: Mode,
     /// Its state.
     pub state: State,
-    /// The fencing token of its last claim, which [`resolve`](crate::operator::resolve()),
-    /// [`release`](crate::operator::release()) and [`forget`](crate::operator::forget) require.
+    /// The fencing token of its last claim, or of the last decision about it.
     pub token: i64,
     /// How many times it was claimed. A claim that ended before its work began does not count.
     pub attempt: u32,
-    /// The attempt that an operator [permits](crate::operator::grant_attempt()), however small the service's limit is.
+    /// The attempt that an operator [permits](Self::grant), however small the service's limit is.
     pub granted_attempt: Option<u32>,
     /// When it was last claimed.
     pub claimed_at: DateTime<Utc>,
@@ -64,29 +66,22 @@ pub struct Shown {
     /// The stored request without its body, if it is one of a leased HTTP layer.
     pub request: Option<ShownRequest>,
     fingerprint: Option<Vec<u8>>,
-    lease_until: Option<String>,
-    /// Stands for the steps with their results.
-    steps_hash: Option<i64>,
+    pub(super) version: Version,
+    /// What an operator's statements have to know of the table.
+    pub(crate) deployment: Deployment,
 }
 
 impl Shown {
-    /// The names of all steps in doubt, in the order of their bytes, for [`release`](crate::operator::release()).
+    /// What the record was like. The errors that ask for a decision have the version of their moment:
+    /// [`Indeterminate`](crate::Error::Indeterminate) and [`Exhausted`](crate::Error::Exhausted).
     #[must_use]
-    pub fn steps_in_doubt(&self) -> Vec<String> {
-        let mut names: Vec<_> = self.steps.iter().filter(|step| step.in_doubt).map(|step| step.name.clone()).collect();
-        names.sort_unstable();
-        names
-    }
-
-    /// The claim as it was shown, for a decision that is to fail if a heartbeat has revived its lease since.
-    #[must_use]
-    pub fn fence(&self) -> Fence {
-        Fence { token: self.token, lease_until: self.lease_until.clone() }
+    pub fn version(&self) -> &Version {
+        &self.version
     }
 
     /// Whether a service with this [limit](crate::lease::LeaseOptions::max_attempts) refuses the next attempt as
     /// [exhausted](crate::Error::Exhausted). Then the operation waits for an operator:
-    /// [`grant_attempt`](crate::operator::grant_attempt()) permits one more attempt.
+    /// [`grant`](Self::grant) permits one more attempt.
     #[must_use]
     pub fn is_exhausted(&self, max_attempts: NonZeroU32) -> bool {
         self.mode.is_leased()
@@ -98,16 +93,21 @@ impl Shown {
     /// nothing, as an at-least-once step whose process died inside it. `None` unless the operation is in steps.
     #[must_use]
     pub fn downstream_key_of_step(&self, name: &str) -> Option<String> {
-        let fingerprint = self.fingerprint.as_deref().unwrap_or_default();
-        (self.mode == Mode::InSteps).then(|| self.key.downstream(fingerprint, name))
+        (self.mode == Mode::InSteps).then(|| self.downstream(name))
     }
 
-    fn of(row: &PgRow, key: Key) -> sqlx::Result<Self> {
+    /// The key of this step for the next service, or with `""` that of the operation.
+    pub(crate) fn downstream(&self, step: &str) -> String {
+        self.key.downstream(self.fingerprint.as_deref().unwrap_or_default(), step)
+    }
+
+    pub(super) fn of(row: &PgRow, key: Key) -> sqlx::Result<Self> {
         let mode = known_mode(row)?;
         let fingerprint: Option<Vec<u8>> = row.try_get("fingerprint")?;
         let downstream_key = |step: &str| key.downstream(fingerprint.as_deref().unwrap_or_default(), step);
         let lease_seconds_left: Option<f64> = row.try_get("lease_seconds_left")?;
         let response_bytes: Option<i32> = row.try_get("response_bytes")?;
+        let completed_at: Option<DateTime<Utc>> = row.try_get("completed_at")?;
         Ok(Self {
             mode,
             state: statement::state(row)?,
@@ -115,7 +115,7 @@ impl Shown {
             attempt: row.try_get::<i32, _>("attempt")?.unsigned_abs(),
             granted_attempt: row.try_get::<Option<i32>, _>("granted_attempt")?.map(i32::unsigned_abs),
             claimed_at: row.try_get("claimed_at")?,
-            completed_at: row.try_get("completed_at")?,
+            completed_at,
             expires_at: row.try_get("expires_at")?,
             // Negative once the retention has ended.
             retention_left: Duration::try_from_secs_f64(row.try_get("seconds_left")?).unwrap_or_default(),
@@ -127,8 +127,8 @@ impl Shown {
             steps: ShownStep::all(row, downstream_key)?,
             looks: ShownLooks::all(row)?,
             resumable: row.try_get("resumable")?,
-            lease_until: row.try_get("lease_until")?,
-            steps_hash: row.try_get("steps_hash")?,
+            version: Version::of(row, completed_at.is_some())?,
+            deployment: Deployment::new().prepared_statements(false).distributed(row.try_get("distributed")?),
             request: row
                 .try_get::<Option<&[u8]>, _>("request_head")?
                 .and_then(ShownRequest::read)
@@ -152,9 +152,13 @@ macro_rules! shown {
                 mode, fingerprint, token, attempt, granted_attempt, trace, last_error,
                 ", readable!("claimed_at"), " as claimed_at, ", readable!("completed_at"), " as completed_at,
                 ", readable!("expires_at"), " as expires_at,
-                steps::text as steps, pg_catalog.jsonb_hash_extended(steps, 0::int8) as steps_hash,
+                steps::text as steps, ", steps_hash!(), " as steps_hash,
                 request is not null and mode <> 'at_most_once' as resumable,
-                ", fence_time!(), " as lease_until, case when ", looks_count!(), " then looks::text end as looks,
+                ", readable!("lease_until"), " as lease_until,
+                -- A shard is a table of its own. (So is a partition, but it has a root.)
+                coalesce(pg_catalog.pg_partition_root(tableoid::regclass)::oid, tableoid)
+                    <> 'idempotency.record'::regclass::oid as distributed,
+                case when ", looks_count!(), " then looks::text end as looks,
                 -- Without the body. JSON begins with a byte above these.
                 case when pg_catalog.octet_length(request) > 3
                         and pg_catalog.get_byte(pg_catalog.substr(request, 1, 1), 0) < 9
@@ -170,6 +174,8 @@ macro_rules! shown {
         }
     };
 }
+
+pub(super) use shown;
 
 /// The records that no caller will complete unless an operator settles them, oldest claim first: those that are
 /// indeterminate, those whose stored request the service has refused, those that have reached `max_attempts`, and those
@@ -251,27 +257,5 @@ impl Record<'_> {
         .fetch_optional(conn)
         .await
         .map_err(Error::of_statement)
-    }
-
-    /// Deletes the record that was shown, unless it is under a live lease. Returns whether it did. A completion, a step
-    /// and a heartbeat keep the token, and what is done is not to be forgotten for something unfinished.
-    pub(crate) async fn forget(self, conn: &mut PgConnection, shown: &Shown) -> Result<bool, Error> {
-        let delete = self
-            .query(concat! {
-                "
-                delete /* pg_idempotency: forget */ from idempotency.record
-                where scope = $1::text and operation = $2::text and value = $3::text
-                    and token = $4::int8
-                    and completed_at is not distinct from $5::timestamptz
-                    and lease_until is not distinct from ", time_as_stored!("$6"), "
-                    and pg_catalog.jsonb_hash_extended(steps, 0::int8) is not distinct from $7::int8
-                    and ", no_live_lease!(), "
-                ",
-            })
-            .bind(shown.token) // $4
-            .bind(shown.completed_at) // $5
-            .bind(&shown.lease_until) // $6
-            .bind(shown.steps_hash); // $7
-        changes_a_row(conn, delete).await
     }
 }

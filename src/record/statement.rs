@@ -36,25 +36,6 @@ impl<'k> Record<'k> {
     }
 }
 
-/// The claim that a decision is about: its fencing token, and the end of its lease if that was read.
-///
-/// A machine that slept wakes, and its heartbeat revives the lapsed lease **under the same token**. So a decision that
-/// took time to prepare, such as a look at the other service, needs both.
-/// [`Shown::fence`](crate::operator::Shown::fence) has both. A token alone converts into a fence that accepts any
-/// lapsed lease of this token.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fence {
-    pub(crate) token: i64,
-    /// In UTC, as JSON writes a time. It is a text because chrono has no `-infinity`.
-    pub(crate) lease_until: Option<String>,
-}
-
-impl From<i64> for Fence {
-    fn from(token: i64) -> Self {
-        Self { token, lease_until: None }
-    }
-}
-
 /// Sends a statement that changes one row or none, and returns whether it changed one.
 pub(crate) async fn changes_a_row(
     executor: impl PgExecutor<'_>,

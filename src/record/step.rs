@@ -9,10 +9,8 @@ use serde_json::Value;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::fragment::no_live_lease;
 use super::opening::is_own_transaction;
-use super::release::storable;
-use super::statement::{Fence, Record, changes_a_row, draw_token, interval};
+use super::statement::{Record, changes_a_row, interval};
 use crate::Error;
 
 /// The results of an operation's steps by name, as JSON text. An at-most-once step without a result is in doubt.
@@ -54,7 +52,7 @@ impl ShownStep {
         let at: Option<DateTime<Utc>> = text("at").or(text("begun")).and_then(|at| at.parse().ok());
         Self {
             name,
-            in_doubt: text("result").is_none(),
+            in_doubt: step.get("begun").is_some(),
             attempt: step
                 .get("attempt")
                 .and_then(Value::as_u64)
@@ -78,20 +76,6 @@ pub(super) fn in_doubt(row: &PgRow) -> sqlx::Result<Vec<String>> {
     let mut names: Vec<String> = serde_json::from_str(names).map_err(|error| sqlx::Error::Decode(error.into()))?;
     names.sort_unstable();
     Ok(names)
-}
-
-/// The record of a step in doubt, as the operator saw it.
-macro_rules! settled_step {
-    () => {
-        concat! {
-            "where scope = $1::text and operation = $2::text and value = $3::text
-                and token = $4::int8
-                and completed_at is null
-                and ", no_live_lease!(), "
-                and steps -> $6::text -> 'begun'::text is not null
-                and ", $crate::record::fragment::lease_as_seen!("$8")
-        }
-    };
 }
 
 impl Record<'_> {
@@ -182,74 +166,6 @@ impl Record<'_> {
             .bind(token) // $4
             .bind(name); // $5
         changes_a_row(conn, update).await
-    }
-
-    /// Settles one step in doubt, as an operator, with its result. Releases the claim, and permits one more attempt;
-    /// other steps stay in doubt. Returns the new token, which fences an owner that was only suspended. `None` means
-    /// that the record has changed, is under a live lease, or that this step is not in doubt.
-    pub(crate) async fn resolve_step(
-        self,
-        conn: &mut PgConnection,
-        fence: &Fence,
-        name: &str,
-        result: &str,
-    ) -> Result<Option<i64>, Error> {
-        let sql = concat! {
-            "
-            update /* pg_idempotency: settle step */ idempotency.record
-            set lease_until = '-infinity', token = $5::int8, granted_attempt = attempt + 1, looks = null,
-                -- Citus refuses a column in jsonb_build_object, which is stable. So the attempt is that of the old step.
-                steps = pg_catalog.jsonb_set(steps, array[$6::text], (steps -> $6::text) - 'begun'::text
-                    || pg_catalog.jsonb_build_object('result', $7::text, 'at', pg_catalog.statement_timestamp()))
-            ", settled_step!(), "
-            ",
-        };
-        self.settle_step(conn, sql, fence, name, result, None).await
-    }
-
-    /// As [`resolve_step`](Self::resolve_step), for a step that took no effect. Stores the reason. `grants`: whether it
-    /// permits one more attempt.
-    pub(crate) async fn release_step(
-        self,
-        conn: &mut PgConnection,
-        fence: &Fence,
-        name: &str,
-        reason: &str,
-        grants: bool,
-    ) -> Result<Option<i64>, Error> {
-        let sql = concat! {
-            "
-            update /* pg_idempotency: release */ idempotency.record
-            set lease_until = '-infinity', token = $5::int8, looks = null,
-                granted_attempt = case when $9::bool then attempt + 1 else granted_attempt end,
-                steps = nullif(steps - $6::text, '{}'::jsonb), last_error = $7::text
-            ", settled_step!(), "
-            ",
-        };
-        self.settle_step(conn, sql, fence, name, &storable(reason), Some(grants)).await
-    }
-
-    async fn settle_step(
-        self,
-        conn: &mut PgConnection,
-        sql: &'static str,
-        fence: &Fence,
-        name: &str,
-        said: &str,
-        grants: Option<bool>,
-    ) -> Result<Option<i64>, Error> {
-        let new_token = draw_token()?;
-        let mut update = self
-            .query(sql)
-            .bind(fence.token) // $4
-            .bind(new_token) // $5
-            .bind(name) // $6
-            .bind(said) // $7: the result or the reason
-            .bind(&fence.lease_until); // $8
-        if let Some(grants) = grants {
-            update = update.bind(grants); // $9
-        }
-        Ok(changes_a_row(conn, update).await?.then_some(new_token))
     }
 
     /// The steps that are stored under this token. `None` means that the claim is gone.

@@ -9,7 +9,8 @@ use sqlx_core::database::Database;
 use sqlx_core::transaction::TransactionManager;
 
 use crate::error::sqlstate;
-use crate::{Error, Misuse};
+use crate::record::{draw_token, prepare_decision, put_back};
+use crate::{Deployment, Error, Misuse};
 
 type Manager = <Postgres as Database>::TransactionManager;
 
@@ -113,6 +114,37 @@ async fn command(conn: &mut PgConnection, sql: String) -> Result<(), Error> {
         Some(sqlstate::INVALID_SAVEPOINT | sqlstate::NO_ACTIVE_TRANSACTION) => Error::Misuse(Misuse::NotInTransaction),
         _ => error.into(),
     })
+}
+
+/// Runs the statements of an operator's decision in the caller's transaction, as
+/// [`Opening::DurableAllRows`](super::Opening::DurableAllRows) does in one of the crate's. If they fail, the
+/// transaction is as it was before. Otherwise only `synchronous_commit` may be another.
+///
+/// # Cancellation
+///
+/// The caller has to roll the transaction back.
+pub(crate) async fn in_callers_transaction<R, E: From<Error>>(
+    conn: &mut PgConnection,
+    deployment: Deployment,
+    decision: impl AsyncFnOnce(&mut PgConnection) -> Result<R, E>,
+) -> Result<R, E> {
+    if !conn.is_in_transaction() {
+        return Err(Error::Misuse(Misuse::NotInTransaction).into());
+    }
+    // A savepoint that is rolled back restores the settings, too.
+    let savepoint = Savepoint::set(conn, draw_token()?).await?;
+    let decided = async {
+        let row_security = prepare_decision(conn, deployment).await?;
+        let decided = decision(conn).await?;
+        put_back(conn, &row_security).await?;
+        Ok(decided)
+    };
+    let decided = decided.await;
+    match decided {
+        Ok(_) => savepoint.release(conn).await?,
+        Err(_) => savepoint.undo(conn).await?,
+    }
+    decided
 }
 
 /// Commits a transaction, or fails if the COMMIT would save nothing.

@@ -196,7 +196,7 @@ pub(crate) enum Opening {
     /// all tables, so no code of the service may run in such a transaction.
     AllRows,
     /// As `Durable` and `AllRows`, for the decision of an operator.
-    DurableAllRows,
+    DurableAllRows(Deployment),
     /// At READ COMMITTED, whatever the session's own level is, and without a snapshot yet: the first statement takes a
     /// lock, and the second one must see everything that was committed before that.
     ReadCommitted,
@@ -240,7 +240,7 @@ impl Opening {
             Self::ReadOnly => opening::BEGIN_READ_ONLY.into_sql_str(),
             Self::Durable(deployment) => record::durable_opening(*deployment).into_sql_str(),
             Self::AllRows => opening::BEGIN_ALL_ROWS.into_sql_str(),
-            Self::DurableAllRows => record::durable_opening_of_all_rows().into_sql_str(),
+            Self::DurableAllRows(deployment) => record::durable_opening_of_all_rows(*deployment).into_sql_str(),
             Self::ReadCommitted => opening::BEGIN_READ_COMMITTED.into_sql_str(),
             Self::Claiming(message) => message.clone(),
         }

@@ -12,8 +12,8 @@ use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::operator::{self, State};
 use pg_idempotency::testing::{age, expire, lapse};
 use pg_idempotency::{
-    Error, Fingerprint, Idempotency, Misuse, OnEscape, Outcome, SetupError, Verdict, any_language_sql, commit,
-    ensure_idempotent, migrate, migrate_any_language, protect, schema_sql, unprotect,
+    Error, Fingerprint, Idempotency, Misuse, OnEscape, Outcome, SettleError, SetupError, Verdict, any_language_sql,
+    commit, ensure_idempotent, migrate, migrate_any_language, protect, schema_sql, unprotect,
 };
 use rig::functions;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -383,15 +383,18 @@ impl Doors<'_> {
             ensure!(shown.state == State::Indeterminate && waiting[0].token == shown.token, "shown is {shown:?}");
             ensure!(shown.retention_left > Duration::from_secs(23 * 3600), "{shown:?}");
             if resolved {
-                operator::resolve(self.pool, &key, shown.fence(), &"sent".to_owned(), HOUR).await.context("resolve")?;
+                shown.resolve(self.pool, &"sent".to_owned(), HOUR).await.context("resolve")?;
             } else {
-                operator::release(self.pool, &key, shown.fence(), &[], "not sent").await.context("release")?;
+                // In a transaction of the operator.
+                let mut tx = self.pool.begin().await?;
+                shown.release(&mut tx, "not sent").await.context("release")?;
+                pg_idempotency::commit(tx).await?;
             }
             let work = async |_: &Lease| Ok::<_, Error>("sent".to_owned());
             let outcome = reconcile::leasing().run(self.pool, &key, "body", work).await?;
             ensure!(outcome.is_replayed() == resolved, "after the decision a call gives {outcome:?}");
             let shown = operator::show(self.pool, &key).await?.context("no record")?;
-            operator::forget(self.pool, &shown).await.context("forget")?;
+            shown.forget(self.pool).await.context("forget")?;
         }
         Ok(())
     }
@@ -491,7 +494,9 @@ impl Doors<'_> {
         door("health", self.health()).await?;
         door("stats", self.stats()).await?;
         door("show", async {
-            ensure!(operator::show(self.pool, &key("a")).await?.is_some_and(|found| found.fence() == shown.fence()));
+            ensure!(
+                operator::show(self.pool, &key("a")).await?.is_some_and(|found| found.version() == shown.version())
+            );
             Ok(())
         })
         .await?;
@@ -523,15 +528,23 @@ impl Doors<'_> {
         refused("resume_one", leasing().resume_one(self.pool, "operation", resumed).await)?;
         let looks_up = async |_: &InDoubt| -> Result<Finding, Error> { panic!("it is not noted") };
         refused("the reconciler", reconciler().visit_one(self.pool, looks_up).await)?;
-        refused("resolve", operator::resolve(self.pool, &key("a"), shown.fence(), &1, HOUR).await)?;
-        refused("release", operator::release(self.pool, &key("a"), shown.fence(), &[], "").await)?;
-        refused("forget", operator::forget(self.pool, &shown).await)?;
+        refused("resolve", shown.clone().resolve(self.pool, &1, HOUR).await.map_err(of_call))?;
+        refused("release", shown.clone().release(self.pool, "").await.map_err(of_call))?;
+        refused("forget", shown.forget(self.pool).await.map_err(of_call))?;
         refused("unprotect", unprotect(self.pool, "public.effect").await)?;
         refused("the janitor", janitor(self.pool).sweep_once(10).await)?;
         refused("lapse", lapse(self.pool, &key("a")).await)?;
         let after: String = sqlx::query_scalar(records).fetch_one(self.plain).await?;
         ensure!(after == before, "the records are {after}, and were {before}");
         Ok(())
+    }
+}
+
+/// The error of a call behind that of a verb.
+fn of_call(error: SettleError) -> Error {
+    match error {
+        SettleError::Other(error) => error,
+        other => panic!("{other:?}"),
     }
 }
 

@@ -58,6 +58,7 @@ mod claim {
 mod record {
     mod abandoned;
     mod blank;
+    mod decided;
     mod malformed;
     mod operator;
     mod pinned;

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use pg_idempotency::operator::{Shown, show};
 use pg_idempotency::{
-    Deployment, Error, Idempotency, Janitor, Key, OnDuplicate, OnEscape, Outcome, RoundTrips, protect,
+    Deployment, Error, Idempotency, Janitor, Key, OnDuplicate, OnEscape, Outcome, RoundTrips, SettleError, protect,
 };
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
@@ -12,6 +13,23 @@ pub(crate) use rig::database::{effects, outside, records, until};
 
 pub(crate) fn key(value: &str) -> Key {
     Key::new("tenant", "operation", value).expect("a valid key")
+}
+
+/// The record of this key.
+pub(crate) async fn shown(pool: &PgPool, key: &Key) -> Shown {
+    show(pool, key).await.expect("a database").expect("a record")
+}
+
+/// The names of all steps in doubt.
+pub(crate) fn steps_in_doubt(shown: &Shown) -> Vec<&str> {
+    let mut names: Vec<_> = shown.steps.iter().filter(|step| step.in_doubt).map(|step| &*step.name).collect();
+    names.sort_unstable();
+    names
+}
+
+pub(crate) fn assert_changed<T: std::fmt::Debug>(result: Result<T, SettleError>, why: &str) {
+    let error = result.expect_err(why);
+    assert!(matches!(error, SettleError::Changed) && !error.is_transient(), "{why}: {error:?}");
 }
 
 pub(crate) fn rejecting() -> Idempotency {

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, LeaseOptions, LeaseOwner, Policy};
-use pg_idempotency::operator::{release, resolve};
-use pg_idempotency::{Error, Key};
+use pg_idempotency::operator::show;
+use pg_idempotency::{Error, Key, SettleError};
 use rig::fixture::Fixture;
 use sqlx::PgPool;
 
@@ -32,7 +32,9 @@ async fn an_operator_waits_for_a_locked_record_as_long_as_the_session_allows() -
     let key = key("locked");
     Fixture::lapsed(&key, "body", NEVER_REPEATS)?.write(&citus.pool).await?;
     let unknown = leasing(NEVER_REPEATS).acquire::<String, _>(&citus.pool, &key, "body").await;
-    let Err(Error::Indeterminate { token, .. }) = unknown else { panic!("{unknown:?}") };
+    let Err(Error::Indeterminate { version, .. }) = unknown else { panic!("{unknown:?}") };
+    let shown = show(&citus.pool, &key).await?.expect("a record");
+    assert_eq!(*shown.version(), *version);
     let mut locker = citus.pool.begin().await?;
     let lock = "update idempotency.record set attempt = attempt where scope = $1";
     sqlx::query(lock).bind(key.scope()).execute(&mut *locker).await?;
@@ -41,18 +43,20 @@ async fn an_operator_waits_for_a_locked_record_as_long_as_the_session_allows() -
     for settle in ["resolve", "release"] {
         let settled = async {
             match settle {
-                "resolve" => resolve(&pool, &key, token, &"found".to_owned(), LEASE * 9).await,
-                _ => release(&pool, &key, token, &[], "it did nothing").await,
+                "resolve" => shown.clone().resolve(&pool, &"found".to_owned(), LEASE * 9).await,
+                _ => shown.clone().release(&pool, "it did nothing").await,
             }
         };
         let settled = tokio::time::timeout(rig::gate::PATIENCE, settled).await.expect("in time");
-        let Err(Error::Database(error)) = settled else { panic!("{settle}: {settled:?}") };
+        let Err(SettleError::Other(Error::Database(error))) = settled else { panic!("{settle}: {settled:?}") };
         let state = error.as_database_error().and_then(|error| error.code()).map(|code| code.into_owned());
         assert_eq!(state.as_deref(), Some("55P03"), "{settle}");
     }
     pool.close().await;
     locker.rollback().await?;
-    release(&citus.pool, &key, token, &[], "it did nothing").await?;
+    let mut tx = citus.pool.begin().await?;
+    shown.release(&mut tx, "it did nothing").await?;
+    tx.commit().await?;
     Ok(())
 }
 

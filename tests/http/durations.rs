@@ -9,9 +9,9 @@ use std::time::Duration;
 use pg_idempotency::http::{IdempotencyLayer, RequestResumer};
 use pg_idempotency::lease::{LeaseOptions, Policy, Reconciler, Resumer};
 use pg_idempotency::mark::{MarkOptions, mark};
-use pg_idempotency::operator::{bounded, health, resolve, unsettled};
+use pg_idempotency::operator::{bounded, health, show, unsettled};
 use pg_idempotency::testing::age;
-use pg_idempotency::{Error, Idempotency, Janitor, Key, Misuse, OnDuplicate};
+use pg_idempotency::{Error, Idempotency, Janitor, Key, Misuse, OnDuplicate, SettleError};
 use quote::ToTokens as _;
 use sqlx::PgPool;
 
@@ -128,11 +128,18 @@ async fn call(pool: &PgPool, function: &str, given: Duration) -> Option<Result<(
             mark(&mut tx, &key, given).await.map(drop).or_else(refusal)
         }
         "health" => health(pool, given).await.map(drop).or_else(refusal),
-        // There is no record, so a retention in range is a change that comes too late.
-        "resolve" => match resolve(pool, &key, 1, &"answer".to_owned(), given).await {
-            Ok(()) | Err(Error::Changed) => Ok(()),
-            Err(error) => refusal(error),
-        },
+        // It is completed, so a retention in range comes too late.
+        "Shown::resolve" => {
+            mark_one(pool, &key).await;
+            let shown = show(pool, &key).await.expect("a database").expect("a record");
+            match shown.resolve(pool, &"answer".to_owned(), given).await {
+                Err(SettleError::Other(error)) => refusal(error),
+                settled => {
+                    assert!(matches!(settled, Err(SettleError::Changed)), "{settled:?}");
+                    Ok(())
+                }
+            }
+        }
         "unsettled" => unsettled(pool, 1, None, Some(given)).await.map(drop).or_else(refusal),
         // Work that is ready at once needs no time.
         "bounded" => bounded(given, async { Ok(()) }).await.or_else(refusal),

@@ -166,10 +166,9 @@ async fn a_response_that_an_operator_has_resolved_is_replayed_as_json(pool: PgPo
     let (app, sent) = app(leased(&pool, Policy::AtMostOnce { lease: LEASE }));
     assert_eq!(post_to(&app, "/send/503", "key-1", "x").await.status, StatusCode::SERVICE_UNAVAILABLE);
     let key = pg_idempotency::Key::new("ada", "POST /send/{}", "key-1").expect("a key");
-    let token: i64 = recorded(&pool, "token").await;
+    let shown = pg_idempotency::operator::show(&pool, &key).await.expect("a database").expect("a record");
     let day = Duration::from_secs(24 * 3600);
-    let resolved = pg_idempotency::operator::resolve(&pool, &key, token, &serde_json::json!({"text": 7}), day).await;
-    resolved.expect("resolved");
+    shown.resolve(&pool, &serde_json::json!({"text": 7}), day).await.expect("resolved");
     let answer = post_to(&app, "/send/503", "key-1", "x").await;
     assert_eq!((answer.status, answer.is_replayed(), &*answer.body), (StatusCode::OK, true, &br#"{"text":7}"#[..]));
     assert_eq!(answer.headers["content-type"], "application/json");

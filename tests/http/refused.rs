@@ -35,7 +35,7 @@ fn app(pool: &PgPool, policy: Policy) -> Router {
         match body.as_str() {
             "panic" => panic!("on purpose"),
             "stepped" => {
-                let failed = lease.step_at_least_once("charge", async |_| Err::<u32, Error>(Error::Changed));
+                let failed = lease.step_at_least_once("charge", async |_| Err::<u32, Error>(Error::OutlivedRetention));
                 failed.await.expect_err("on purpose");
                 StatusCode::NOT_FOUND.into_response()
             }

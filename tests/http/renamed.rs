@@ -127,8 +127,7 @@ async fn a_granted_attempt_comes_as_early_as_the_attempts_say(pool: PgPool) -> a
         assert!(moved.resume().await.is_some());
     }
     assert!(recorded::<bool>(&pool, "misdirected = 20 and expires_at = 'infinity'").await);
-    let token = operator::show(&pool, &key).await?.expect("a record").token;
-    operator::grant_attempt(&pool, &key, token, "the route is back").await?;
+    operator::show(&pool, &key).await?.expect("a record").grant(&pool, "the route is back").await?;
     age(&pool, &key, MINUTE).await?;
     let resumed = service.restarted(&pool).resume().await;
     assert_eq!(resumed, Some(ResumedRequest::Answered(key, StatusCode::CREATED)));

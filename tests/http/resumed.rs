@@ -340,13 +340,7 @@ async fn a_request_that_the_handler_refuses_is_not_sent_again(pool: PgPool) -> a
     let service = Service::new(&pool);
     service.abandoned(&pool, "key-1", "/payments/gone").await;
     assert_eq!(service.resume().await, Some(ResumedRequest::Failed(key("key-1"))));
-    operator::grant_attempt(
-        &pool,
-        &key("key-1"),
-        operator::show(&pool, &key("key-1")).await?.expect("one").token,
-        "again",
-    )
-    .await?;
+    operator::show(&pool, &key("key-1")).await?.expect("one").grant(&pool, "again").await?;
     age(&pool, &key("key-1"), MINUTE * 60).await?;
     assert_eq!((service.resume().await, service.charges().len()), (None, 2));
     Ok(())

@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::time::Duration;
 
 use pg_idempotency::operator::State;
-use pg_idempotency::{Error, InvalidKey, Mode, SetupError};
+use pg_idempotency::{Error, InvalidKey, Mode, SettleError, SetupError};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -183,6 +183,16 @@ impl From<SetupError> for Failure {
     }
 }
 
+impl From<SettleError> for Failure {
+    fn from(error: SettleError) -> Self {
+        match error {
+            SettleError::Other(error) => error.into(),
+            // The record was there a moment ago.
+            _ => Self::Changed,
+        }
+    }
+}
+
 /// What the library says to a caller with a key is of no use here. 42501 is a right that is missing: somebody's to
 /// grant.
 impl From<Error> for Failure {
@@ -202,8 +212,6 @@ impl From<Error> for Failure {
                 },
             },
             Error::Unanswered => Self::Unanswered,
-            // The record was there with this token a moment ago.
-            Error::Changed => Self::Changed,
             error => Self::Idempotency(error),
         }
     }

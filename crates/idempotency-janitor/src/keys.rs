@@ -207,7 +207,7 @@ fn list_in_text(found: &[Shown], more_left: bool, most: Option<NonZeroU32>) -> S
             named(record),
             record.mode.to_string(),
             waits_as(record, most),
-            record.steps_in_doubt().iter().map(|step| as_argument(step)).collect::<Vec<_>>().join(" "),
+            names_in_doubt(record).iter().map(|step| as_argument(step)).collect::<Vec<_>>().join(" "),
             record.attempt.to_string(),
             record.token.to_string(),
             record.claimed_at.format("%Y-%m-%d %H:%M:%SZ").to_string(),
@@ -260,4 +260,11 @@ fn as_argument(part: &str) -> String {
         });
         format!("$'{escaped}'")
     }
+}
+
+/// The names of all steps in doubt.
+pub(crate) fn names_in_doubt(shown: &Shown) -> Vec<String> {
+    let mut names: Vec<_> = shown.steps.iter().filter(|step| step.in_doubt).map(|step| step.name.clone()).collect();
+    names.sort_unstable();
+    names
 }

@@ -1,11 +1,11 @@
 //! `resolve`, `release`, `grant` and `forget`: an operator decides about one key.
 //!
-//! Each shows the record first, and demands its fence when it acts: what was looked at is what changes.
+//! Each shows the record first, and settles only what was shown.
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _, stderr, stdin};
 
 use chrono::Utc;
-use pg_idempotency::operator::{self, Shown, State};
+use pg_idempotency::operator::{Shown, State};
 use pg_idempotency::{DEFAULT_RETENTION, Key, Mode};
 use serde_json::value::RawValue;
 use sqlx::PgPool;
@@ -13,7 +13,7 @@ use sqlx::PgPool;
 use crate::arguments::{KeyArguments, Resolve, ResponseArguments};
 use crate::connection::{ANSWER, Database, ask, look};
 use crate::failure::Failure;
-use crate::keys::in_text;
+use crate::keys::{in_text, names_in_doubt};
 use crate::process::{Ending, print};
 
 const EXPIRED: &str = "the key is new again, and the next call performs the operation";
@@ -54,7 +54,7 @@ impl Decision {
             Self::Resolve { .. } if shown.attempt == 0 => {
                 refused("no attempt has begun, so nothing took effect; the next call performs the operation")
             }
-            Self::Resolve { .. } => match &shown.steps_in_doubt()[..] {
+            Self::Resolve { .. } => match &names_in_doubt(shown)[..] {
                 [] => Ok(()),
                 steps => Err(Failure::StepsInDoubt { steps: steps.to_vec() }),
             },
@@ -78,8 +78,8 @@ impl Decision {
                 refused("only a released or lapsed operation gets another attempt; settle what is indeterminate first")
             }
             // They did not all go the same way, or nobody has said so.
-            Self::Release if shown.steps_in_doubt().len() > 1 => {
-                Err(Failure::StepsInDoubt { steps: shown.steps_in_doubt() })
+            Self::Release if names_in_doubt(shown).len() > 1 => {
+                Err(Failure::StepsInDoubt { steps: names_in_doubt(shown) })
             }
             Self::Release | Self::Grant | Self::Forget => Ok(()),
         }
@@ -106,7 +106,7 @@ impl Agreed {
     /// What follows, and the question.
     pub(crate) fn means(&self) -> String {
         let Self { decision, shown } = self;
-        let in_doubt = shown.steps_in_doubt();
+        let in_doubt = names_in_doubt(shown);
         match decision {
             Decision::Resolve { response } => format!(
                 "Resolving it means that it took effect: every repeat gets this response of {} bytes for {:.1} hours, and \
@@ -145,38 +145,38 @@ impl Agreed {
         }
     }
 
-    /// Settles the claim that was shown, and tells what was done, for the log.
-    pub(crate) async fn carry_out(&self, pool: &PgPool, reason: &str) -> Result<String, Failure> {
+    /// Settles what was shown, and tells what was done, for the log.
+    pub(crate) async fn carry_out(self, pool: &PgPool, reason: &str) -> Result<String, Failure> {
         let Self { decision, shown } = self;
-        let (key, seen) = (&shown.key, shown.fence());
+        let before = shown.clone();
         let done = match decision {
             Decision::Resolve { response } => {
                 // The record keeps a longer time of its own.
-                ask(ANSWER, operator::resolve(pool, key, seen, response, DEFAULT_RETENTION)).await?;
+                ask(ANSWER, shown.resolve(pool, &response, DEFAULT_RETENTION)).await?;
                 "resolved"
             }
             Decision::ResolveStep { step, result } => {
-                ask(ANSWER, operator::resolve_step(pool, key, seen, step, result)).await?;
-                return Ok(settled("resolved", shown, step, reason));
+                ask(ANSWER, shown.step(&step).resolve(pool, &result)).await?;
+                return Ok(settled("resolved", &before, &step, reason));
             }
             Decision::ReleaseStep { step } => {
-                ask(ANSWER, operator::release_step(pool, key, seen, step, reason)).await?;
-                return Ok(settled("released", shown, step, reason));
+                ask(ANSWER, shown.step(&step).release(pool, reason)).await?;
+                return Ok(settled("released", &before, &step, reason));
             }
             Decision::Release => {
-                ask(ANSWER, operator::release(pool, key, seen, &shown.steps_in_doubt(), reason)).await?;
+                ask(ANSWER, shown.release(pool, reason)).await?;
                 "released"
             }
             Decision::Grant => {
-                ask(ANSWER, operator::grant_attempt(pool, key, shown.token, reason)).await?;
+                ask(ANSWER, shown.grant(pool, reason)).await?;
                 "granted another attempt"
             }
             Decision::Forget => {
-                ask(ANSWER, operator::forget(pool, shown)).await?;
+                ask(ANSWER, shown.forget(pool)).await?;
                 "forgotten"
             }
         };
-        Ok(format!("{done}: {}, which was {}, because {reason}", named(shown), shown.state))
+        Ok(format!("{done}: {}, which was {}, because {reason}", named(&before), before.state))
     }
 }
 
@@ -226,7 +226,7 @@ pub(crate) async fn settle(
 
 /// The other steps in doubt.
 fn others(shown: &Shown, step: &str) -> Vec<String> {
-    shown.steps_in_doubt().into_iter().filter(|other| other != step).collect()
+    names_in_doubt(shown).into_iter().filter(|other| other != step).collect()
 }
 
 /// What follows if a step is settled: nobody continues while others are in doubt.

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Finding, InDoubt, Lease, LeaseOptions, Policy, Reconciler, Step};
 use pg_idempotency::mark::{MarkOptions, Marked};
-use pg_idempotency::operator::{release, resolve, resolve_step};
 use pg_idempotency::testing;
-use pg_idempotency::{Error, Fingerprint, Idempotency, Janitor, Key, Mode, OnDuplicate, Outcome, Verdict, operator};
+use pg_idempotency::{
+    Error, Fingerprint, Idempotency, Janitor, Key, Mode, OnDuplicate, Outcome, SettleError, Verdict, operator,
+};
 use rig::fixture::Fixture;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool, PgTransaction};
 
@@ -506,18 +507,18 @@ pub(crate) fn operate(verb: Verb) -> Actor {
     actor(move |seat| async move {
         let (pool, key) = (&seat.pool, &seat.key);
         let Some(shown) = operator::show(pool, key).await? else { return Ok("found nothing".to_owned()) };
-        let token = shown.token;
-        Ok(match verb {
-            Verb::Forget => said("forgot", operator::forget(pool, &shown).await),
-            Verb::Release => {
-                said("set free", release(pool, key, token, &shown.steps_in_doubt(), "by an operator").await)
-            }
-            Verb::Resolve => said("resolved", resolve(pool, key, token, &OPERATORS.to_owned(), HOUR).await),
-            Verb::ResolveStep => {
-                let resolved = resolve_step(pool, key, token, SEND, &OPERATORS.to_owned()).await;
-                said("resolved", resolved.map(drop))
-            }
-        })
+        let (done, settled) = match verb {
+            Verb::Forget => ("forgot", shown.forget(pool).await),
+            Verb::Release => ("set free", shown.release(pool, "by an operator").await.map(drop)),
+            Verb::Resolve => ("resolved", shown.resolve(pool, &OPERATORS.to_owned(), HOUR).await.map(drop)),
+            Verb::ResolveStep => ("resolved", shown.step(SEND).resolve(pool, &OPERATORS.to_owned()).await.map(drop)),
+        };
+        match settled {
+            Ok(()) => Ok(done.to_owned()),
+            Err(SettleError::Other(error)) => Ok(cause(&error.into())),
+            // The search knows it under the name that it had among the errors of callers.
+            Err(_) => Ok("Changed".to_owned()),
+        }
     })
 }
 

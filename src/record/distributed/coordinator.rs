@@ -35,11 +35,10 @@ pub(super) const BEGIN_DURABLE: &str = concat!(
     durable_on_workers!()
 );
 
+/// As [`BEGIN_DURABLE_ALL_ROWS`](crate::record::opening::BEGIN_DURABLE_ALL_ROWS), also on the workers.
 pub(super) const BEGIN_DURABLE_ALL_ROWS: &str = concat!(
-    check!("opening durable"),
-    ", pg_catalog.set_config('row_security', 'off', true), pg_catalog.set_config('idempotency.claim', ",
-    own_transaction!("step"),
-    ", true); ",
+    check!("opening of decision"),
+    ", pg_catalog.set_config('row_security', 'off', true); ",
     durable_on_workers!()
 );
 
@@ -70,6 +69,27 @@ pub(super) async fn pass_on_lock_timeout(conn: &mut PgConnection) -> Result<(), 
         ",
     );
     passed_on.await.map(drop).map_err(Error::of_statement)
+}
+
+/// Gives the transaction's `synchronous_commit` to the workers, and the `lock_timeout` too.
+pub(super) async fn pass_on_synchronous_commit(conn: &mut PgConnection) -> Result<(), Error> {
+    let passed_on = conn.execute(
+        "
+        do /* pg_idempotency: pass on synchronous_commit */ $$
+        declare
+            callers text := pg_catalog.current_setting('citus.propagate_set_commands', true);
+        begin
+            set local citus.propagate_set_commands = 'local';
+            execute pg_catalog.format(
+                'set local synchronous_commit = %L', pg_catalog.current_setting('synchronous_commit')
+            );
+            perform pg_catalog.set_config('citus.propagate_set_commands', coalesce(callers, 'none'), true);
+        end
+        $$
+        ",
+    );
+    passed_on.await.map_err(Error::of_statement)?;
+    pass_on_lock_timeout(conn).await
 }
 
 /// Adds a token to the claims of this transaction, which the coordinator knows.

@@ -4,25 +4,21 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
-use pg_idempotency::operator::{Shown, State, grant_attempt, release, resolve, show, unsettled};
+use pg_idempotency::operator::{Shown, State, show, unsettled};
 use pg_idempotency::testing::{expire, lapse};
-use pg_idempotency::{Error, Key};
+use pg_idempotency::{Error, Key, SettleError};
 use rig::fixture::Fixture;
 use sqlx::PgPool;
 
 use crate::lease::leases::{AT_LEAST_ONCE, AT_MOST_ONCE};
 use crate::lease::steps::IN_STEPS;
-use crate::support::key;
+use crate::support::{assert_changed, key, shown};
 
 const MOST: NonZeroU32 = NonZeroU32::new(2).expect("two");
 const WHY: &str = "the gateway is repaired";
 
-async fn shown(pool: &PgPool, key: &Key) -> Shown {
-    show(pool, key).await.expect("a database").expect("a record")
-}
-
-async fn grant(pool: &PgPool, key: &Key) -> Result<i64, Error> {
-    grant_attempt(pool, key, shown(pool, key).await.token, WHY).await
+async fn grant(pool: &PgPool, key: &Key) -> Result<Shown, SettleError> {
+    shown(pool, key).await.grant(pool, WHY).await
 }
 
 /// Claims, and releases with an error.
@@ -35,10 +31,6 @@ async fn fail(pool: &PgPool, key: &Key, policy: Policy) -> Result<u32, Error> {
         }
         Acquired::Replayed(_) => panic!("nothing is completed"),
     }
-}
-
-fn assert_changed<T: std::fmt::Debug>(result: Result<T, Error>, why: &str) {
-    assert!(matches!(result, Err(Error::Changed)), "{why}: {result:?}");
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
@@ -56,18 +48,17 @@ async fn an_operator_permits_one_attempt_beyond_the_limit(pool: PgPool) -> anyho
             let before = shown(&pool, &key).await;
             assert!(before.is_exhausted(MOST) && before.state == State::Released, "{name}: {before:?}");
             assert_eq!(unsettled(&pool, 10, Some(MOST), None).await?.len(), 1, "{name}");
-            let token = grant(&pool, &key).await?;
-            let granted = shown(&pool, &key).await;
-            assert_eq!((granted.token, granted.granted_attempt), (token, Some(attempt)), "{name}");
+            let granted = grant(&pool, &key).await?;
+            assert_eq!(granted.granted_attempt, Some(attempt), "{name}");
             assert_eq!((granted.state, granted.last_error.as_deref()), (State::Released, Some(WHY)), "{name}");
-            assert!(token != before.token && !granted.is_exhausted(MOST), "{name}");
+            assert!(granted.token != before.token && !granted.is_exhausted(MOST), "{name}");
             assert!(unsettled(&pool, 10, Some(MOST), None).await?.is_empty(), "{name}");
-            assert_changed(grant_attempt(&pool, &key, before.token, WHY).await, "the token of before");
+            assert_changed(before.grant(&pool, WHY).await, "the token of before");
             assert_eq!(fail(&pool, &key, policy).await?, attempt, "{name}");
         }
         assert!(shown(&pool, &key).await.is_exhausted(MOST), "{name}");
-        resolve(&pool, &key, shown(&pool, &key).await.token, &1, Duration::from_secs(60)).await?;
-        assert_eq!(shown(&pool, &key).await.granted_attempt, None, "{name}: it is completed");
+        let resolved = shown(&pool, &key).await.resolve(&pool, &1, Duration::from_secs(60)).await?;
+        assert_eq!(resolved.granted_attempt, None, "{name}: it is completed");
     }
     Ok(())
 }
@@ -105,11 +96,11 @@ async fn nothing_is_granted_to_what_does_not_wait_for_an_attempt(pool: PgPool) -
     Ok(())
 }
 
-/// A release that names no step decides about the effect alone. The number of attempts is another question.
+/// A release without a step in doubt decides about the effect alone. The number of attempts is another question.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_release_without_steps_grants_nothing(pool: PgPool) -> anyhow::Result<()> {
     Fixture::lapsed(&key("a"), "body", AT_MOST_ONCE)?.with_attempt(2).write(&pool).await?;
-    release(&pool, &key("a"), shown(&pool, &key("a")).await.token, &[], "not charged").await?;
+    shown(&pool, &key("a")).await.release(&pool, "not charged").await?;
     let refused = fail(&pool, &key("a"), AT_MOST_ONCE).await;
     assert!(matches!(refused, Err(Error::Exhausted { attempts: 2, .. })), "{refused:?}");
     grant(&pool, &key("a")).await?;

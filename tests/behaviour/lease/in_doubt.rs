@@ -4,15 +4,15 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Lease, LeaseOptions};
-use pg_idempotency::operator::{State, release, release_step, resolve, resolve_step, show, unsettled};
+use pg_idempotency::operator::{Shown, State, show, unsettled};
 use pg_idempotency::testing::lapse;
-use pg_idempotency::{Error, InvalidStep, Misuse};
+use pg_idempotency::{Error, InvalidStep, Misuse, SettleError};
 use rig::fixture::Fixture;
-use sqlx::{Executor as _, PgPool};
+use sqlx::{AssertSqlSafe, Executor as _, PgPool};
 
 use crate::lease::leases::WorkError;
 use crate::lease::steps::{IN_STEPS, Kind, acquire, acquired, after_a_crash, assert_indeterminate};
-use crate::support::key;
+use crate::support::{assert_changed, key, shown, steps_in_doubt};
 
 fn names_of<const N: usize>(names: [&str; N]) -> Vec<String> {
     names.map(str::to_owned).to_vec()
@@ -52,11 +52,6 @@ async fn performed_next(pool: &PgPool, names: &[&str]) -> Vec<String> {
     performed
 }
 
-fn assert_changed<T: std::fmt::Debug>(result: Result<T, Error>, why: &str) {
-    let error = result.expect_err(why);
-    assert!(matches!(error, Error::Changed) && !error.is_transient(), "{why}: {error:?}");
-}
-
 async fn record(pool: &PgPool) -> String {
     sqlx::query_scalar("select record::text from idempotency.record").fetch_one(pool).await.expect("a record")
 }
@@ -74,14 +69,14 @@ async fn an_operator_settles_a_step_in_doubt(pool: PgPool) -> anyhow::Result<()>
         });
         assert!(text.await.is_err());
         let held = lease.token();
-        let settle = async |token, step: &str| match took_effect {
-            true => resolve_step(&pool, &key("a"), token, step, &7).await,
-            false => release_step(&pool, &key("a"), token, step, "not sent").await,
+        let settle = async |seen: &Shown, step: &str| match took_effect {
+            true => seen.clone().step(step).resolve(&pool, &7).await,
+            false => seen.clone().step(step).release(&pool, "not sent").await,
         };
-        assert!(matches!(settle(held, "text").await, Err(Error::Changed)), "under a live lease");
+        assert_changed(settle(&shown(&pool, &key("a")).await, "text").await, "under a live lease");
         drop(lease);
         lapse(&pool, &key("a")).await?;
-        let shown = show(&pool, &key("a")).await?.expect("a record");
+        let shown = shown(&pool, &key("a")).await;
         assert_eq!(shown.state, State::Indeterminate);
         let names: Vec<_> = shown.steps.iter().map(|step| (step.name.as_str(), step.in_doubt, step.attempt)).collect();
         assert_eq!(names, [("ride", false, 1), ("text", true, 1)]);
@@ -89,14 +84,15 @@ async fn an_operator_settles_a_step_in_doubt(pool: PgPool) -> anyhow::Result<()>
         assert_eq!(shown.steps[1].downstream_key, sent, "what the gateway saw");
         let waiting = unsettled(&pool, 10, None, None).await?;
         assert_eq!(waiting.len(), 1);
-        assert_eq!((waiting[0].state, waiting[0].steps_in_doubt()), (State::Indeterminate, names_of(["text"])));
-        assert!(matches!(settle(held + 1, "text").await, Err(Error::Changed)), "another token");
+        assert_eq!((waiting[0].state, steps_in_doubt(&waiting[0])), (State::Indeterminate, vec!["text"]));
         for other in ["ride", "no step"] {
-            assert!(matches!(settle(held, other).await, Err(Error::Changed)), "{other} is not in doubt");
+            assert_changed(settle(&shown, other).await, &format!("{other} is not in doubt"));
         }
-        settle(held, "text").await?;
-        assert!(matches!(settle(held, "text").await, Err(Error::Changed)), "settled before");
-        assert_eq!(show(&pool, &key("a")).await?.expect("a record").state, State::Released);
+        let settled = settle(&shown, "text").await?;
+        assert_ne!(settled.token, held, "an owner that was suspended is fenced");
+        assert_changed(settle(&shown, "text").await, "settled before");
+        let now = show(&pool, &key("a")).await?.expect("a record");
+        assert_eq!((settled.state, now.version()), (State::Released, settled.version()));
         assert!(unsettled(&pool, 10, None, None).await?.is_empty());
 
         let lease = acquired(&pool).await;
@@ -117,7 +113,7 @@ async fn no_step_begins_without_the_lease(pool: PgPool) -> anyhow::Result<()> {
         lapse(&pool, &key("a")).await?;
         let overtaking = if since == "overtaken" { Some(acquired(&pool).await) } else { None };
         if since == "resolved" {
-            resolve(&pool, &key("a"), lease.token(), &"done".to_owned(), Duration::from_secs(3600)).await?;
+            shown(&pool, &key("a")).await.resolve(&pool, &"done".to_owned(), Duration::from_secs(3600)).await?;
         }
         let lost =
             lease.step_at_most_once("text", async |_| -> Result<i64, Error> { panic!("the lease is lost") }).await;
@@ -134,10 +130,11 @@ async fn an_owners_release_keeps_the_doubt(pool: PgPool) -> anyhow::Result<()> {
     let lease = acquired(&pool).await;
     assert!(Kind::AtMostOnce.failing(&lease, "text").await.is_err());
     lease.release("by mistake").await?;
-    let token = assert_indeterminate(&pool, 1).await;
-    assert_eq!(show(&pool, &key("a")).await?.expect("a record").state, State::Indeterminate);
+    assert_indeterminate(&pool, 1).await;
     assert_eq!(unsettled(&pool, 10, None, None).await?.len(), 1);
-    resolve(&pool, &key("a"), token, &"sent".to_owned(), Duration::from_secs(3600)).await?;
+    let shown = shown(&pool, &key("a")).await;
+    assert_eq!(shown.state, State::Indeterminate);
+    shown.resolve(&pool, &"sent".to_owned(), Duration::from_secs(3600)).await?;
     assert!(matches!(acquire(&pool, "body").await?, Acquired::Replayed(_)));
     Ok(())
 }
@@ -145,20 +142,37 @@ async fn an_owners_release_keeps_the_doubt(pool: PgPool) -> anyhow::Result<()> {
 /// The email was sent and the text was not. An operator that knows of one step must not decide about the other. The caller
 /// and the operator learn of both, in the order of the names and not in that of `jsonb`, in which the shorter name is first.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_release_that_does_not_name_exactly_the_steps_in_doubt_changes_nothing(pool: PgPool) -> anyhow::Result<()> {
+async fn a_decision_is_about_the_steps_that_were_shown(pool: PgPool) -> anyhow::Result<()> {
+    let decisions = ["release", "release a step", "resolve a step", "resolve", "forget"];
+    for (decision, meanwhile) in decisions.iter().flat_map(|one| [(one, "has begun"), (one, "has ended")]) {
+        pool.execute("truncate idempotency.record").await?;
+        let token = crash_in(&pool, &["text"]).await;
+        let seen = shown(&pool, &key("a")).await;
+        let changed = match meanwhile {
+            "has begun" => r#"steps || '{"email": {"begun": "2026-01-01T00:00:00+00:00", "attempt": 1}}'"#,
+            _ => r#"'{"text": {"result": "7", "attempt": 1}}'"#,
+        };
+        sqlx::query(AssertSqlSafe(format!("update idempotency.record set steps = {changed}"))).execute(&pool).await?;
+        let before = record(&pool).await;
+        let settled = match *decision {
+            "release" => seen.release(&pool, "not sent").await.map(drop),
+            "release a step" => seen.step("text").release(&pool, "not sent").await.map(drop),
+            "resolve a step" => seen.step("text").resolve(&pool, &7).await.map(drop),
+            "resolve" => seen.resolve(&pool, &"sent".to_owned(), Duration::from_secs(60)).await.map(drop),
+            _ => seen.forget(&pool).await,
+        };
+        assert_changed(settled, &format!("{decision}: a step {meanwhile}"));
+        assert_eq!(record(&pool).await, before, "{decision}: a step {meanwhile}");
+        assert_eq!(shown(&pool, &key("a")).await.token, token, "the token alone does not show it");
+    }
+    pool.execute("truncate idempotency.record").await?;
     let token = crash_in(&pool, &["email", "text"]).await;
     assert_eq!(in_doubt(&pool).await, (token, names_of(["email", "text"])));
     let error = acquire(&pool, "body").await.expect_err("in doubt").to_string();
     assert!(error.contains(r#"["email", "text"]"#), "{error}");
-    assert_eq!(unsettled(&pool, 10, None, None).await?[0].steps_in_doubt(), ["email", "text"]);
-    let before = record(&pool).await;
-    for names in [vec![], names_of(["text"]), names_of(["email"]), names_of(["email", "text", "more"])] {
-        assert_changed(release(&pool, &key("a"), token, &names, "not sent").await, &format!("{names:?}"));
-        assert_eq!(record(&pool).await, before, "{names:?}");
-    }
-    // In any order, and named twice, they are the same steps.
-    release(&pool, &key("a"), token, &names_of(["text", "email", "text"]), "neither was sent").await?;
-    assert_eq!(show(&pool, &key("a")).await?.expect("a record").state, State::Released);
+    assert_eq!(steps_in_doubt(&unsettled(&pool, 10, None, None).await?[0]), ["email", "text"]);
+    let released = shown(&pool, &key("a")).await.release(&pool, "neither was sent").await?;
+    assert_eq!((released.state, released.steps.len()), (State::Released, 0));
     assert_eq!(performed_next(&pool, &["email", "text"]).await, ["email", "text"]);
     Ok(())
 }
@@ -168,22 +182,24 @@ async fn a_release_that_does_not_name_exactly_the_steps_in_doubt_changes_nothing
 async fn each_of_several_steps_in_doubt_is_settled_by_its_name(pool: PgPool) -> anyhow::Result<()> {
     for email_first in [true, false] {
         pool.execute("truncate idempotency.record").await?;
-        let looked_up = crash_in(&pool, &["email", "text"]).await;
-        let email = async |token| resolve_step(&pool, &key("a"), token, "email", &7).await;
-        let text = async |token| release_step(&pool, &key("a"), token, "text", "the gateway has no text").await;
-        let after_first = if email_first { email(looked_up).await? } else { text(looked_up).await? };
-        assert_ne!(after_first, looked_up, "an owner that was suspended is fenced");
-        let (token, left) = in_doubt(&pool).await;
-        assert_eq!((token, left), (after_first, names_of([if email_first { "text" } else { "email" }])));
-        assert_eq!(show(&pool, &key("a")).await?.expect("a record").state, State::Indeterminate);
+        crash_in(&pool, &["email", "text"]).await;
+        let looked_up = shown(&pool, &key("a")).await;
+        let email = async |seen: &Shown| seen.clone().step("email").resolve(&pool, &7).await;
+        let text = async |seen: &Shown| seen.clone().step("text").release(&pool, "the gateway has no text").await;
+        let after_first = if email_first { email(&looked_up).await? } else { text(&looked_up).await? };
+        assert_ne!(after_first.token, looked_up.token, "an owner that was suspended is fenced");
+        assert_eq!(after_first.state, State::Indeterminate);
+        let left = names_of([if email_first { "text" } else { "email" }]);
+        assert_eq!(in_doubt(&pool).await, (after_first.token, left));
         // Another operator looked before this decision.
-        for stale in [email(looked_up).await, text(looked_up).await] {
+        for stale in [email(&looked_up).await, text(&looked_up).await] {
             assert_changed(stale, "settled by another operator");
         }
-        assert_changed(if email_first { email(token).await } else { text(token).await }, "settled before");
-        let after_second = if email_first { text(token).await? } else { email(token).await? };
-        let shown = show(&pool, &key("a")).await?.expect("a record");
-        assert_eq!((shown.state, shown.token), (State::Released, after_second));
+        let again = if email_first { email(&after_first).await } else { text(&after_first).await };
+        assert_changed(again, "settled before");
+        let after_second = if email_first { text(&after_first).await? } else { email(&after_first).await? };
+        let shown = shown(&pool, &key("a")).await;
+        assert_eq!((shown.state, shown.token), (State::Released, after_second.token));
         assert_eq!(shown.last_error.as_deref(), Some("the gateway has no text"));
         assert_eq!(shown.steps.len(), 1, "{:?}", shown.steps);
         assert!(unsettled(&pool, 10, None, None).await?.is_empty());
@@ -197,14 +213,22 @@ async fn each_of_several_steps_in_doubt_is_settled_by_its_name(pool: PgPool) -> 
 async fn a_decision_about_an_operation_that_has_expired_and_was_taken_over_changes_nothing(
     pool: PgPool,
 ) -> anyhow::Result<()> {
-    let token = crash_in(&pool, &["text"]).await;
+    crash_in(&pool, &["text"]).await;
+    let seen = shown(&pool, &key("a")).await;
+    let old: (chrono::DateTime<chrono::Utc>, String) =
+        sqlx::query_as("select lease_until, steps::text from idempotency.record").fetch_one(&pool).await?;
     pg_idempotency::testing::expire(&pool, &key("a")).await?;
     let again = crash_in(&pool, &["text"]).await;
+    // All but the token is the same.
+    let same = "update idempotency.record set (lease_until, steps) = ($1, $2::jsonb)";
+    let (until, steps) = old;
+    sqlx::query(same).bind(until).bind(steps).execute(&pool).await?;
     let before = record(&pool).await;
-    assert_changed(release(&pool, &key("a"), token, &names_of(["text"]), "not sent").await, "release");
-    assert_changed(release_step(&pool, &key("a"), token, "text", "not sent").await, "release_step");
-    assert_changed(resolve_step(&pool, &key("a"), token, "text", &7).await, "resolve_step");
-    assert_changed(resolve(&pool, &key("a"), token, &7, Duration::from_secs(60)).await, "resolve");
+    assert_changed(seen.clone().release(&pool, "not sent").await, "release");
+    assert_changed(seen.clone().step("text").release(&pool, "not sent").await, "release a step");
+    assert_changed(seen.clone().step("text").resolve(&pool, &7).await, "resolve a step");
+    assert_changed(seen.clone().resolve(&pool, &7, Duration::from_secs(60)).await, "resolve");
+    assert_changed(seen.forget(&pool).await, "forget");
     assert_eq!(record(&pool).await, before);
     assert_eq!(in_doubt(&pool).await.0, again);
     Ok(())
@@ -219,14 +243,16 @@ async fn the_attempt_after_a_settled_step_is_permitted(pool: PgPool) -> anyhow::
     let next = async || leasing.acquire::<String, _>(&pool, &key, "body").await;
     for way in ["resolve_step", "release_step", "release"] {
         let settle_all = async || -> anyhow::Result<()> {
-            let (mut token, names) = in_doubt(&pool).await;
+            let (_, names) = in_doubt(&pool).await;
+            let mut shown = shown(&pool, &key).await;
             if way == "release" {
-                return Ok(release(&pool, &key, token, &names, "not sent").await?);
+                shown.release(&pool, "not sent").await?;
+                return Ok(());
             }
             for name in &names {
-                token = match way {
-                    "resolve_step" => resolve_step(&pool, &key, token, name, &7).await?,
-                    _ => release_step(&pool, &key, token, name, "not sent").await?,
+                shown = match way {
+                    "resolve_step" => shown.step(name).resolve(&pool, &7).await?,
+                    _ => shown.step(name).release(&pool, "not sent").await?,
                 };
             }
             Ok(())
@@ -276,13 +302,15 @@ async fn an_operators_result_keeps_the_limits(pool: PgPool) -> anyhow::Result<()
     drop(lease);
     lapse(&pool, &key("a")).await?;
     let before = record(&pool).await;
-    let (token, _) = in_doubt(&pool).await;
+    let shown = shown(&pool, &key("a")).await;
     for result in [largest.clone(), largest.clone() + "x", "123456789".to_owned()] {
-        let error = resolve_step(&pool, &key("a"), token, "text", &result).await.expect_err("too large");
-        assert!(matches!(&error, Error::Misuse(Misuse::Step { problem: InvalidStep::TooLarge, .. })), "{error:?}");
+        let error = shown.clone().step("text").resolve(&pool, &result).await.expect_err("too large");
+        let SettleError::Other(Error::Misuse(Misuse::Step { problem: InvalidStep::TooLarge, .. })) = error else {
+            panic!("{error:?}")
+        };
         assert_eq!(record(&pool).await, before);
     }
-    resolve_step(&pool, &key("a"), token, "text", &"12345678".to_owned()).await?;
+    shown.step("text").resolve(&pool, &"12345678".to_owned()).await?;
     let lease = acquired(&pool).await;
     let lease = after_a_crash(&pool, lease).await;
     assert_eq!(Kind::AtMostOnce.step(&lease, "text", String::new()).await?, "12345678");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, LeaseOptions, LeaseOwner, Policy};
-use pg_idempotency::operator::{State, release, resolve, show};
+use pg_idempotency::operator::{State, show};
 use pg_idempotency::testing::{expire, lapse};
 use pg_idempotency::{Error, OnDuplicate, Outcome};
 use rig::gate::Gate;
@@ -82,7 +82,7 @@ async fn an_attempt_that_fails_keeps_its_reason_and_gets_a_new_token(pool: PgPoo
             Ok(Acquired::Owner(lease)) if state == State::Released => assert_eq!(lease.attempt(), 2),
             Err(Error::Indeterminate { attempt: 1, last_error: Some(told), token, .. }) => {
                 assert_eq!((state, told.as_str(), token), (State::Indeterminate, "gateway said no", shown.token));
-                release(&pool, &key("a"), token, &[], "the gateway has no such charge").await?;
+                shown.release(&pool, "the gateway has no such charge").await?;
                 assert_eq!(acquired(&pool, policy).await.attempt(), 2);
                 let kept = show(&pool, &key("a")).await?.expect("a record").last_error;
                 assert_eq!(kept.as_deref(), Some("the gateway has no such charge"), "also after the take-over");
@@ -98,7 +98,8 @@ async fn an_attempt_that_fails_keeps_its_reason_and_gets_a_new_token(pool: PgPoo
 async fn an_owners_release_does_not_undo_what_an_operator_has_resolved(pool: PgPool) -> anyhow::Result<()> {
     let lease = acquired(&pool, AT_MOST_ONCE).await;
     lapse(&pool, &key("a")).await?;
-    resolve(&pool, &key("a"), lease.token(), &"sent".to_owned(), LEASE).await?;
+    let shown = show(&pool, &key("a")).await?.expect("a record");
+    shown.resolve(&pool, &"sent".to_owned(), LEASE).await?;
     let released = lease.release("too late").await;
     assert!(matches!(released, Err(Error::LeaseLost)), "{released:?}");
     assert!(matches!(acquire(&pool, AT_MOST_ONCE, "body").await?, Acquired::Replayed(response) if response == "sent"));

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Finding, InDoubt, LeaseOptions, Policy, Reconciler, Visit};
-use pg_idempotency::operator::{State, release, release_step, resolve, resolve_step, show};
+use pg_idempotency::operator::{State, show};
 use pg_idempotency::testing::lapse;
 use pg_idempotency::{Error, Misuse};
 use sqlx::{Executor as _, PgPool};
 
 use super::reconcile::*;
 use crate::lease::resume::{self, MINUTE};
-use crate::support::key;
+use crate::support::{assert_changed, key, shown};
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_look_that_fails_is_stored_and_the_last_one_leaves_the_key_to_a_person(pool: PgPool) -> anyhow::Result<()> {
@@ -39,8 +39,7 @@ async fn a_look_that_fails_is_stored_and_the_last_one_leaves_the_key_to_a_person
     pass_time(&pool).await;
     assert_eq!(asks_nobody(&pool, &reconciler).await, Visit::Nothing, "a person decides");
     assert_eq!(state(&pool).await, State::Indeterminate);
-    resolve(&pool, &key("a"), show(&pool, &key("a")).await?.expect("a record").fence(), &"sent".to_owned(), MINUTE)
-        .await?;
+    crate::support::shown(&pool, &key("a")).await.resolve(&pool, &"sent".to_owned(), MINUTE).await?;
     Ok(())
 }
 
@@ -101,9 +100,9 @@ async fn each_visit_remembers_the_key_but_brings_no_expired_one_back(pool: PgPoo
 async fn only_operations_in_doubt_that_have_stored_their_request_are_visited(pool: PgPool) -> anyhow::Result<()> {
     let Acquired::Owner(live) = leasing().acquire::<String, _>(&pool, &key("live"), "body").await? else { panic!() };
     in_doubt(&pool, "completed").await;
-    resolve(&pool, &key("completed"), show(&pool, &key("completed")).await?.expect("shown").token, &1, MINUTE).await?;
+    shown(&pool, &key("completed")).await.resolve(&pool, &1, MINUTE).await?;
     in_doubt(&pool, "released").await;
-    release(&pool, &key("released"), show(&pool, &key("released")).await?.expect("shown").token, &[], "no").await?;
+    shown(&pool, &key("released")).await.release(&pool, "no").await?;
     in_doubt(&pool, "no request").await;
     pool.execute("update idempotency.record set request = null where value = 'no request'").await?;
     in_doubt(&pool, "another").await;
@@ -142,19 +141,19 @@ async fn somebody_elses_decision_wins(pool: PgPool) -> anyhow::Result<()> {
             assert_eq!(says(&pool, &reconciler(), Finding::NoTrace).await, Visit::Undecided);
             pass_time(&pool).await;
         }
-        let seen = show(&pool, &key("a")).await?.expect("a record").fence();
+        let seen = shown(&pool, &key("a")).await;
         let mut owner = Some(owner);
         let meanwhile = async |_: &InDoubt| {
             match decision {
                 "completed late" => owner.take().expect("once").complete(&"by the owner".to_owned()).await?,
-                "resolved" => resolve(&pool, &key("a"), seen, &"by a person".to_owned(), MINUTE).await?,
+                "resolved" => drop(seen.resolve(&pool, &"by a person".to_owned(), MINUTE).await.expect("resolved")),
                 "failed late" => {
                     let lapse = "update idempotency.record set token = token + 1, looks = null";
                     pool.execute(lapse).await?;
                 }
-                "released" => release(&pool, &key("a"), seen, &[], "by a person").await?,
+                "released" => drop(seen.release(&pool, "by a person").await.expect("released")),
                 "performed after a release" | "in doubt after a release" => {
-                    release(&pool, &key("a"), seen, &[], "by a person").await?;
+                    seen.release(&pool, "by a person").await.expect("released");
                     let next = leasing().acquire::<String, _>(&pool, &key("a"), "body").await?;
                     let Acquired::Owner(next) = next else { panic!("it was released") };
                     if decision == "performed after a release" {
@@ -357,8 +356,7 @@ async fn the_next_attempt_begins_without_looks(pool: PgPool) -> anyhow::Result<(
         assert_eq!(says(&pool, &reconciler(), Finding::NoTrace).await, Visit::Undecided);
         pass_time(&pool).await;
     }
-    let shown = show(&pool, &key("a")).await?.expect("a record");
-    release(&pool, &key("a"), shown.fence(), &[], "by a person").await?;
+    shown(&pool, &key("a")).await.release(&pool, "by a person").await?;
     assert!(scalar::<bool>(&pool, "select looks is null from idempotency.record").await);
     let Acquired::Owner(lease) = leasing().acquire::<String, _>(&pool, &key("a"), "body").await? else { panic!() };
     drop(lease);
@@ -371,29 +369,22 @@ async fn the_next_attempt_begins_without_looks(pool: PgPool) -> anyhow::Result<(
 
 /// A person who looked before a machine woke decides about nothing.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn an_operators_decision_may_demand_the_lease_that_was_shown(pool: PgPool) -> anyhow::Result<()> {
-    let seen = async || show(&pool, &key("a")).await.expect("a look").expect("a record").fence();
+async fn an_operators_decision_is_about_the_lease_that_was_shown(pool: PgPool) -> anyhow::Result<()> {
     in_doubt(&pool, "a").await;
-    let stale = seen().await;
+    let stale = shown(&pool, &key("a")).await;
     revive_and_lapse(&pool).await;
-    let refused = [
-        release(&pool, &key("a"), stale.clone(), &[], "not sent").await,
-        resolve(&pool, &key("a"), stale, &"sent".to_owned(), MINUTE).await,
-    ];
-    assert!(refused.iter().all(|refused| matches!(refused, Err(Error::Changed))), "{refused:?}");
-    release(&pool, &key("a"), seen().await, &[], "not sent").await?;
+    assert_changed(stale.clone().release(&pool, "not sent").await, "release");
+    assert_changed(stale.resolve(&pool, &"sent".to_owned(), MINUTE).await, "resolve");
+    shown(&pool, &key("a")).await.release(&pool, "not sent").await?;
 
     pool.execute("truncate idempotency.record").await?;
     steps_in_doubt(&pool, &["email", "text"]).await;
-    let stale = seen().await;
+    let stale = shown(&pool, &key("a")).await;
     revive_and_lapse(&pool).await;
-    let refused = [
-        release_step(&pool, &key("a"), stale.clone(), "text", "not sent").await,
-        resolve_step(&pool, &key("a"), stale, "text", &1).await,
-    ];
-    assert!(refused.iter().all(|refused| matches!(refused, Err(Error::Changed))), "{refused:?}");
-    release_step(&pool, &key("a"), seen().await, "email", "not sent").await?;
-    resolve_step(&pool, &key("a"), seen().await, "text", &1).await?;
+    assert_changed(stale.clone().step("text").release(&pool, "not sent").await, "release a step");
+    assert_changed(stale.step("text").resolve(&pool, &1).await, "resolve a step");
+    let shown = shown(&pool, &key("a")).await.step("email").release(&pool, "not sent").await?;
+    shown.step("text").resolve(&pool, &1).await?;
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use pg_idempotency::lease::{Lease, LeaseOptions, Policy};
-use pg_idempotency::operator::{Shown, State, grant_attempt, show};
+use pg_idempotency::operator::{Shown, State, show};
 use pg_idempotency::{Error, Outcome};
 use rig::database::until_blocked;
 use rig::gate::PATIENCE;
@@ -175,8 +175,7 @@ async fn a_further_claim_that_never_began_leaves_the_record_as_it_was(
     };
     leasing.run(&held.service, &key("a"), "body", failing).await.expect_err("it fails");
     let exhausted = show(&held.direct, &key("a")).await?.expect("a record");
-    grant_attempt(&held.direct, &key("a"), exhausted.token, "the gateway is repaired").await?;
-    let before = show(&held.direct, &key("a")).await?.expect("a record");
+    let before = exhausted.grant(&held.direct, "the gateway is repaired").await?;
 
     let (direct, service) = (held.direct.clone(), held.service.clone());
     for resumed in [false, true] {

@@ -54,7 +54,7 @@ async fn a_pinned_key_can_be_resolved_and_stays_pinned(pool: PgPool) -> anyhow::
     charged_and_gone(&pool, "pinned").await?;
     sqlx::query("update idempotency.record set expires_at = 'infinity'").execute(&pool).await?;
     let shown = operator::show(&pool, &key("pinned")).await?.expect("a record");
-    operator::resolve(&pool, &shown.key, shown.token, &1, HOUR).await?;
+    shown.resolve(&pool, &1, HOUR).await?;
     let pinned: bool =
         sqlx::query_scalar("select expires_at = 'infinity' from idempotency.record").fetch_one(&pool).await?;
     assert!(pinned);

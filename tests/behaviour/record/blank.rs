@@ -32,15 +32,13 @@ async fn blank(pool: &PgPool, leasing: LeaseOptions) -> anyhow::Result<Key> {
 async fn a_blank_key_that_is_recorded_is_listed_and_settled(pool: PgPool) -> anyhow::Result<()> {
     let at_most_once = LeaseOptions::new(Policy::AtMostOnce { lease: MINUTE });
     let blank = blank(&pool, at_most_once).await?;
-    let listed = operator::unsettled(&pool, 9, None, None).await?;
-    let [shown] = &listed[..] else { panic!("{listed:?}") };
+    let mut listed = operator::unsettled(&pool, 9, None, None).await?;
+    let (Some(shown), true) = (listed.pop(), listed.is_empty()) else { panic!("{listed:?}") };
     assert_eq!((&shown.key, shown.state), (&blank, State::Indeterminate));
-    operator::release(&pool, &blank, shown.fence(), &[], "no trace").await?;
-    let shown = operator::show(&pool, &blank).await?.expect("a record");
-    operator::resolve(&pool, &blank, shown.fence(), &7, MINUTE).await?;
-    let shown = operator::show(&pool, &blank).await?.expect("a record");
+    let shown = shown.release(&pool, "no trace").await?.resolve(&pool, &7, MINUTE).await?;
     assert_eq!(shown.state, State::Completed);
-    assert!(operator::forget(&pool, &shown).await.is_ok());
+    shown.forget(&pool).await?;
+    assert!(operator::show(&pool, &blank).await?.is_none());
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pg_idempotency::lease::{Finding, InDoubt, Lease};
-use pg_idempotency::operator::{forget, show, stats, unsettled};
+use pg_idempotency::operator::{show, stats, unsettled};
 use pg_idempotency::{Error, Key};
 use sqlx::{AssertSqlSafe, Executor as _, PgPool};
 
@@ -95,7 +95,7 @@ async fn an_operator_sees_and_removes_each_malformed_row_and_no_row_hides_anothe
             let shown = show(&pool, &key).await.map_err(|error| anyhow::anyhow!("{kind}, {assignment}: {error:?}"))?;
             // A claim that never began waits for nobody.
             assert!(is_listed(key.value()) || assignment.starts_with("attempt = -"), "{kind}, {assignment}");
-            forget(&pool, &shown.expect("a record")).await?;
+            shown.expect("a record").forget(&pool).await?;
         }
     }
     Ok(())

@@ -8,6 +8,8 @@ use pg_idempotency::{Error, Idempotency, Key, Mode, Outcome, lease};
 use rig::fixture::Fixture;
 use sqlx::PgPool;
 
+use crate::support::{assert_changed, shown, steps_in_doubt};
+
 const AT_LEAST_ONCE: lease::Policy = lease::Policy::AtLeastOnce { lease: Duration::from_secs(40) };
 
 fn key(n: i64) -> Key {
@@ -40,8 +42,8 @@ async fn the_oldest_unsettled_records_are_listed_as_they_are_shown(pool: PgPool)
             // Time goes on.
             shown.retention_left = record.retention_left;
             assert_eq!(shown, record);
-            let steps = if record.mode == Mode::InSteps { vec!["text".to_owned()] } else { Vec::new() };
-            assert_eq!(record.steps_in_doubt(), steps);
+            let steps = if record.mode == Mode::InSteps { vec!["text"] } else { Vec::new() };
+            assert_eq!(steps_in_doubt(&record), steps);
             let has_one = !matches!(record.mode, Mode::Transaction | Mode::InSteps);
             assert_eq!(record.downstream_key.is_some(), has_one, "transaction mode calls no other service");
         }
@@ -54,15 +56,16 @@ async fn the_oldest_unsettled_records_are_listed_as_they_are_shown(pool: PgPool)
 async fn a_record_that_was_completed_after_it_was_shown_is_not_forgotten(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = pool.acquire().await?;
     Fixture::indeterminate(&key(1), "body")?.write(&mut *conn).await?;
-    let unfinished = operator::show(&pool, &key(1)).await?.expect("a record");
-    operator::resolve(&pool, &key(1), unfinished.token, &1, Duration::from_secs(60)).await?;
-    let forgotten = operator::forget(&pool, &unfinished).await;
-    assert!(matches!(forgotten, Err(Error::Changed)), "{forgotten:?}");
+    let unfinished = shown(&pool, &key(1)).await;
+    let complete = "update idempotency.record set completed_at = now(), response_body = '1'";
+    sqlx::query(complete).execute(&pool).await?;
+    assert_changed(unfinished.clone().forget(&pool).await, "forget");
+    assert_changed(unfinished.clone().resolve(&pool, &2, Duration::from_secs(60)).await, "resolve");
     let replayed = Idempotency::new().run(&pool, &key(1), "body", async |_| Ok::<_, Error>(2)).await?;
-    assert_eq!(replayed, Outcome::Replayed(1), "what the operator has found out");
-    let completed = operator::show(&pool, &key(1)).await?.expect("a record");
+    assert_eq!(replayed, Outcome::Replayed(1), "what it was completed with");
+    let completed = shown(&pool, &key(1)).await;
     assert_eq!(completed.token, unfinished.token);
-    operator::forget(&pool, &completed).await?;
+    completed.forget(&pool).await?;
     assert!(operator::show(&pool, &key(1)).await?.is_none());
     Ok(())
 }
@@ -77,12 +80,10 @@ async fn a_record_whose_lease_or_steps_have_changed_since_it_was_shown_is_not_fo
     let stepped = r#"update idempotency.record set steps = '{"ride": {"result": "1", "attempt": 1}}'"#;
     for meanwhile in [renewed, stepped] {
         Fixture::lapsed(&key(1), "body", in_steps)?.with_step("ride", &0).write(&pool).await?;
-        let shown = operator::show(&pool, &key(1)).await?.expect("a record");
+        let seen = shown(&pool, &key(1)).await;
         sqlx::query(meanwhile).execute(&pool).await?;
-        let forgotten = operator::forget(&pool, &shown).await;
-        assert!(matches!(forgotten, Err(Error::Changed)), "{meanwhile}: {forgotten:?}");
-        let shown = operator::show(&pool, &key(1)).await?.expect("a record");
-        operator::forget(&pool, &shown).await?;
+        assert_changed(seen.forget(&pool).await, meanwhile);
+        shown(&pool, &key(1)).await.forget(&pool).await?;
     }
     Ok(())
 }

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
 use pg_idempotency::mark::{MarkOptions, Marked, mark};
-use pg_idempotency::operator::{forget, health, release, resolve, show, stats, unsettled};
+use pg_idempotency::operator::{health, show, stats, unsettled};
 use pg_idempotency::{Error, Janitor, Key, Outcome};
 use rig::fixture::Fixture;
 use sqlx::{AssertSqlSafe, Executor as _, PgPool};
 
-use crate::support::{WAYS, key, rejecting};
+use crate::support::{WAYS, key, rejecting, shown};
 
 const LEASE: Duration = Duration::from_secs(40);
 const AT_LEAST_ONCE: Policy = Policy::AtLeastOnce { lease: LEASE };
@@ -63,11 +63,9 @@ async fn operators_see_and_settle_a_record_that_somebody_has_pinned(pool: PgPool
         stats(&pool).await?;
         health(&pool, DAY).await?;
         assert_eq!(Janitor::new(pool.clone()).sweep_once(100).await?.rows(), 0, "{edit}");
-        let token = async |value| anyhow::Ok(show(&pool, &key(value)).await?.expect("it").token);
-        resolve(&pool, &key("resolved"), token("resolved").await?, &"by hand".to_owned(), DAY).await?;
-        release(&pool, &key("let go"), token("let go").await?, &[], "no effect").await?;
-        let shown = show(&pool, &key("forgotten")).await?.expect("it waits");
-        forget(&pool, &shown).await?;
+        shown(&pool, &key("resolved")).await.resolve(&pool, &"by hand".to_owned(), DAY).await?;
+        shown(&pool, &key("let go")).await.release(&pool, "no effect").await?;
+        shown(&pool, &key("forgotten")).await.forget(&pool).await?;
         assert!(unsettled(&pool, 100, None, None).await?.is_empty(), "{edit}");
     }
     Ok(())

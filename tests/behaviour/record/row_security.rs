@@ -5,7 +5,7 @@ use std::time::Duration;
 use pg_idempotency::lease::{Finding, InDoubt, Lease};
 use pg_idempotency::operator::{self, Warning};
 use pg_idempotency::testing::expire;
-use pg_idempotency::{Error, Idempotency};
+use pg_idempotency::{Error, Idempotency, SettleError};
 use rig::database::backend;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Executor as _, PgPool};
@@ -70,11 +70,17 @@ async fn no_door_says_that_all_is_well_where_a_policy_could_hide_a_record(
             is_refused("unsettled", operator::unsettled(of_role, 10, None, Some(HOUR)).await);
             is_refused("show", operator::show(of_role, &key("in doubt")).await);
             is_refused("stats", operator::stats(of_role).await);
-            is_refused("forget", operator::forget(of_role, &shown).await);
-            let resolved = operator::resolve(of_role, &key("in doubt"), shown.fence(), &1, HOUR).await;
-            is_refused("resolve", resolved);
-            is_refused("release", operator::release(of_role, &key("in doubt"), shown.fence(), &[], "").await);
-            is_refused("grant", operator::grant_attempt(of_role, &key("in doubt"), shown.token, "").await);
+            let is_refused_to_settle = |verb: &str, settled: Result<(), SettleError>| match settled {
+                Err(SettleError::Other(error)) => is_refused(verb, Err::<(), _>(error)),
+                other => panic!("{verb} says {other:?}"),
+            };
+            is_refused_to_settle("forget", shown.clone().forget(of_role).await);
+            is_refused_to_settle("resolve", shown.clone().resolve(of_role, &1, HOUR).await.map(drop));
+            is_refused_to_settle("release", shown.clone().release(of_role, "").await.map(drop));
+            is_refused_to_settle("grant", shown.clone().grant(of_role, "").await.map(drop));
+            let mut tx = of_role.begin().await?;
+            is_refused_to_settle("release in a transaction", shown.clone().release(&mut tx, "").await.map(drop));
+            tx.rollback().await?;
             is_refused("reconciler", reconciler().visit_one(of_role, looks_up).await);
             is_refused("resumer", leasing().resume_one(of_role, "operation", work).await);
             let table = "idempotency.record".to_owned();
@@ -133,7 +139,10 @@ async fn the_policies_of_a_service_hold_beside_a_janitor_a_resumer_and_a_reconci
         assert!(leasing().resume_one(of_role, "operation", work).await?.is_some());
         assert_eq!(orders().await?, 1);
         let shown = operator::show(of_role, &key("in doubt")).await?.expect("a record");
-        operator::release(of_role, &shown.key, shown.fence(), &[], "a test").await?;
+        let mut tx = of_role.begin().await?;
+        shown.release(&mut tx, "a test").await?;
+        assert_eq!(sqlx::query_scalar::<_, i64>("select count(*) from orders").fetch_one(&mut *tx).await?, 1);
+        tx.commit().await?;
         let _ = Idempotency::new()
             .run(of_role, &key("a call"), "body", async |conn| leave_effect(conn, "body").await)
             .await?;

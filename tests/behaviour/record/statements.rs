@@ -15,6 +15,7 @@ use rig::proxy::Proxy;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgConnection, PgPool};
 
+use super::decided::{VERBS, settle, waiting};
 use crate::lease::reconcile::pass_time;
 use crate::support::{janitor, key, wide_pool};
 
@@ -146,9 +147,24 @@ async fn reconcile(pool: &PgPool, direct: &PgPool, deployment: Deployment) -> an
     Ok(())
 }
 
+/// Every verb of an operator, in a transaction of its own and in one of the caller. They are told of no deployment.
+async fn decide(pool: &PgPool, direct: &PgPool) -> anyhow::Result<()> {
+    for verb in VERBS {
+        let key = waiting(direct, verb).await.key;
+        let shown = operator::show(pool, &key).await?.expect("a record");
+        let _ = settle(verb, shown, pool).await?;
+        let shown = waiting(direct, verb).await;
+        let mut tx = pool.begin().await?;
+        let _ = settle(verb, shown, &mut tx).await?;
+        tx.commit().await?;
+    }
+    Ok(())
+}
+
 async fn everything(pool: &PgPool, direct: &PgPool, deployment: Deployment) -> anyhow::Result<()> {
     call(pool, deployment).await?;
     lease(pool, deployment).await?;
+    decide(pool, direct).await?;
     reconcile(pool, direct, deployment).await
 }
 

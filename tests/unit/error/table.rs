@@ -7,6 +7,7 @@ use chrono::DateTime;
 use sqlx::error::{DatabaseError, ErrorKind};
 
 use super::sqlstate;
+use crate::state::Version;
 use crate::{BoxError, Error, Incompatible, InvalidBody, InvalidRequest, InvalidStep, Key, Misuse, Mode};
 
 /// The name of its row. A new variant does not compile before it has one.
@@ -17,7 +18,6 @@ fn row(error: &Error) -> &'static str {
         Error::Indeterminate { .. } => "Indeterminate",
         Error::Exhausted { .. } => "Exhausted",
         Error::LeaseLost => "LeaseLost",
-        Error::Changed => "Changed",
         Error::Retryable(_) => "Retryable",
         Error::Database(cause) if ended_by_the_server(cause) => "Database, 57014 or 55P03",
         Error::Database(_) if error.is_transient() => "Database, transient",
@@ -96,11 +96,11 @@ fn samples() -> Vec<Error> {
             claimed_at: DateTime::UNIX_EPOCH,
             last_error: None,
             token: 0,
+            version: Box::new(Version::sample()),
             steps: vec![],
         },
-        Error::Exhausted { attempts: 1, last_error: None, token: 0 },
+        Error::Exhausted { attempts: 1, last_error: None, token: 0, version: Box::new(Version::sample()) },
         Error::LeaseLost,
-        Error::Changed,
         Error::Retryable(cause()),
         Error::Database(sqlx::Error::PoolTimedOut),
         Error::Database(Sqlstate("57014").into()),

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Finding as Found, InDoubt, LeaseOptions, Reconciler};
-use pg_idempotency::operator::{Shown, release, resolve, show, unsettled};
-use pg_idempotency::{DEFAULT_RETENTION, Error, Outcome};
+use pg_idempotency::operator::{Shown, show, unsettled};
+use pg_idempotency::{DEFAULT_RETENTION, Error, Outcome, SettleError};
 use sqlx::PgPool;
 use sqlx::postgres::types::PgInterval;
 use tokio::time::{sleep, timeout};
@@ -157,24 +157,24 @@ pub(crate) async fn operator(world: Arc<World>) {
     while !world.is_over() {
         sleep(random.millis(150..400)).await;
         let Ok(found) = unsettled(pool, 50, None, None).await else { continue };
-        let asked: Vec<_> = found
+        let mut asked: Vec<_> = found
             .into_iter()
             .filter(|shown| !shown.looks.is_empty() && Gateway::of(shown.key.value()) == Gateway::Answers)
             .collect();
-        let Some(shown) = asked.get(usize::try_from(random.below(asked.len().max(1) as u64)).unwrap_or_default())
-        else {
+        if asked.is_empty() {
             continue;
-        };
+        }
+        let shown = asked.swap_remove(usize::try_from(random.below(asked.len() as u64)).unwrap_or_default());
         match decide(pool, shown, random.millis(0..40)).await {
             Ok(()) => world.fault(OPERATOR),
-            Err(Error::Changed) => world.fault("operator came too late"),
+            Err(SettleError::Changed) => world.fault("operator came too late"),
             Err(error) => panic!("an operator's decision failed: {error}"),
         }
     }
 }
 
 /// First makes sure that no request is on its way.
-async fn decide(pool: &PgPool, shown: &Shown, pause: Duration) -> Result<(), Error> {
+async fn decide(pool: &PgPool, shown: Shown, pause: Duration) -> Result<(), SettleError> {
     let happened: Option<String> = sqlx::query_scalar("select refuse($1::text, $2::int8)")
         .bind(&shown.downstream_key)
         .bind(shown.token)
@@ -182,8 +182,8 @@ async fn decide(pool: &PgPool, shown: &Shown, pause: Duration) -> Result<(), Err
         .await?;
     sleep(pause).await;
     match happened {
-        Some(call) => resolve(pool, &shown.key, shown.fence(), &call, DEFAULT_RETENTION).await,
-        None => release(pool, &shown.key, shown.fence(), &[], "nothing happened").await,
+        Some(call) => shown.resolve(pool, &call, DEFAULT_RETENTION).await.map(drop),
+        None => shown.release(pool, "nothing happened").await.map(drop),
     }
 }
 
@@ -206,7 +206,7 @@ pub(super) async fn doubt(pool: &PgPool, value: &str) -> anyhow::Result<Doubt> {
     if Gateway::of(value) != Gateway::Answers {
         return Ok(Doubt::GivenUp);
     }
-    decide(pool, &shown, Duration::ZERO).await?;
+    decide(pool, shown, Duration::ZERO).await?;
     Ok(Doubt::ByHand)
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
-use pg_idempotency::operator::{release, resolve, show};
+use pg_idempotency::operator::show;
 use pg_idempotency::{DEFAULT_RETENTION, Error, Outcome};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
@@ -100,8 +100,8 @@ pub(super) async fn decide(world: &World, pool: &PgPool, value: &str) -> anyhow:
         .fetch_optional(world.outside_or(pool))
         .await?;
     match happened {
-        Some(response) => resolve(pool, &key, shown.token, &response, DEFAULT_RETENTION).await?,
-        None => release(pool, &key, shown.token, &[], "nothing happened").await?,
-    }
+        Some(response) => shown.resolve(pool, &response, DEFAULT_RETENTION).await?,
+        None => shown.release(pool, "nothing happened").await?,
+    };
     Ok(())
 }

@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use pg_idempotency::lease::{Lease, LeaseOptions, Step};
-use pg_idempotency::operator::{Shown, release_step, resolve_step, unsettled};
-use pg_idempotency::{Error, Outcome};
+use pg_idempotency::operator::{Shown, unsettled};
+use pg_idempotency::{Error, Outcome, SettleError};
 use sqlx::{AssertSqlSafe, PgConnection, PgExecutor, PgPool};
 use tokio::time::sleep;
 use tokio::try_join;
@@ -194,14 +194,14 @@ pub(super) async fn operator(world: Arc<World>, pool: PgPool, name: String, stop
 /// Asks the gateway whether each text in doubt was sent, and withdraws it, because its worker may only be suspended.
 pub(super) async fn settle_in_doubt(world: &World, pool: &PgPool) -> Result<(), Error> {
     let found = unsettled(pool, 100, None, None).await?;
-    for found in found.into_iter().filter(|found| !found.steps_in_doubt().is_empty()) {
+    for found in found.into_iter().filter(|found| found.steps.iter().any(|step| step.in_doubt)) {
         let settled = match withdraw(world, pool, &found).await? {
-            Some(call) => resolve_step(pool, &found.key, found.token, TEXT, &call).await.map(drop),
-            None => release_step(pool, &found.key, found.token, TEXT, NOT_SENT).await.map(drop),
+            Some(call) => found.step(TEXT).resolve(pool, &call).await,
+            None => found.step(TEXT).release(pool, NOT_SENT).await,
         };
-        // Another operator was faster, or the owner was only suspended.
-        if !matches!(settled, Err(Error::Changed)) {
-            settled?;
+        // `Changed`: another operator was faster, or the owner was only suspended.
+        if let Err(SettleError::Other(error)) = settled {
+            return Err(error);
         }
     }
     Ok(())

@@ -1,11 +1,10 @@
 //! A person's decision, as a form sends it, and what it refers to.
 
-use base64::Engine as _;
-use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use pg_idempotency::operator::Shown;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use crate::keys::names_in_doubt;
 use crate::settle::Decision;
 
 pub(super) const TOOK_EFFECT: &str = "took_effect";
@@ -35,7 +34,7 @@ impl Order {
 /// those in doubt. Its own name could not be sent: a browser changes line breaks.
 pub(super) fn decision(action: &str, shown: &Shown, json: Box<RawValue>) -> Option<Decision> {
     let (action, place) = action.split_once(' ').unwrap_or((action, "0"));
-    let in_doubt = shown.steps_in_doubt();
+    let in_doubt = names_in_doubt(shown);
     let whole = in_doubt.is_empty();
     let step = in_doubt.into_iter().nth(place.parse().ok()?);
     match (action, step) {
@@ -49,11 +48,7 @@ pub(super) fn decision(action: &str, shown: &Shown, json: Box<RawValue>) -> Opti
     }
 }
 
-/// What a decision refers to. The token alone is not enough: a suspended owner may finish a step, begin another, or
-/// finish the whole operation with the same token, and a heartbeat may have revived its lease meanwhile. Nobody must
-/// forget a step that no page has shown, so all steps count.
+/// What a decision refers to: the record as a page has shown it.
 pub(super) fn version(shown: &Shown) -> String {
-    // A browser changes the line breaks of a name.
-    let seen = BASE64_URL_SAFE_NO_PAD.encode(format!("{:?} {:?}", shown.fence(), shown.steps));
-    format!("{} {seen}", shown.state)
+    format!("{} {}", shown.state, shown.version())
 }

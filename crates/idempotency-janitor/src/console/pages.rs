@@ -10,7 +10,7 @@ use pg_idempotency::operator::{Shown, ShownLooks, ShownStep, Stats, Warning};
 
 use super::order::{Order, TOOK_EFFECT, decision, version};
 use super::text::{age, count, lines, shortened, span, time, visible};
-use crate::keys::{looks_in_words, waits_as};
+use crate::keys::{looks_in_words, names_in_doubt, waits_as};
 use crate::settle::Agreed;
 use crate::stats::size;
 
@@ -234,7 +234,7 @@ fn step(step: &ShownStep) -> Vec<Markup> {
 pub(super) fn decide(link: &str, shown: &Shown, visitor: Option<&str>) -> Markup {
     let no_effect = "It took no effect: release it";
     let mut choices = Vec::new();
-    match &shown.steps_in_doubt()[..] {
+    match &names_in_doubt(shown)[..] {
         [] => {
             choices.push((TOOK_EFFECT.to_owned(), "It took effect, and its response is the JSON below".to_owned()));
             choices.push(("no_effect".to_owned(), no_effect.to_owned()));
@@ -253,7 +253,7 @@ pub(super) fn decide(link: &str, shown: &Shown, visitor: Option<&str>) -> Markup
             }
         }
     }
-    if shown.mode != Mode::Transaction && shown.steps_in_doubt().is_empty() {
+    if shown.mode != Mode::Transaction && names_in_doubt(shown).is_empty() {
         choices.push(("grant".to_owned(), "Its cause is repaired: permit one more attempt".to_owned()));
     }
     choices.push(("forget".to_owned(), "Forget it: the next call begins anew".to_owned()));

@@ -3,10 +3,10 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use demos::outside::reference;
-use pg_idempotency::Error;
-use pg_idempotency::operator::{Shown, release_step, resolve_step, unsettled};
+use pg_idempotency::SettleError;
+use pg_idempotency::operator::{Shown, unsettled};
 use tokio::time::sleep;
 
 use crate::ride::{ATTEMPTS, Rides};
@@ -25,10 +25,10 @@ pub(crate) struct Decided {
 pub(crate) async fn settle(rides: &Rides, decided: &mut Decided) -> anyhow::Result<Infallible> {
     loop {
         let found = unsettled(&rides.pool, AT_ONCE, Some(ATTEMPTS), None).await?;
-        for found in found.iter().filter(|found| found.key.operation() == rides.operation) {
+        for found in found.into_iter().filter(|found| found.key.operation() == rides.operation) {
             match settle_one(rides, found, decided).await {
                 // It was settled meanwhile, or its owner was only slow and has changed it since.
-                Err(error) if matches!(error.downcast_ref(), Some(Error::Changed)) => {}
+                Err(error) if matches!(error.downcast_ref(), Some(SettleError::Changed)) => {}
                 settled => settled?,
             }
         }
@@ -36,22 +36,21 @@ pub(crate) async fn settle(rides: &Rides, decided: &mut Decided) -> anyhow::Resu
     }
 }
 
-async fn settle_one(rides: &Rides, found: &Shown, decided: &mut Decided) -> anyhow::Result<()> {
+async fn settle_one(rides: &Rides, found: Shown, decided: &mut Decided) -> anyhow::Result<()> {
     // A ride has one step that can be in doubt: the text.
-    let steps = found.steps_in_doubt();
-    let [step] = &steps[..] else { bail!("a ride has used up its attempts") };
-    let key = &found.key;
-    let downstream_key = found.downstream_key_of_step(step).context("a ride is in steps")?;
+    let Some(step) = found.steps.iter().find(|step| step.in_doubt).cloned() else {
+        bail!("a ride has used up its attempts")
+    };
     // Looking the text up is not enough: the request of a slow or killed worker may still arrive. After a withdrawal,
     // the gateway refuses it.
-    match rides.outside.withdraw(&reference(&downstream_key, found.attempt)).await? {
+    match rides.outside.withdraw(&reference(&step.downstream_key, found.attempt)).await? {
         Some(receipt) => {
-            resolve_step(&rides.pool, key, found.token, step, &receipt).await?;
+            found.step(&step.name).resolve(&rides.pool, &receipt).await?;
             decided.resolved += 1;
         }
         None => {
             let reason = "the gateway has not sent the text, and will not";
-            release_step(&rides.pool, key, found.token, step, reason).await?;
+            found.step(&step.name).release(&rides.pool, reason).await?;
             decided.released += 1;
         }
     }

@@ -1,0 +1,236 @@
+//! What an operator or a reconciler decides about a record. Each statement changes exactly the record that was shown:
+//! see [`Version`](crate::state::Version).
+
+use std::time::Duration;
+
+use sqlx::postgres::PgArguments;
+use sqlx::query::Query;
+use sqlx::{PgConnection, Postgres};
+
+use super::fragment::{may_be_retried, no_live_lease, readable, steps_hash};
+use super::release::storable;
+use super::show::Shown;
+use super::statement::{Record, changes_a_row, draw_token, interval};
+use crate::error::MAX_STEPS_BYTES;
+use crate::outcome::Response;
+use crate::{Error, InvalidStep, Misuse};
+
+/// What was found out about an operation, or a step of one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Decision<'a> {
+    /// It took effect, with this response.
+    Resolve { response: &'a Response, retention: Duration },
+    /// The step took effect, with this result as JSON text.
+    ResolveStep { step: &'a str, result: &'a str },
+    /// It took no effect, and neither did any step that is in doubt.
+    Release { reason: &'a str },
+    /// The step took no effect.
+    ReleaseStep { step: &'a str, reason: &'a str, grants: Grants },
+    /// It may be attempted once more.
+    Grant { reason: &'a str },
+}
+
+/// Whether the decision about a step permits one more attempt of the operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Grants {
+    /// An operator who settles a step wants the operation to go on.
+    OneAttempt,
+    /// A provider that never shows its effects would be sent requests for ever.
+    Nothing,
+}
+
+/// The unfinished record that was shown, and no owner works on it. The parameters are those of [`Shown::fenced`].
+///
+/// A heartbeat keeps the token, and so does a step of an owner that was only suspended. The update waits for the
+/// transaction of either, and compares after that.
+macro_rules! as_shown {
+    () => {
+        concat! {
+            "where scope = $1::text and operation = $2::text and value = $3::text
+                and token = $4::int8
+                and ", readable!("lease_until"), " is not distinct from $5::timestamptz
+                and ", steps_hash!(), " is not distinct from $6::int8
+                and completed_at is null
+                and ", no_live_lease!()
+        }
+    };
+}
+
+impl Shown {
+    /// Carries out a decision about the record as it was shown, and returns the record as it is then. `None` means that
+    /// it has changed, is under a live lease, or is not to be settled so.
+    ///
+    /// Each statement draws a new token. So an owner that was only suspended is fenced, and what was shown in a
+    /// transaction that is then rolled back settles nothing.
+    pub(crate) async fn settle(&self, conn: &mut PgConnection, decision: Decision<'_>) -> Result<Option<Self>, Error> {
+        let update = match decision {
+            Decision::Resolve { response, retention } => self.resolving(response, retention)?,
+            Decision::ResolveStep { step, result } => self.resolving_step(step, result)?,
+            Decision::Release { reason } => self.releasing(reason)?,
+            Decision::ReleaseStep { step, reason, grants } => self.releasing_step(step, reason, grants)?,
+            Decision::Grant { reason } => self.granting(reason)?,
+        };
+        if !changes_a_row(&mut *conn, update).await? {
+            return Ok(None);
+        }
+        let next = self.record().show(conn).await?;
+        if let (Some(next), Decision::ResolveStep { step, .. }) = (&next, decision) {
+            let bytes: u64 = next.steps.iter().filter_map(|step| step.result_bytes).sum();
+            // After the update, which has locked the record. The error rolls it back.
+            if bytes > MAX_STEPS_BYTES as u64 {
+                return Err(Misuse::Step { step: step.to_owned(), problem: InvalidStep::TooLarge }.into());
+            }
+        }
+        Ok(next)
+    }
+
+    fn record(&self) -> Record<'_> {
+        Record { key: &self.key, deployment: self.deployment }
+    }
+
+    /// A statement on the record that was shown.
+    fn fenced(&self, sql: &'static str) -> Query<'_, Postgres, PgArguments> {
+        self.record()
+            .query(sql)
+            .bind(self.version.token) // $4
+            .bind(self.version.lease_until) // $5
+            .bind(self.version.steps_hash) // $6
+    }
+
+    /// Stores the response. Every retry gets it for the retention, or until the record would have expired if that is
+    /// later.
+    fn resolving<'a>(
+        &'a self,
+        response: &'a Response,
+        retention: Duration,
+    ) -> Result<Query<'a, Postgres, PgArguments>, Error> {
+        let sql = concat! {
+            "
+            update /* pg_idempotency: resolve */ idempotency.record
+            set completed_at = pg_catalog.statement_timestamp(), token = $7::int8, lease_until = null, steps = null,
+                request = null, looks = null, misdirected = null, granted_attempt = null,
+                response_body = $8::bytea, response_status = $9::int2, response_headers = $10::text::jsonb,
+                -- Somebody may have pinned the key for longer.
+                expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $11::interval)
+            ", as_shown!(), "
+                -- A claim that never began has nothing that could be resolved.
+                and attempt > 0
+            ",
+        };
+        Ok(self
+            .fenced(sql)
+            .bind(draw_token()?) // $7
+            .bind(&response.body) // $8
+            .bind(response.status) // $9
+            .bind(&response.headers) // $10
+            .bind(interval(retention))) // $11
+    }
+
+    /// Releases the claim of an owner that is gone. None of the steps in doubt took effect: the next attempt performs
+    /// them.
+    fn releasing(&self, reason: &str) -> Result<Query<'_, Postgres, PgArguments>, Error> {
+        let sql = concat! {
+            "
+            update /* pg_idempotency: release unperformed */ idempotency.record
+            set lease_until = '-infinity', token = $7::int8, last_error = $8::text, looks = null,
+                steps = nullif(steps - $9::text[], '{}'::jsonb),
+                -- An operator who settles a step wants the operation to go on.
+                granted_attempt = case when pg_catalog.cardinality($9::text[]) = 0 then granted_attempt else attempt + 1 end
+            ", as_shown!(), "
+            ",
+        };
+        let in_doubt: Vec<_> = self.steps.iter().filter(|step| step.in_doubt).map(|step| step.name.clone()).collect();
+        Ok(self
+            .fenced(sql)
+            .bind(draw_token()?) // $7
+            .bind(storable(reason)) // $8
+            .bind(in_doubt)) // $9
+    }
+
+    /// Stores the result of one step in doubt. Releases the claim, and permits one more attempt; other steps stay in
+    /// doubt.
+    fn resolving_step<'a>(&'a self, step: &'a str, result: &'a str) -> Result<Query<'a, Postgres, PgArguments>, Error> {
+        let sql = concat! {
+            "
+            update /* pg_idempotency: settle step */ idempotency.record
+            set lease_until = '-infinity', token = $7::int8, granted_attempt = attempt + 1, looks = null,
+                -- Citus refuses a column in jsonb_build_object, which is stable. So the attempt is that of the old step.
+                steps = pg_catalog.jsonb_set(steps, array[$8::text], (steps -> $8::text) - 'begun'::text
+                    || pg_catalog.jsonb_build_object('result', $9::text, 'at', pg_catalog.statement_timestamp()))
+            ", as_shown!(), "
+                and steps -> $8::text -> 'begun'::text is not null
+            ",
+        };
+        Ok(self
+            .fenced(sql)
+            .bind(draw_token()?) // $7
+            .bind(step) // $8
+            .bind(result)) // $9
+    }
+
+    /// As [`resolving_step`](Self::resolving_step), for a step that took no effect.
+    fn releasing_step<'a>(
+        &'a self,
+        step: &'a str,
+        reason: &str,
+        grants: Grants,
+    ) -> Result<Query<'a, Postgres, PgArguments>, Error> {
+        let sql = concat! {
+            "
+            update /* pg_idempotency: release step */ idempotency.record
+            set lease_until = '-infinity', token = $7::int8, last_error = $9::text, looks = null,
+                granted_attempt = case when $10::bool then attempt + 1 else granted_attempt end,
+                steps = nullif(steps - $8::text, '{}'::jsonb)
+            ", as_shown!(), "
+                and steps -> $8::text -> 'begun'::text is not null
+            ",
+        };
+        Ok(self
+            .fenced(sql)
+            .bind(draw_token()?) // $7
+            .bind(step) // $8
+            .bind(storable(reason)) // $9
+            .bind(grants == Grants::OneAttempt)) // $10
+    }
+
+    /// Permits one more attempt of an operation that was released or has lapsed, however small the service's limit is.
+    fn granting(&self, reason: &str) -> Result<Query<'_, Postgres, PgArguments>, Error> {
+        let sql = concat! {
+            "
+            update /* pg_idempotency: grant attempt */ idempotency.record
+            set granted_attempt = attempt + 1, lease_until = '-infinity', token = $7::int8, last_error = $8::text,
+                -- The cause of what happened before is repaired.
+                looks = null, misdirected = null
+            ", as_shown!(), "
+                -- In transaction mode attempts are not limited, and after attempt 0 comes the first.
+                and mode in ('at_least_once', 'in_steps', 'at_most_once')
+                and attempt > 0
+                and expires_at > pg_catalog.statement_timestamp()
+                and ", may_be_retried!(), "
+            ",
+        };
+        Ok(self
+            .fenced(sql)
+            .bind(draw_token()?) // $7
+            .bind(storable(reason))) // $8
+    }
+
+    /// Deletes the record that was shown, unless it is under a live lease. Returns whether it did.
+    pub(crate) async fn delete(&self, conn: &mut PgConnection) -> Result<bool, Error> {
+        let delete = self
+            .fenced(concat! {
+                "
+                delete /* pg_idempotency: forget */ from idempotency.record
+                where scope = $1::text and operation = $2::text and value = $3::text
+                    and token = $4::int8
+                    and ", readable!("lease_until"), " is not distinct from $5::timestamptz
+                    and ", steps_hash!(), " is not distinct from $6::int8
+                    -- What is done is not to be forgotten for something unfinished.
+                    and (completed_at is not null) = $7::bool
+                    and ", no_live_lease!(), "
+                ",
+            })
+            .bind(self.version.completed); // $7
+        changes_a_row(conn, delete).await
+    }
+}
