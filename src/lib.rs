@@ -1,7 +1,7 @@
 #![doc = include_str!("front_page.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod caught;
+mod background;
 mod claim;
 mod deployment;
 mod error;
@@ -22,7 +22,6 @@ mod outcome;
 mod record;
 mod route;
 mod session;
-mod shutdown;
 mod state;
 mod trace;
 mod transaction;

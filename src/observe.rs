@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{Instrument as _, Span};
 
-use crate::caught::Panic;
+use crate::background::Panic;
 use crate::trace::trace_id;
 use crate::{Error, Key, Mode, Outcome};
 

@@ -14,4 +14,4 @@ pub(crate) use nesting::{Savepoint, depth, in_callers_transaction, roll_back_to}
 pub(crate) use own::{Opening, Session, in_pooled_transaction};
 #[cfg(feature = "http")]
 pub(crate) use poll::Pauses;
-pub(crate) use poll::{Polls, PollsUntil, Rests, jittered};
+pub(crate) use poll::{Polls, PollsUntil};

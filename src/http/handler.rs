@@ -13,7 +13,7 @@ use super::layer::{IdempotencyLayer, LayerMode};
 use super::rejection::{Denied, Mistake, Rejection};
 use super::replay::{IDEMPOTENT_REPLAYED, Reference, replay, to_record};
 use crate::Error;
-use crate::caught::{Panic, caught};
+use crate::background::{Panic, caught};
 use crate::outcome::Response as Stored;
 use crate::session::{Opening, in_pooled_transaction, or_closed};
 

@@ -16,9 +16,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::rejection::Rejection;
+use crate::background::unless;
 use crate::claim::RETRY_AFTER;
 use crate::session::{Pauses, Polls};
-use crate::shutdown::unless;
 use crate::trace::Trace;
 use crate::{Error, Fingerprint, Key};
 

@@ -1,15 +1,14 @@
 //! Requests whose clients do not come back: one is taken over, sent to the service, and its answer is stored.
 
 use std::fmt::Display;
-use std::future::poll_fn;
 use std::pin::pin;
-use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tower_service::Service;
 use tracing::Instrument as _;
 
@@ -18,14 +17,13 @@ use super::layer::{IdempotencyLayer, LayerMode};
 use super::leased::{Performed, Resumed, perform};
 use super::places::Run;
 use super::request::restored;
-use crate::caught::caught;
+use crate::background::{Next, Passes, Shutdown, caught, jittered, unless};
 use crate::lease::{INTERVAL, INTERVALS, Lease, LeaseOptions, LeaseOwner};
 use crate::limits::is_in;
 use crate::observe::{EXHAUSTED, FAILED, PERFORMED, REFUSED};
 use crate::record::{Candidate, Record, StoredAs};
 use crate::route::has_names;
-use crate::session::{Opening, Rests, bounded, ended_or_closed, in_pooled_transaction};
-use crate::shutdown::{Shutdown, is_ready, no_later, unless};
+use crate::session::{Opening, bounded, ended_or_closed, in_pooled_transaction};
 use crate::{BoxError, Error, Key, Misuse, observe};
 
 /// The number of requests that one resumer sends at a time. They are in the way of the clients that wait.
@@ -77,7 +75,7 @@ impl RequestResumer {
     /// # Cancellation
     ///
     /// The requests in progress lapse, as after a crash.
-    pub async fn run<D, E, S, R>(self, shutdown: impl Future<Output = ()>, decide: D, service: S)
+    pub async fn run<D, E, S, R>(self, shutdown: impl Future<Output = ()> + Send, decide: D, service: S)
     where
         D: AsyncFnOnce(&Key, &mut Request<Bytes>) -> Result<Decision, E> + Clone,
         E: Display,
@@ -86,52 +84,36 @@ impl RequestResumer {
         R: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
         let Self { layer, operation, interval } = self;
-        let shutdown = pin!(shutdown);
-        let mut shutdown = Shutdown::new(shutdown);
-        let mut rests = Rests::of(interval);
-        let mut rest = rests.interval();
         let mut attempts = JoinSet::new();
-        while unless(&mut shutdown, rested(rest, &mut attempts)).await.is_some() {
-            // A clone of the service's code may panic, too.
-            let searching = async {
-                let found = layer.take_abandoned(&operation, &mut shutdown, decide.clone()).await?;
-                Ok::<_, Error>(found.map(|found| (found, service.clone())))
-            };
-            rest = match caught(searching).await {
-                Ok(Ok(None)) => rests.interval(),
-                Ok(Ok(Some((found, service)))) => {
-                    if let Abandoned::Taken(taken) = found {
-                        let layer = layer.clone();
+        let (what, shutdown) = ("a search for requests to resume", pin!(shutdown));
+        let mut passes = Passes::of(what, Some(&operation), interval, shutdown);
+        while passes.next().await {
+            let shutdown = &mut passes.shutdown;
+            let pass = async {
+                while attempts.try_join_next().is_some() {}
+                if attempts.len() >= AT_A_TIME && unless(shutdown, attempts.join_next()).await.is_none() {
+                    return Ok(Next::AtOnce);
+                }
+                match layer.take_abandoned(&operation, shutdown, decide.clone()).await? {
+                    None if attempts.is_empty() => return Ok(Next::LATER),
+                    None => {
+                        // The scope of an attempt that ends may have more.
+                        unless(shutdown, timeout(jittered(interval), attempts.join_next())).await;
+                    }
+                    Some(Abandoned::Refused(_)) => {}
+                    Some(Abandoned::Taken(taken)) => {
+                        let (layer, service) = (layer.clone(), service.clone());
                         let attempt = async move { drop(layer.answer(taken, service).await) };
                         attempts.spawn(attempt.in_current_span());
                     }
-                    rests.none()
                 }
-                Ok(Err(error)) => {
-                    let error = &error as &dyn std::error::Error;
-                    tracing::error!(operation, error, "a search for requests to resume failed and is tried again");
-                    rests.after_error()
-                }
-                Err(_) => {
-                    tracing::error!(operation, "a search for requests to resume panicked and is tried again");
-                    rests.after_error()
-                }
+                Ok(Next::AtOnce)
             };
+            let ended = caught(pass).await;
+            passes.ended(ended);
         }
         while attempts.join_next().await.is_some() {}
     }
-}
-
-/// Returns after the rest, or when an attempt ends, because its scope may have more. Waits for the end of one if there
-/// are as many as allowed.
-async fn rested(rest: Duration, attempts: &mut JoinSet<()>) {
-    let mut sleeping = pin!(tokio::time::sleep(rest));
-    poll_fn(|context| match attempts.poll_join_next(context) {
-        Poll::Ready(Some(_)) => Poll::Ready(()),
-        _ if attempts.len() < AT_A_TIME => sleeping.as_mut().poll(context),
-        _ => Poll::Pending,
-    })
-    .await;
 }
 
 /// What the service decides about a stored request, before its operation is claimed.
@@ -214,7 +196,7 @@ impl IdempotencyLayer {
         S::Error: 'static,
         R: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        Ok(match self.take_abandoned(operation, &mut std::future::pending(), decide).await? {
+        Ok(match self.take_abandoned(operation, &mut Shutdown::Never, decide).await? {
             None => None,
             Some(Abandoned::Refused(key)) => Some(ResumedRequest::Refused(key)),
             Some(Abandoned::Taken(taken)) => Some(self.answer(taken, service).await),
@@ -225,7 +207,7 @@ impl IdempotencyLayer {
     async fn take_abandoned<D, E>(
         &self,
         operation: &str,
-        shutdown: &mut (impl Future<Output = ()> + Unpin),
+        shutdown: &mut Shutdown<'_>,
         decide: D,
     ) -> Result<Option<Abandoned>, Error>
     where
@@ -240,7 +222,7 @@ impl IdempotencyLayer {
                 return Ok(None);
             }
             for candidate in found {
-                if is_ready(shutdown).await {
+                if shutdown.is_ready().await {
                     return Ok(None);
                 }
                 // Requests that cannot be decided, or are lost to another resumer, must not hide the others.
@@ -249,7 +231,7 @@ impl IdempotencyLayer {
                 let Some(place) = self.places.resumed(&candidate.key, self.bounds()) else { continue };
                 let Some((stored, mut request)) = self.stored(options, &candidate).await? else { continue };
                 let deciding = caught(decide.clone()(&candidate.key, &mut request));
-                let end = no_later(self.run_timeout, shutdown, Duration::ZERO);
+                let end = shutdown.or_after(self.run_timeout, Duration::ZERO);
                 let error = match ended_or_closed(end, deciding).await {
                     Some(Ok(Ok(Decision::Resume))) => {
                         let Some((owner, _)) = options.take(&self.pool, &candidate, Some(&stored)).await? else {
@@ -264,7 +246,7 @@ impl IdempotencyLayer {
                     Some(Ok(Ok(Decision::Refuse(_)))) => continue,
                     Some(Ok(Err(error))) => error.to_string(),
                     Some(Err(_)) => "the function panicked".to_owned(),
-                    None if is_ready(shutdown).await => return Ok(None),
+                    None if shutdown.is_ready().await => return Ok(None),
                     None => "the function took too long".to_owned(),
                 };
                 tracing::error!(operation, error, "a stored request could not be decided, and is asked about later");

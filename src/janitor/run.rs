@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use super::Janitor;
 use crate::Error;
+use crate::background::{Next, Passes, Shutdown};
 use crate::error::sqlstate;
-use crate::session::{Rests, ended_or_closed};
-use crate::shutdown::{Shutdown, is_ready, no_later, unless};
+use crate::session::ended_or_closed;
 
 /// The smallest batch after time-outs. A smaller batch would fail for another reason than its size.
 const SMALLEST_BATCH: u32 = 10;
@@ -35,22 +35,21 @@ impl Janitor {
     /// # Cancellation
     ///
     /// Safe at every point, as [`sweep_once`](Self::sweep_once).
-    pub async fn run(self, shutdown: impl Future<Output = ()>) {
-        let shutdown = pin!(shutdown);
-        let mut shutdown = Shutdown::new(shutdown);
+    pub async fn run(self, shutdown: impl Future<Output = ()> + Send) {
         crate::observe::sweeps(crate::record::Deleted::default().kinds());
         let mut batch_size = self.batch_size.get();
-        let mut rests = Rests::of(self.interval);
-        let mut rest = rests.interval();
-        while unless(&mut shutdown, tokio::time::sleep(rest)).await.is_some() {
+        let shutdown = pin!(shutdown);
+        let mut passes = Passes::of("a sweep", None, self.interval, shutdown);
+        while passes.next().await {
+            let shutdown = &mut passes.shutdown;
             let started = Instant::now();
-            match self.sweep(u64::MAX, batch_size, Some(started + self.interval), &mut shutdown).await {
+            let next = match self.sweep(u64::MAX, batch_size, Some(started + self.interval), shutdown).await {
                 Ok(swept) => {
                     let (rows, batches) = (swept.rows(), swept.batches);
                     tracing::info!(rows, batches, unfinished = swept.unfinished, "swept");
-                    self.observe_records(&mut shutdown).await;
+                    self.observe_records(shutdown).await;
                     batch_size = batch_size.saturating_mul(2).min(self.batch_size.get());
-                    rest = rests.interval().saturating_sub(started.elapsed());
+                    Next::AfterInterval { less: started.elapsed() }
                 }
                 Err(error) => {
                     if is_timeout(&error) {
@@ -62,20 +61,21 @@ impl Janitor {
                         "a sweep failed and is tried again"
                     );
                     // If no sweep succeeds, the lag has to grow nevertheless. The error is already in the log.
-                    if !is_ready(&mut shutdown).await {
-                        let _ = self.observe_lag(&mut shutdown).await;
+                    if !shutdown.is_ready().await {
+                        let _ = self.observe_lag(shutdown).await;
                     }
-                    rest = rests.after_error();
+                    Next::AfterError
                 }
-            }
+            };
+            passes.ended(Ok(Ok(next)));
         }
     }
 
     /// Counts the records by state from a sample, which is cheap for any table. It ignores an error, because the next
     /// pass counts again.
-    async fn observe_records(&self, shutdown: &mut (impl Future<Output = ()> + Unpin)) {
+    async fn observe_records(&self, shutdown: &mut Shutdown<'_>) {
         use crate::operator::{State, stats};
-        let stats = ended_or_closed(no_later(COUNT_TIME, shutdown, Duration::ZERO), stats(&self.pool));
+        let stats = ended_or_closed(shutdown.or_after(COUNT_TIME, Duration::ZERO), stats(&self.pool));
         let Some(Ok(stats)) = stats.await else { return };
         let records_in =
             |state: State| stats.groups.iter().filter(|group| group.state == state).map(|group| group.records).sum();

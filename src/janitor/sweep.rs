@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use sqlx::PgConnection;
 
 use super::{Janitor, Swept};
+use crate::background::{Shutdown, begin_anywhere, unless};
 use crate::error::sqlstate;
 use crate::record::{self, Part};
 use crate::session::{Opening, ended_or_closed, in_pooled_transaction};
-use crate::shutdown::{Shutdown, is_ready, no_later, unless};
 use crate::{Error, migrate, observe};
 
 /// How long a transaction of the sweep waits for the server: the interval, within these limits. A batch takes
@@ -36,15 +36,15 @@ impl Janitor {
     ///
     /// Safe at every point: the batch in progress is rolled back, or its COMMIT was already sent and may take effect.
     pub async fn sweep_once(&self, limit: u64) -> Result<Swept, Error> {
-        self.sweep_until(limit, std::future::pending()).await
+        self.sweep(limit, self.batch_size.get(), None, &mut Shutdown::Never).await
     }
 
     /// As [`sweep_once`](Self::sweep_once), with the same errors and the same cancellation, but after `stop` is ready
     /// it ends within one batch and the report of the lag, each within 5 seconds. The connection of a batch that takes
     /// longer is closed.
-    pub async fn sweep_until(&self, limit: u64, stop: impl Future<Output = ()>) -> Result<Swept, Error> {
+    pub async fn sweep_until(&self, limit: u64, stop: impl Future<Output = ()> + Send) -> Result<Swept, Error> {
         let stop = pin!(stop);
-        self.sweep(limit, self.batch_size.get(), None, &mut Shutdown::new(stop)).await
+        self.sweep(limit, self.batch_size.get(), None, &mut Shutdown::When(stop)).await
     }
 
     /// Sweeps in a span, until nothing is due, the limit or the deadline is reached, or `shutdown` is ready.
@@ -53,7 +53,7 @@ impl Janitor {
         limit: u64,
         batch_size: u32,
         deadline: Option<Instant>,
-        shutdown: &mut (impl Future<Output = ()> + Unpin),
+        shutdown: &mut Shutdown<'_>,
     ) -> Result<Swept, Error> {
         let span = tracing::debug_span!(
             target: "pg_idempotency",
@@ -76,7 +76,7 @@ impl Janitor {
         limit: u64,
         batch_size: u32,
         deadline: Option<Instant>,
-        shutdown: &mut (impl Future<Output = ()> + Unpin),
+        shutdown: &mut Shutdown<'_>,
     ) -> Result<Swept, Error> {
         let mut swept = Swept::default();
         let mut parts = self
@@ -86,11 +86,8 @@ impl Janitor {
                 Part::all(conn).await
             })
             .await?;
-        if !parts.is_empty() {
-            // A part that takes the whole time of each sweep must not keep the later ones from theirs.
-            let first = getrandom::u32().unwrap_or_default() as usize % parts.len();
-            parts.rotate_left(first);
-        }
+        // A part that takes the whole time of each sweep must not keep the later ones from theirs.
+        begin_anywhere(&mut parts);
         let mut failed = None;
         for part in parts {
             let sweeping = self.sweep_part(&part, limit, batch_size, deadline, shutdown, &mut swept);
@@ -116,10 +113,7 @@ impl Janitor {
     }
 
     /// Exports how long the oldest record has been due, and returns it.
-    pub(super) async fn observe_lag(
-        &self,
-        shutdown: &mut (impl Future<Output = ()> + Unpin),
-    ) -> Result<Option<Duration>, Error> {
+    pub(super) async fn observe_lag(&self, shutdown: &mut Shutdown<'_>) -> Result<Option<Duration>, Error> {
         let looking = async |conn: &mut PgConnection| {
             migrate::trusted(conn).await?;
             record::oldest_due(conn, self.grace).await
@@ -133,12 +127,12 @@ impl Janitor {
     /// this closes the connection, and is [`Error::Unanswered`].
     async fn transaction<R>(
         &self,
-        shutdown: &mut (impl Future<Output = ()> + Unpin),
+        shutdown: &mut Shutdown<'_>,
         work: impl AsyncFnOnce(&mut PgConnection) -> Result<R, Error>,
     ) -> Result<R, Error> {
         let limit = self.interval.clamp(*BATCH_TIME.start(), *BATCH_TIME.end());
         let work = in_pooled_transaction(&self.pool, Opening::AllRows, work);
-        ended_or_closed(no_later(limit, shutdown, LAST_BATCH), work).await.unwrap_or(Err(Error::Unanswered))
+        ended_or_closed(shutdown.or_after(limit, LAST_BATCH), work).await.unwrap_or(Err(Error::Unanswered))
     }
 
     /// Sweeps one part of the table, until nothing more is due in it or the sweep is [`limited`](Swept::limited).
@@ -148,14 +142,14 @@ impl Janitor {
         limit: u64,
         batch_size: u32,
         deadline: Option<Instant>,
-        shutdown: &mut (impl Future<Output = ()> + Unpin),
+        shutdown: &mut Shutdown<'_>,
         swept: &mut Swept,
     ) -> Result<(), Error> {
         let mut since = None;
         loop {
             let left = limit.saturating_sub(swept.rows());
             let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
-            if left == 0 || is_over || is_ready(shutdown).await {
+            if left == 0 || is_over || shutdown.is_ready().await {
                 swept.limited = true;
                 return Ok(());
             }

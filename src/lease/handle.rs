@@ -11,9 +11,9 @@ use tokio::time::Instant;
 use super::deadline::Deadline;
 use super::memory::Memory;
 use super::options::LeaseOptions;
+use crate::background::unless;
 use crate::record::Record;
 use crate::session::Opening;
-use crate::shutdown::unless;
 use crate::{Fingerprint, Key, Mode};
 
 /// The lease under which the work runs: its facts, and the steps of the operation. Clones are of the same lease.

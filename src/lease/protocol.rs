@@ -12,7 +12,7 @@ use super::handle::Lease;
 use super::options::LeaseOptions;
 use super::owner::{LeaseOwner, Won};
 use super::unbegun::Unbegun;
-use crate::caught::caught;
+use crate::background::caught;
 use crate::claim::{CalledAt, Claimed, contend};
 use crate::observe::{Failure, call_span, spanned};
 use crate::outcome::{Response, decode, encode};

@@ -7,7 +7,7 @@ use sqlx::{PgConnection, PgPool};
 
 use super::finding::{Finding, InDoubt};
 use super::reconciler::{Reconciler, Visit};
-use crate::caught::caught;
+use crate::background::{begin_anywhere, caught};
 use crate::record::{Doubt, LooksAt, Record, Writing, storable};
 use crate::session::{Opening, bounded, in_pooled_transaction};
 use crate::{Error, Misuse, observe};
@@ -57,11 +57,7 @@ impl Reconciler {
         if noted {
             return Ok(Visit::Noted);
         }
-        if !doubts.is_empty() {
-            // Reconcilers that search at the same time begin with different ones.
-            let first = getrandom::u32().unwrap_or_default() as usize % doubts.len();
-            doubts.rotate_left(first);
-        }
+        begin_anywhere(&mut doubts);
         for doubt in &doubts {
             let Some(looks) = &doubt.looks else { continue };
             for (name, at) in &looks.of {

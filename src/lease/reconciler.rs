@@ -9,11 +9,9 @@ use sqlx::PgPool;
 
 use super::finding::{Finding, InDoubt};
 use super::options::{LeaseOptions, Policy};
-use crate::caught::caught;
+use crate::background::{Next, Passes, caught};
 use crate::limits::{RETENTION, in_range, is_in};
 use crate::route::has_names;
-use crate::session::Rests;
-use crate::shutdown::{Shutdown, unless};
 use crate::{Error, Misuse};
 
 /// The default interval and time-out. A search costs one statement on a small index.
@@ -271,7 +269,12 @@ impl Reconciler {
     /// # Cancellation
     ///
     /// Safe at every point. A look that nobody stored is made again after its distance.
-    pub async fn run<E, F>(&self, pool: &PgPool, shutdown: impl Future<Output = ()>, look_up: F) -> Result<(), Error>
+    pub async fn run<E, F>(
+        &self,
+        pool: &PgPool,
+        shutdown: impl Future<Output = ()> + Send,
+        look_up: F,
+    ) -> Result<(), Error>
     where
         E: Display,
         F: AsyncFnOnce(&InDoubt) -> Result<Finding, E> + Clone,
@@ -281,27 +284,17 @@ impl Reconciler {
             let error = error as &dyn std::error::Error;
             tracing::error!(operation = self.operation, error, "a reconciler does not run, because of its settings");
         })?;
-        let shutdown = pin!(shutdown);
-        let mut shutdown = Shutdown::new(shutdown);
-        let mut rests = Rests::of(self.interval);
-        let mut rest = rests.interval();
-        while unless(&mut shutdown, tokio::time::sleep(rest)).await.is_some() {
-            rest = match caught(self.visit_one(pool, look_up.clone())).await {
-                Ok(Ok(Visit::Nothing)) => rests.interval(),
-                Ok(Ok(_)) => rests.none(),
-                Ok(Err(error)) => {
-                    tracing::error!(
-                        operation = self.operation,
-                        error = &error as &dyn std::error::Error,
-                        "a search for operations in doubt, or the end of a look, failed and is tried again"
-                    );
-                    rests.after_error()
-                }
-                Err(_) => {
-                    tracing::error!(operation = self.operation, "a look panicked, and the next one comes later");
-                    rests.after_error()
-                }
+        let (what, shutdown) = ("a visit to an operation in doubt", pin!(shutdown));
+        let mut passes = Passes::of(what, Some(&self.operation), self.interval, shutdown);
+        while passes.next().await {
+            let pass = async {
+                Ok(match self.visit_one(pool, look_up.clone()).await? {
+                    Visit::Nothing => Next::LATER,
+                    _ => Next::AtOnce,
+                })
             };
+            let ended = caught(pass).await;
+            passes.ended(ended);
         }
         Ok(())
     }

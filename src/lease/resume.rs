@@ -13,11 +13,11 @@ use super::options::LeaseOptions;
 use super::owner::{LeaseOwner, Won};
 use super::protocol::work_and_complete;
 use super::unbegun::Unbegun;
+use crate::background::{Shutdown, begin_anywhere};
 use crate::claim::{CalledAt, Claimed, contend};
 use crate::observe::{EXHAUSTED, FAILED, Failure, PERFORMED};
 use crate::record::{Candidate, Record, StoredAs};
 use crate::session::{Opening, bounded, ended_or_closed, in_pooled_transaction};
-use crate::shutdown::{is_ready, no_later};
 use crate::{Error, Incompatible, Misuse, OnDuplicate, observe};
 
 /// One attempt to resume an operation.
@@ -61,7 +61,7 @@ impl LeaseOptions {
         E: From<Error> + Display,
         F: AsyncFnOnce(&Lease, B) -> Result<T, E>,
     {
-        match self.resume(pool, operation, &mut std::future::pending(), work).await? {
+        match self.resume(pool, operation, &mut Shutdown::Never, work).await? {
             Resumed::Nothing => Ok(None),
             Resumed::Completed(response) => Ok(Some(response)),
             Resumed::Failed(failure) => Err(failure.into_callers()),
@@ -74,7 +74,7 @@ impl LeaseOptions {
         self,
         pool: &PgPool,
         operation: &str,
-        shutdown: &mut (impl Future<Output = ()> + Unpin),
+        shutdown: &mut Shutdown<'_>,
         work: F,
     ) -> Result<Resumed<T, E>, Error>
     where
@@ -127,10 +127,10 @@ impl LeaseOptions {
         self,
         pool: &PgPool,
         operation: &str,
-        shutdown: &mut (impl Future<Output = ()> + Unpin),
+        shutdown: &mut Shutdown<'_>,
     ) -> Result<Option<(LeaseOwner, Vec<u8>)>, Error> {
         for candidate in self.candidates(pool, operation, StoredAs::Json, 0, shutdown).await? {
-            if is_ready(shutdown).await {
+            if shutdown.is_ready().await {
                 break;
             }
             if let Some(taken) = self.take(pool, &candidate, None).await? {
@@ -147,7 +147,7 @@ impl LeaseOptions {
         operation: &str,
         stored_as: StoredAs,
         skipped: i64,
-        shutdown: &mut (impl Future<Output = ()> + Unpin),
+        shutdown: &mut Shutdown<'_>,
     ) -> Result<Vec<Candidate>, Error> {
         let max_attempts = self.resumable_attempts()?;
         let (mode, after) = (self.policy.mode(), self.resume_after);
@@ -156,17 +156,13 @@ impl LeaseOptions {
         });
         let limit = self.claim_limit(pool);
         // A read may be cut off at once.
-        let end = no_later(limit, shutdown, Duration::ZERO);
+        let end = shutdown.or_after(limit, Duration::ZERO);
         let mut candidates = match ended_or_closed(end, candidates).await {
             Some(found) => found?,
-            None if is_ready(shutdown).await => return Ok(Vec::new()),
+            None if shutdown.is_ready().await => return Ok(Vec::new()),
             None => return Err(Error::Unanswered),
         };
-        if !candidates.is_empty() {
-            // Resumers that search at the same time begin with different ones.
-            let first = getrandom::u32().unwrap_or_default() as usize % candidates.len();
-            candidates.rotate_left(first);
-        }
+        begin_anywhere(&mut candidates);
         Ok(candidates)
     }
 

@@ -12,11 +12,9 @@ use super::handle::Lease;
 use super::options::LeaseOptions;
 use super::resume::Resumed;
 use crate::Error;
-use crate::caught::caught;
+use crate::background::{Next, Passes, caught};
 use crate::limits::is_in;
 use crate::observe::Failure;
-use crate::session::Rests;
-use crate::shutdown::{Shutdown, unless};
 
 /// A search costs one statement on a small index. Callers have waited for longer already.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(10);
@@ -82,46 +80,37 @@ impl Resumer {
     /// # Cancellation
     ///
     /// The operation in progress lapses, as after a crash.
-    pub async fn run<B, T, E, W>(self, pool: &PgPool, shutdown: impl Future<Output = ()>, work: W)
+    pub async fn run<B, T, E, W>(self, pool: &PgPool, shutdown: impl Future<Output = ()> + Send, work: W)
     where
         B: DeserializeOwned,
         T: Serialize + DeserializeOwned,
         E: From<Error> + Display,
         W: AsyncFnOnce(&Lease, B) -> Result<T, E> + Clone,
     {
-        let shutdown = pin!(shutdown);
-        let mut shutdown = Shutdown::new(shutdown);
-        let mut rests = Rests::of(self.interval);
-        let mut rest = rests.interval();
-        while unless(&mut shutdown, tokio::time::sleep(rest)).await.is_some() {
-            // A panic may come from the work, and from the code that decodes a request or encodes a response.
-            rest = match caught(self.leasing.resume(pool, &self.operation, &mut shutdown, work.clone())).await {
-                Ok(Ok(Resumed::Nothing)) => rests.interval(),
-                Ok(Ok(Resumed::Completed(_))) => rests.none(),
-                Ok(Ok(Resumed::Failed(Failure::Panicked(_)))) | Err(_) => {
-                    tracing::error!(
-                        operation = self.operation,
-                        "a resumed operation panicked, and its next attempt comes later"
-                    );
-                    rests.after_error()
-                }
-                Ok(Ok(Resumed::Failed(failure))) => {
-                    tracing::warn!(
-                        operation = self.operation,
-                        error = %format_args!("{:#}", failure.into_callers()),
-                        "a resumed operation failed, and its next attempt comes later"
-                    );
-                    rests.none()
-                }
-                Ok(Err(error)) => {
-                    tracing::error!(
-                        operation = self.operation,
-                        error = &error as &dyn std::error::Error,
-                        "a search for operations to resume failed and is tried again"
-                    );
-                    rests.after_error()
-                }
+        let (operation, shutdown) = (self.operation.as_str(), pin!(shutdown));
+        let what = "a search for operations to resume";
+        let mut passes = Passes::of(what, Some(operation), self.interval, shutdown);
+        while passes.next().await {
+            let pass = async {
+                Ok(match self.leasing.resume(pool, operation, &mut passes.shutdown, work.clone()).await? {
+                    Resumed::Nothing => Next::LATER,
+                    Resumed::Completed(_) => Next::AtOnce,
+                    Resumed::Failed(Failure::Panicked(_)) => {
+                        tracing::error!(operation, "a resumed operation panicked, and its next attempt comes later");
+                        Next::AfterError
+                    }
+                    Resumed::Failed(failure) => {
+                        tracing::warn!(
+                            operation,
+                            error = %format_args!("{:#}", failure.into_callers()),
+                            "a resumed operation failed, and its next attempt comes later"
+                        );
+                        Next::AtOnce
+                    }
+                })
             };
+            let ended = caught(pass).await;
+            passes.ended(ended);
         }
     }
 }

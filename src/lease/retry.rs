@@ -5,7 +5,8 @@ use std::time::Duration;
 use sqlx::{PgConnection, PgPool};
 use tokio::time::Instant;
 
-use crate::session::{ANSWER_TIME, Opening, bounded, in_pooled_transaction, jittered};
+use crate::background::jittered;
+use crate::session::{ANSWER_TIME, Opening, bounded, in_pooled_transaction};
 use crate::{Error, Misuse};
 
 /// The number of tries to store a result that fit into one lease, if each try takes its longest time.

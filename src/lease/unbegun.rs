@@ -12,8 +12,9 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
+use crate::background::jittered;
 use crate::record::{Record, Unclaimed};
-use crate::session::{ANSWER_TIME, Opening, bounded, in_pooled_transaction, jittered};
+use crate::session::{ANSWER_TIME, Opening, bounded, in_pooled_transaction};
 use crate::{Deployment, Error, Key};
 
 /// How many releases may be on their way in this process. Claims whose COMMIT gets no answer are as many as the
