@@ -53,13 +53,13 @@
 //! attempt may wait: 40 seconds is usual. If a queue delivers a message again before the lease has lapsed, the call
 //! only returns [`Error::InFlight`](crate::Error::InFlight).
 
+mod call;
 mod deadline;
 mod finding;
 mod handle;
 mod memory;
 mod options;
 mod owner;
-mod protocol;
 mod reconcile;
 mod reconciler;
 mod renewal;
@@ -71,11 +71,13 @@ mod step;
 mod steps;
 mod unbegun;
 
+pub use call::Acquired;
+#[cfg(feature = "http")]
+pub(crate) use call::Call;
 pub use finding::{Effect, Finding, InDoubt};
 pub use handle::Lease;
 pub use options::{LeaseOptions, Policy};
 pub use owner::LeaseOwner;
-pub use protocol::Acquired;
 pub use reconciler::{Reconciler, Visit};
 pub use resumer::Resumer;
 #[cfg(feature = "http")]

@@ -54,13 +54,13 @@
 //! database, use a [`lease`](crate::lease). A key belongs to one mode; a call in another mode returns
 //! [`Error::OtherMode`].
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sqlx::{Connection as _, PgConnection};
 
 use crate::claim::{CalledAt, Claimed, RETRY_AFTER, contend};
 use crate::limits::{Patience, RETENTION, assert_retention, assert_wait, check_wait, in_range};
-use crate::observe::{call_span, spanned};
+use crate::observe::{call_span, claiming, counted, spanned};
 use crate::record::{Awaited, MarkBatch, MarkOf, Record, Terms, draw_token, wait_for_row};
 use crate::session::Savepoint;
 use crate::trace::Trace;
@@ -180,7 +180,6 @@ impl MarkOptions {
     ///
     /// Drop the transaction together with this future: the transaction may have marked the key.
     pub async fn mark(self, conn: &mut PgConnection, key: &Key) -> Result<Marked, Error> {
-        let started = Instant::now();
         let span = call_span!("mark", Mode::Mark, key);
         let outcome =
             |marked: &Result<Marked, Error>| marked.as_ref().map_or_else(Error::outcome, |marked| marked.outcome());
@@ -191,10 +190,8 @@ impl MarkOptions {
             }
             self.claim_or_look(conn, key, self.on_duplicate, &mut CalledAt::now()).await
         };
-        let marked = spanned(span, marked, outcome).await;
-        observe::claimed(Mode::Mark, key.operation(), started.elapsed());
-        observe::outcome(Mode::Mark, key.operation(), outcome(&marked));
-        marked
+        let operation = key.operation();
+        counted(span, Mode::Mark, operation, claiming(Mode::Mark, operation, marked), outcome).await
     }
 
     async fn claim_or_look(

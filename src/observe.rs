@@ -40,6 +40,38 @@ pub(crate) async fn spanned<R, E>(
     result
 }
 
+/// As [`spanned`], and counts the outcome. That of a lease which was [claimed](CLAIMED) counts when its work ends.
+pub(crate) async fn counted<R, E>(
+    span: Span,
+    mode: Mode,
+    operation: &str,
+    call: impl Future<Output = Result<R, E>>,
+    ended: impl Fn(&Result<R, E>) -> &'static str,
+) -> Result<R, E> {
+    let result = spanned(span, call, &ended).await;
+    match ended(&result) {
+        CLAIMED => {}
+        ended => outcome(mode, operation, ended),
+    }
+    result
+}
+
+/// Measures a claim, won or lost. The time includes the wait for a connection and for another owner.
+pub(crate) async fn claiming<R>(mode: Mode, operation: &str, claim: impl Future<Output = R>) -> R {
+    let started = Instant::now();
+    let ended = claim.await;
+    claimed(mode, operation, started.elapsed());
+    ended
+}
+
+/// Measures the work of a lease.
+pub(crate) async fn performing<R>(mode: Mode, operation: &str, work: impl Future<Output = R>) -> R {
+    let started = Instant::now();
+    let ended = work.await;
+    performed(mode, operation, started.elapsed());
+    ended
+}
+
 /// The call has found a response to replay, which a call of this trace has stored.
 pub(crate) fn replaying(trace: Option<&str>) {
     // If the call's span is disabled, the current span is the caller's, which may have a field of this name.
@@ -61,9 +93,8 @@ where
     let (mode, operation) = (Mode::Transaction, key.operation());
     let mut watch = Watch { operation, started: Instant::now(), claimed: None, performed: None };
     let ended = |result: &Result<_, _>| result.as_ref().map_or_else(Failure::outcome, Outcome::outcome);
-    let result = spanned(span, call(&mut watch), ended).await;
+    let result = counted(span, mode, operation, call(&mut watch), ended).await;
     watch.claimed.get_or_insert_with(|| watch.started.elapsed());
-    outcome(mode, operation, ended(&result));
     result.map_err(Failure::into_callers)
 }
 
@@ -159,8 +190,7 @@ pub(crate) fn performed(mode: Mode, operation: &str, took: Duration) {
     .record(took);
 }
 
-/// How long a claim took, won or lost. It includes the wait for a connection and for another owner.
-pub(crate) fn claimed(mode: Mode, operation: &str, took: Duration) {
+fn claimed(mode: Mode, operation: &str, took: Duration) {
     metrics::histogram!(
         "idempotency_claim_wait_seconds",
         "mode" => mode.as_str(),

@@ -1,6 +1,7 @@
 //! The run of a leased layer: claim, lend the lease to the handler, store its response. Or free the key, with the proof
 //! that the request was refused before its handler began.
 
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,7 +18,7 @@ use super::places::{Place, Ticket};
 use super::rejection::cannot_have;
 use super::rejection::{Mistake, Rejection};
 use crate::claim::CalledAt;
-use crate::lease::{Acquired, Lease, LeaseOptions, LeaseOwner};
+use crate::lease::{Acquired, Call, Lease, LeaseOptions, LeaseOwner};
 use crate::record::Candidate;
 use crate::{Error, Key, Mode, observe};
 
@@ -29,10 +30,10 @@ pub(super) async fn run<H: Handler>(
     mut place: Place<'_>,
     handler: H,
 ) -> Reply<H> {
-    let (asked, stored) = (CalledAt::since(ticket.arrived), ticket.stored.as_deref());
-    let (pool, key, fingerprint) = (&layer.pool, &ticket.key, ticket.fingerprint);
     options.trace = ticket.trace;
-    match options.acquire_stored(pool, key, fingerprint, stored, asked, &mut place).await? {
+    let (asked, request) = (CalledAt::since(ticket.arrived), ticket.stored.as_deref().map(Cow::Borrowed));
+    let call = Call::new(options, &layer.pool, &ticket.key, ticket.fingerprint, request, asked)?;
+    match call.acquire(&mut place).await? {
         Acquired::Replayed(stored) => answer_again(layer, stored, handler).await,
         Acquired::Owner(owner) => {
             let _performing = place.performing();

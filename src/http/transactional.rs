@@ -8,7 +8,7 @@ use std::time::Duration;
 use http::{Extensions, Response};
 use sqlx::PgConnection;
 use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use super::body::LayerBody;
 use super::handler::{Called, Conclusion, Handler, NoResponse, Reply, answer_again, conclude};
@@ -18,7 +18,7 @@ use super::places::{Place, Ticket};
 use super::rejection::cannot_have;
 use super::rejection::{Mistake, Rejection};
 use crate::claim::Claimed;
-use crate::observe::{call_span, spanned};
+use crate::observe::{call_span, claiming, counted};
 use crate::outcome::Response as Stored;
 use crate::session::{Opening, Polls, Session, bounded, or_closed};
 use crate::transaction::{Call, Won};
@@ -61,13 +61,9 @@ impl Transactional<'_> {
 
     /// Claims the key, calls the handler, stores its response and commits; or replays the stored response.
     pub(super) async fn run<H: Handler>(self, ticket: &Ticket, mut place: Place<'_>, handler: H) -> Reply<H> {
-        let counted = async {
-            let ran = self.perform_or_replay(ticket, &mut place, handler).await;
-            observe::outcome(Mode::Transaction, ticket.key.operation(), outcome(&ran));
-            ran
-        };
         let span = call_span!("http.transaction", Mode::Transaction, ticket.key);
-        Ok(spanned(span, counted, outcome).await?.response)
+        let running = self.perform_or_replay(ticket, &mut place, handler);
+        Ok(counted(span, Mode::Transaction, ticket.key.operation(), running, outcome).await?.response)
     }
 
     async fn perform_or_replay<H: Handler>(
@@ -76,10 +72,7 @@ impl Transactional<'_> {
         place: &mut Place<'_>,
         handler: H,
     ) -> Result<Ran<H::Body>, NoResponse<H::Error>> {
-        let key = &ticket.key;
-        let started = Instant::now();
-        let claimed = self.claim(ticket, place).await;
-        observe::claimed(Mode::Transaction, key.operation(), started.elapsed());
+        let claimed = claiming(Mode::Transaction, ticket.key.operation(), self.claim(ticket, place)).await;
         let (session, won) = match claimed? {
             Claimed::Won(holding) => holding,
             Claimed::Replayed(stored) => {

@@ -1,5 +1,6 @@
 //! The owner of a lease, and the ways to end it.
 
+use std::fmt::Display;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,6 +11,7 @@ use sqlx::PgPool;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
+use super::call::Won;
 use super::deadline::Deadline;
 use super::handle::Lease;
 use super::memory::Memory;
@@ -17,9 +19,9 @@ use super::options::LeaseOptions;
 use super::renewal::renew;
 use super::retry::{committed, within_a_lease};
 use super::unbegun::Unbegun;
-use crate::observe::{call_span, spanned};
+use crate::background::caught;
+use crate::observe::{Failure, call_span, counted};
 use crate::outcome::{Response, encode};
-use crate::record::{Claim, StoredSteps};
 use crate::session::{ANSWER_TIME, bounded};
 use crate::{Error, Fingerprint, Key, observe};
 
@@ -36,15 +38,6 @@ pub struct LeaseOwner {
     renewal: AbortHandle,
     ended: bool,
     unbegun: Unbegun,
-}
-
-/// A claim, and what its owner needs to begin.
-pub(super) struct Won {
-    pub(super) claim: Claim,
-    /// What earlier attempts have stored.
-    pub(super) steps: StoredSteps,
-    /// From the last statement before the COMMIT.
-    pub(super) unbegun: Unbegun,
 }
 
 impl Deref for LeaseOwner {
@@ -85,6 +78,38 @@ impl LeaseOwner {
         self.unbegun.begin();
     }
 
+    /// Does the work, and stores its result or releases the claim.
+    pub(super) async fn work<T, E>(mut self, work: impl AsyncFnOnce(&Lease) -> Result<T, E>) -> Result<T, Failure<E>>
+    where
+        T: Serialize + DeserializeOwned,
+        E: Display,
+    {
+        let lease = self.lease.clone();
+        // The lease may be lost before the work is polled.
+        let working = async {
+            self.begin();
+            work(&lease).await
+        };
+        let working = lease.unless_lost(caught(working));
+        match observe::performing(lease.mode(), lease.key.operation(), working).await {
+            None => Err(self.failed(Error::LeaseLost).into()),
+            Some(Ok(Ok(response))) => {
+                let encoded = encode(&response).map_err(|error| self.failed(error))?;
+                self.complete_encoded(&encoded).await?;
+                Ok(response)
+            }
+            Some(Ok(Err(error))) => {
+                // The alternate form (`#`), because with it anyhow prints the causes too.
+                self.fail(&format!("{error:#}")).await;
+                Err(Failure::Perform(error))
+            }
+            Some(Err(panic)) => {
+                self.fail("the work panicked").await;
+                Err(Failure::Panicked(panic))
+            }
+        }
+    }
+
     /// Stores the result. Every retry gets it, for the retention, counted from now.
     ///
     /// The work is done, and one broken connection would lose its result. So after an error of the database this tries
@@ -108,11 +133,10 @@ impl LeaseOwner {
     }
 
     pub(crate) async fn complete_encoded(self, encoded: &Response) -> Result<(), Error> {
-        let span = call_span!("lease.complete", self.leasing.policy.mode(), self.key);
-        spanned(span, self.store(encoded), |stored| {
-            stored.as_ref().map_or_else(Error::outcome, |()| observe::PERFORMED)
-        })
-        .await
+        let (mode, key) = (self.mode(), self.key.clone());
+        let span = call_span!("lease.complete", mode, key);
+        let outcome = |stored: &Result<_, Error>| stored.as_ref().map_or_else(Error::outcome, |()| observe::PERFORMED);
+        counted(span, mode, key.operation(), self.store(encoded), outcome).await
     }
 
     async fn store(mut self, encoded: &Response) -> Result<(), Error> {
@@ -125,7 +149,7 @@ impl LeaseOwner {
         })
         .await;
         self.ended = matches!(stored, Ok(()) | Err(Error::LeaseLost));
-        stored.map_err(|error| self.failed(error))?;
+        stored?;
         let not_asked_for = self.steps.not_asked_for();
         if !not_asked_for.is_empty() {
             tracing::warn!(
@@ -143,7 +167,6 @@ impl LeaseOwner {
                 "an operation completed with steps in doubt, which nobody can settle now; return the error of a step"
             );
         }
-        observe::outcome(policy.mode(), self.key.operation(), observe::PERFORMED);
         Ok(())
     }
 

@@ -8,15 +8,14 @@ use serde::de::DeserializeOwned;
 use sqlx::PgPool;
 use tokio::time::Instant;
 
+use super::call::Call;
 use super::handle::Lease;
 use super::options::LeaseOptions;
-use super::owner::{LeaseOwner, Won};
-use super::protocol::work_and_complete;
-use super::unbegun::Unbegun;
+use super::owner::LeaseOwner;
 use crate::background::{Shutdown, begin_anywhere};
-use crate::claim::{CalledAt, Claimed, contend};
+use crate::claim::Claimed;
 use crate::observe::{EXHAUSTED, FAILED, Failure, PERFORMED};
-use crate::record::{Candidate, Record, StoredAs};
+use crate::record::{Candidate, StoredAs};
 use crate::session::{Opening, bounded, ended_or_closed, in_pooled_transaction};
 use crate::{Error, Incompatible, Misuse, OnDuplicate, observe};
 
@@ -90,7 +89,7 @@ impl LeaseOptions {
         owner.begin();
         let lease = Lease::clone(&owner);
         let worked = match serde_json::from_slice(&request) {
-            Ok(request) => work_and_complete(owner, async |lease| work(lease, request).await).await,
+            Ok(request) => owner.work(async |lease| work(lease, request).await).await,
             Err(error) => {
                 // The text of serde_json's error would quote the request, which may be confidential.
                 let source = format!("{:?} error at column {}", error.classify(), error.column());
@@ -205,29 +204,25 @@ impl LeaseOptions {
         candidate: &Candidate,
         stored: Option<&[u8]>,
     ) -> Result<(LeaseOwner, Vec<u8>), Error> {
-        let record = Record { key: &candidate.key, deployment: self.deployment };
-        let terms = self.terms(candidate.fingerprint, OnDuplicate::Reject);
+        let mut call = Call::again(self, pool, &candidate.key, candidate.fingerprint);
         // An error rolls the claim back.
         let changed = || Error::InFlight { retry_after: self.resume_after };
         let claimed_at = Instant::now();
         let claiming = in_pooled_transaction(pool, Opening::Durable(self.deployment), async |conn| {
-            let claimed = contend(conn, record, &terms, &mut CalledAt::now()).await?;
-            let Claimed::Won(claim) = claimed else { return Err(changed()) };
+            let Claimed::Won(claim) = call.claim(conn, OnDuplicate::Reject).await? else { return Err(changed()) };
             // Another attempt has ended since, or the retention has: then this claim is the first of a new operation.
             if claim.attempt != candidate.attempt + 1 {
                 return Err(changed());
             }
-            let request = record.request(conn, claim.token).await?.ok_or_else(changed)?;
+            let request = call.record().request(conn, claim.token).await?.ok_or_else(changed)?;
             // After the end of its retention the key may have become a new operation with the same body, and other
             // headers.
             if stored.is_some_and(|stored| stored != request) {
                 return Err(changed());
             }
-            let steps = self.earlier_steps(conn, record, claim).await?;
-            let won = Won { unbegun: Unbegun::of(pool, record, claim.token, self.policy.lease()), claim, steps };
-            Ok((won, request))
+            Ok((call.won(conn, claim).await?, request))
         });
         let (won, request) = bounded(self.claim_limit(pool), claiming).await?;
-        Ok((LeaseOwner::new(self, pool, &candidate.key, candidate.fingerprint, won, claimed_at), request))
+        Ok((call.owner(won, claimed_at), request))
     }
 }

@@ -1,0 +1,249 @@
+//! A call in lease mode: claim, work under the lease, complete; or replay.
+
+use std::borrow::Cow;
+use std::fmt::Display;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sqlx::{PgConnection, PgPool};
+use tokio::time::Instant;
+
+use super::handle::Lease;
+use super::options::LeaseOptions;
+use super::owner::LeaseOwner;
+use super::unbegun::Unbegun;
+use crate::claim::{CalledAt, Claimed, contend};
+use crate::observe::{CLAIMED, Failure, REPLAYED, call_span, claiming, counted, spanned};
+use crate::outcome::{Response, decode};
+use crate::record::{Claim, Record, StoredSteps, Terms};
+use crate::session::{ANSWER_TIME, Opening, Polls, PollsUntil, bounded, in_pooled_transaction};
+use crate::{Body, Error, Fingerprint, Key, Misuse, Mode, OnDuplicate, Outcome};
+
+/// A claim is a transaction of a millisecond. A longer wait means a stuck server, or a caller that uses the key in
+/// transaction mode.
+const CLAIM_WAIT: Duration = Duration::from_secs(1);
+
+/// The answer of [`LeaseOptions::acquire`].
+#[allow(clippy::large_enum_variant, reason = "moved once for each claim, which costs two transactions")]
+#[derive(Debug)]
+#[must_use = "a lease that is dropped is neither completed nor released"]
+pub enum Acquired<T> {
+    /// This caller has to do the work.
+    Owner(LeaseOwner),
+    /// An earlier owner has done the work. This is its response.
+    Replayed(T),
+}
+
+impl LeaseOptions {
+    /// Does the work under a lease, stores at most one result for each key, and returns it to every retry.
+    ///
+    /// `work` runs under a [`Lease`] that renews itself. When the lease is lost, `work` is dropped. When `work` returns
+    /// an error, `AtLeastOnce` releases the claim, so that the next caller tries again, and so does `InSteps` unless a
+    /// step is in doubt. `AtMostOnce` leaves the key indeterminate, unless the work has called
+    /// [`Lease::not_performed`].
+    ///
+    /// # Errors
+    ///
+    /// - An error of `work` comes back unchanged. The record keeps its text, as `last_error`.
+    /// - Errors because an earlier call has the key: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight)
+    ///   with the rest of the lease, [`Indeterminate`](Error::Indeterminate), [`Exhausted`](Error::Exhausted),
+    ///   [`OtherMode`](Error::OtherMode), [`Undecodable`](Error::Undecodable),
+    ///   [`Incompatible::UnknownFingerprint`](crate::Incompatible::UnknownFingerprint),
+    ///   [`Incompatible::UnknownMode`](crate::Incompatible::UnknownMode). The work did not begin.
+    /// - [`InvalidRequest::Body`](crate::InvalidRequest::Body), [`SchemaMissing`](Error::SchemaMissing): the work did
+    ///   not begin.
+    /// - [`LeaseLost`](Error::LeaseLost), [`Unencodable`](Error::Unencodable): the work has begun, and its result was
+    ///   not stored.
+    /// - Errors of the database: [`Retryable`](Error::Retryable), [`Database`](Error::Database).
+    ///
+    /// # Cancellation
+    ///
+    /// If the future is dropped before the work begins, nothing has happened: if the claim commits all the same, it is
+    /// released in the background, and does not count as an attempt. This also holds if the answer of the COMMIT is
+    /// lost. Later, the claim lapses: the next caller takes it over, or finds it indeterminate.
+    ///
+    /// # Panics
+    ///
+    /// A panic of `work` goes on, after it has ended the attempt as an error of `work` does.
+    pub async fn run<T, E, B, F>(self, pool: &PgPool, key: &Key, body: &B, work: F) -> Result<Outcome<T>, E>
+    where
+        T: Serialize + DeserializeOwned,
+        B: Body + ?Sized,
+        E: From<Error> + Display,
+        F: AsyncFnOnce(&Lease) -> Result<T, E>,
+    {
+        let span = call_span!("lease.run", self.policy.mode(), key);
+        let call = async {
+            match self.call(pool, key, body)?.acquire(&mut self.polls()).await? {
+                Acquired::Replayed(stored) => Ok(Outcome::Replayed(decode(&stored)?)),
+                Acquired::Owner(owner) => owner.work(work).await.map(Outcome::Performed),
+            }
+        };
+        let ended = |result: &Result<_, _>| result.as_ref().map_or_else(Failure::outcome, Outcome::outcome);
+        spanned(span, call, ended).await.map_err(Failure::into_callers)
+    }
+
+    /// Claims the key and returns the owner of the lease, for work that does not fit into a closure.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run), before any work.
+    ///
+    /// # Panics
+    ///
+    /// If there is no Tokio runtime, because the renewal is a task. It panics before the claim.
+    ///
+    /// # Cancellation
+    ///
+    /// Nothing has happened: if the claim commits all the same, it is released in the background, and does not count as
+    /// an attempt. This also holds if the answer of its COMMIT is lost. The release is tried for the length of one
+    /// lease. If it does not succeed, or the process ends, the claim lapses.
+    pub async fn acquire<T, B>(self, pool: &PgPool, key: &Key, body: &B) -> Result<Acquired<T>, Error>
+    where
+        T: DeserializeOwned,
+        B: Body + ?Sized,
+    {
+        Ok(match self.call(pool, key, body)?.acquire(&mut self.polls()).await? {
+            Acquired::Replayed(stored) => Acquired::Replayed(decode(&stored)?),
+            Acquired::Owner(mut owner) => {
+                owner.begin();
+                Acquired::Owner(owner)
+            }
+        })
+    }
+
+    fn call<'c, B: Body + ?Sized>(self, pool: &'c PgPool, key: &'c Key, body: &B) -> Result<Call<'c>, Error> {
+        let request = if self.stored_request { body.json().transpose()? } else { None };
+        Call::new(self, pool, key, body.fingerprint()?, request.map(Cow::Owned), CalledAt::now())
+    }
+
+    fn polls(&self) -> PollsUntil {
+        PollsUntil::new(Instant::now() + self.wait())
+    }
+
+    /// The longest time for one try to claim: the pool's own time for a connection, and as much as the statements may
+    /// take. A claim that takes longer than its lease is lost before the work begins.
+    pub(crate) fn claim_limit(&self, pool: &PgPool) -> Duration {
+        let statements = self.policy.lease().clamp(CLAIM_WAIT * 2, ANSWER_TIME);
+        pool.options().get_acquire_timeout().saturating_add(statements)
+    }
+}
+
+/// One call: its record, the request that its claim stores, and the time of the call.
+pub(crate) struct Call<'c> {
+    options: LeaseOptions,
+    pool: &'c PgPool,
+    key: &'c Key,
+    fingerprint: Fingerprint,
+    request: Option<Cow<'c, [u8]>>,
+    asked: CalledAt,
+}
+
+/// A claim, and what its owner needs to begin.
+pub(super) struct Won {
+    pub(super) claim: Claim,
+    /// What earlier attempts have stored.
+    pub(super) steps: StoredSteps,
+    /// From the last statement before the COMMIT.
+    pub(super) unbegun: Unbegun,
+}
+
+impl<'c> Call<'c> {
+    pub(crate) fn new(
+        options: LeaseOptions,
+        pool: &'c PgPool,
+        key: &'c Key,
+        fingerprint: Fingerprint,
+        request: Option<Cow<'c, [u8]>>,
+        asked: CalledAt,
+    ) -> Result<Self, Error> {
+        options.check()?;
+        if options.stored_request && request.is_none() {
+            let problem = "the call has no body to store; give the body itself, and not its fingerprint";
+            return Err(Misuse::options(problem));
+        }
+        Ok(Self { options, pool, key, fingerprint, request, asked })
+    }
+
+    /// The call of a resumer, whose request is stored already.
+    pub(super) fn again(options: LeaseOptions, pool: &'c PgPool, key: &'c Key, fingerprint: Fingerprint) -> Self {
+        Self { options, pool, key, fingerprint, request: None, asked: CalledAt::now() }
+    }
+
+    /// Claims the key, or finds the stored response. While another caller has the key, this polls.
+    pub(crate) async fn acquire(self, polls: &mut impl Polls) -> Result<Acquired<Response>, Error> {
+        let (mode, operation) = (self.options.policy.mode(), self.key.operation());
+        let span = call_span!("lease.acquire", mode, self.key);
+        let claim = claiming(mode, operation, self.claim_when_free(polls));
+        counted(span, mode, operation, claim, |acquired: &Result<_, Error>| match acquired {
+            Ok(Acquired::Owner(_)) => CLAIMED,
+            Ok(Acquired::Replayed(_)) => REPLAYED,
+            Err(error) => error.outcome(),
+        })
+        .await
+    }
+
+    async fn claim_when_free(mut self, polls: &mut impl Polls) -> Result<Acquired<Response>, Error> {
+        let _ = tokio::runtime::Handle::current();
+        loop {
+            // Read before the claim is sent, because the owner's deadline must come before the database's.
+            let claimed_at = Instant::now();
+            match bounded(self.options.claim_limit(self.pool), self.claim_once()).await {
+                Err(Error::InFlight { .. }) if polls.rest().await => {}
+                Err(error) => return Err(error),
+                Ok(Claimed::Won(won)) => return Ok(Acquired::Owner(self.owner(won, claimed_at))),
+                Ok(Claimed::Replayed(response)) => return Ok(Acquired::Replayed(response)),
+            }
+        }
+    }
+
+    async fn claim_once(&mut self) -> Result<Claimed<Won>, Error> {
+        in_pooled_transaction(self.pool, Opening::Durable(self.options.deployment), async |conn| {
+            let claim = match self.claim(conn, OnDuplicate::Wait(CLAIM_WAIT)).await? {
+                Claimed::Won(claim) => claim,
+                Claimed::Replayed(response) => return Ok(Claimed::Replayed(response)),
+            };
+            if let Some(request) = &self.request {
+                self.record().store_request(conn, claim.token, request).await?;
+            }
+            Ok(Claimed::Won(self.won(conn, claim).await?))
+        })
+        .await
+    }
+
+    /// Claims the key in the open transaction, or finds the stored response.
+    pub(super) async fn claim(&mut self, conn: &mut PgConnection, on_duplicate: OnDuplicate) -> Result<Claimed, Error> {
+        let LeaseOptions { policy, retention, max_attempts, trace, .. } = self.options;
+        let terms = Terms {
+            mode: policy.mode(),
+            fingerprint: Some(self.fingerprint),
+            retention,
+            on_duplicate: Some(on_duplicate),
+            lease: Some(policy.lease()),
+            max_attempts,
+            trace,
+        };
+        contend(conn, self.record(), &terms, &mut self.asked).await
+    }
+
+    /// The end of the claiming transaction: the COMMIT comes next.
+    pub(super) async fn won(&self, conn: &mut PgConnection, claim: Claim) -> Result<Won, Error> {
+        let policy = self.options.policy;
+        // Under the new token, because until the take-over the earlier owner could store another step.
+        let steps = if claim.attempt > 1 && policy.mode() == Mode::InSteps {
+            self.record().steps(conn, claim.token).await?.unwrap_or_default()
+        } else {
+            StoredSteps::default()
+        };
+        Ok(Won { claim, steps, unbegun: Unbegun::of(self.pool, self.record(), claim.token, policy.lease()) })
+    }
+
+    pub(super) fn owner(&self, won: Won, claimed_at: Instant) -> LeaseOwner {
+        LeaseOwner::new(self.options, self.pool, self.key, self.fingerprint, won, claimed_at)
+    }
+
+    pub(super) fn record(&self) -> Record<'c> {
+        Record { key: self.key, deployment: self.options.deployment }
+    }
+}
