@@ -81,7 +81,7 @@ async fn book(gateways: &Gateways, lease: &Lease, request: &Request) -> anyhow::
     // After a crash in its middle it is performed again, and the gateway knows the key.
     let charge = lease
         .step_at_least_once("charge", async |step| {
-            gateways.charge(&request.card, request.cents, &step.downstream_key()).await
+            gateways.charge(&request.card, request.cents, step.downstream_key()).await
         })
         .await?;
     // After a crash in its middle an operator has to find out. This gateway's errors all mean that it sent nothing.

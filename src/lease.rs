@@ -54,18 +54,13 @@
 //! only returns [`Error::InFlight`](crate::Error::InFlight).
 
 mod call;
-mod deadline;
 mod finding;
 mod handle;
-mod memory;
 mod options;
 mod owner;
 mod reconcile;
 mod reconciler;
-mod renewal;
 mod resume;
-mod resumer;
-mod retry;
 mod settled;
 mod step;
 mod steps;
@@ -79,8 +74,8 @@ pub use handle::Lease;
 pub use options::{LeaseOptions, Policy};
 pub use owner::LeaseOwner;
 pub use reconciler::{Reconciler, Visit};
-pub use resumer::Resumer;
+pub use resume::Resumer;
 #[cfg(feature = "http")]
-pub(crate) use resumer::{INTERVAL, INTERVALS};
+pub(crate) use resume::{INTERVAL, INTERVALS};
 pub use step::Step;
 pub(crate) use step::encode_result;

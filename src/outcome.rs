@@ -86,3 +86,8 @@ pub(crate) fn decode<T: DeserializeOwned>(response: &Response) -> Result<T, Erro
     serde_json::from_slice(response.body.as_deref().unwrap_or_default())
         .map_err(|error| Error::Undecodable { step: None, source: error.into() })
 }
+
+/// The kind and the place of an error. Its own text would quote what does not decode, which may be confidential.
+pub(crate) fn unquoted(error: &serde_json::Error) -> String {
+    format!("{:?} error at column {}", error.classify(), error.column())
+}

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::body::{LayerBody, has_no_body};
 use super::rejection::{Mistake, Rejection};
 use super::request::{IDEMPOTENCY_KEY, as_text, headers_of};
-use crate::outcome::{Response as Stored, to_json};
+use crate::outcome::{Response as Stored, to_json, unquoted};
 use crate::{BoxError, Error};
 
 /// `Idempotent-Replayed`: `true` on every replay, absent from every other response. Stripe and the agentic-commerce
@@ -188,10 +188,9 @@ pub(super) trait Rebuild: Send + Sync {
     ) -> Rebuilding<'r>;
 }
 
-/// The text of serde_json's error would quote the reference, which may be confidential.
 fn decoded<T: DeserializeOwned>(reference: &[u8]) -> Result<T, Rejection> {
     serde_json::from_slice(reference).map_err(|error| {
-        let source = format!("{:?} error at column {}", error.classify(), error.column()).into();
+        let source = unquoted(&error).into();
         Rejection::misconfigured(Error::Undecodable { step: None, source })
     })
 }

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::handle::Lease;
 use super::options::LeaseOptions;
-use super::owner::LeaseOwner;
+use super::owner::{LeaseOwner, Won};
 use super::unbegun::Unbegun;
 use crate::claim::{CalledAt, Claimed, contend};
 use crate::observe::{CLAIMED, Failure, REPLAYED, call_span, claiming, counted, spanned};
@@ -138,15 +138,6 @@ pub(crate) struct Call<'c> {
     fingerprint: Fingerprint,
     request: Option<Cow<'c, [u8]>>,
     asked: CalledAt,
-}
-
-/// A claim, and what its owner needs to begin.
-pub(super) struct Won {
-    pub(super) claim: Claim,
-    /// What earlier attempts have stored.
-    pub(super) steps: StoredSteps,
-    /// From the last statement before the COMMIT.
-    pub(super) unbegun: Unbegun,
 }
 
 impl<'c> Call<'c> {

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::step::fits_a_step;
-use crate::outcome::{Response, encode};
+use crate::outcome::{Response, encode, unquoted};
 use crate::{Error, Key};
 
 /// An operation, or a step of one, of which nobody knows whether it took effect.
@@ -67,7 +67,7 @@ impl InDoubt {
     /// [`Error::Undecodable`]. Its text quotes nothing of the request, which may be confidential.
     pub fn request<B: DeserializeOwned>(&self) -> Result<B, Error> {
         serde_json::from_slice(&self.request).map_err(|error| {
-            let source = format!("{:?} error at column {}", error.classify(), error.column());
+            let source = unquoted(&error);
             Error::Undecodable { step: None, source: source.into() }
         })
     }

@@ -1,20 +1,20 @@
-//! The lease as the work sees it.
+//! The lease as the work sees it, the owner's own clock, and the statements of an owner.
 
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use sqlx::PgPool;
-use tokio::time::Instant;
+use sqlx::{PgConnection, PgPool};
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
 
-use super::deadline::Deadline;
-use super::memory::Memory;
 use super::options::LeaseOptions;
-use crate::background::unless;
+use super::step::Memory;
+use crate::background::{jittered, unless};
 use crate::record::Record;
-use crate::session::Opening;
-use crate::{Fingerprint, Key, Mode};
+use crate::session::{ANSWER_TIME, Opening, bounded, in_pooled_transaction};
+use crate::{Error, Fingerprint, Key, Misuse, Mode};
 
 /// The lease under which the work runs: its facts, and the steps of the operation. Clones are of the same lease.
 ///
@@ -121,4 +121,103 @@ impl Lease {
     pub(super) fn durable(&self) -> Opening {
         Opening::Durable(self.leasing.deployment)
     }
+}
+
+/// The owner stops when a tenth of the lease is left. This spare time is for the part of the work that is under way,
+/// and for clocks that run at different rates.
+const SPARE: u32 = 10;
+
+/// The time until which the owner may work, by its own clock. The lease and its renewal task share the deadline.
+#[derive(Debug)]
+pub(super) struct Deadline {
+    at: Mutex<Option<Instant>>,
+    changed: Notify,
+}
+
+impl Deadline {
+    /// The deadline of a claim that was sent at this moment.
+    pub(super) fn of(sent_at: Instant, lease: Duration) -> Self {
+        Self { at: Mutex::new(Some(end(sent_at, lease))), changed: Notify::new() }
+    }
+
+    /// `None` once the claim is known to be gone.
+    pub(super) fn get(&self) -> Option<Instant> {
+        *self.at.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A renewal that was sent at this moment has succeeded.
+    pub(super) fn prolong(&self, sent_at: Instant, lease: Duration) {
+        self.set(Some(end(sent_at, lease)));
+    }
+
+    /// Ends it, because the claim is settled, given up or gone. A task that has kept a clone of the lease must stop.
+    pub(super) fn end(&self) {
+        self.set(None);
+    }
+
+    pub(super) fn is_past(&self) -> bool {
+        self.get().is_none_or(|at| at <= Instant::now())
+    }
+
+    /// Waits until the deadline is past. A renewal moves it.
+    pub(super) async fn past(&self) {
+        loop {
+            let changed = self.changed.notified();
+            match self.get() {
+                Some(at) if Instant::now() < at => {
+                    // The time-out ends the wait, or a change does. Then the loop reads the deadline again.
+                    let _ = timeout_at(at, changed).await;
+                }
+                _ => return,
+            }
+        }
+    }
+
+    fn set(&self, at: Option<Instant>) {
+        {
+            let mut current = self.at.lock().unwrap_or_else(PoisonError::into_inner);
+            // A renewal that was on its way must not revive a claim that is gone.
+            *current = current.and(at);
+        }
+        self.changed.notify_waiters();
+    }
+}
+
+fn end(sent_at: Instant, lease: Duration) -> Instant {
+    sent_at + lease - lease / SPARE
+}
+
+/// The number of tries to store a result that fit into one lease, if each try takes its longest time.
+const TRIES: u32 = 3;
+/// The pause between two tries, as a share of the lease: 2 s for a lease of 40 s.
+const PAUSES: u32 = 20;
+
+/// Tries a statement again after an error of the database, for the length of one lease: the work is done, and one
+/// broken connection would lose its result.
+pub(super) async fn within_a_lease<R, F>(lease: Duration, statement: impl Fn() -> F) -> Result<R, Error>
+where
+    // With `AsyncFn`, the future of the caller would not be `Send`.
+    F: Future<Output = Result<R, Error>>,
+{
+    let deadline = Instant::now() + lease;
+    loop {
+        // A network that drops all packets must not take the time of the next try.
+        match bounded((lease / TRIES).min(ANSWER_TIME * 2), statement()).await {
+            Ok(value) => return Ok(value),
+            // Another try would get the same error.
+            Err(error @ (Error::LeaseLost | Error::SchemaMissing { .. } | Error::Misuse(Misuse::Step { .. }))) => {
+                return Err(error);
+            }
+            Err(error) if Instant::now() >= deadline => return Err(error),
+            Err(_) => tokio::time::sleep(jittered(lease / PAUSES)).await,
+        }
+    }
+}
+
+/// Runs one fenced statement in its own transaction.
+pub(super) async fn committed<F>(pool: &PgPool, opening: Opening, statement: F) -> Result<(), Error>
+where
+    F: AsyncFnOnce(&mut PgConnection) -> Result<bool, Error>,
+{
+    if in_pooled_transaction(pool, opening, statement).await? { Ok(()) } else { Err(Error::LeaseLost) }
 }

@@ -1,28 +1,26 @@
-//! The owner of a lease, and the ways to end it.
+//! The owner of a lease: its heartbeat, and the ways to end it.
 
 use std::fmt::Display;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::PgPool;
 use tokio::task::AbortHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
-use super::call::Won;
-use super::deadline::Deadline;
-use super::handle::Lease;
-use super::memory::Memory;
+use super::handle::{Deadline, Lease, committed, within_a_lease};
 use super::options::LeaseOptions;
-use super::renewal::renew;
-use super::retry::{committed, within_a_lease};
+use super::step::Memory;
 use super::unbegun::Unbegun;
 use crate::background::caught;
 use crate::observe::{Failure, call_span, counted};
 use crate::outcome::{Response, encode};
-use crate::session::{ANSWER_TIME, bounded};
+use crate::record::{Claim, StoredSteps};
+use crate::session::{ANSWER_TIME, Opening, bounded, in_pooled_transaction};
 use crate::{Error, Fingerprint, Key, observe};
 
 /// The right and the duty to do the work of one key. The lease renews itself until it is completed, released, lost or
@@ -38,6 +36,15 @@ pub struct LeaseOwner {
     renewal: AbortHandle,
     ended: bool,
     unbegun: Unbegun,
+}
+
+/// A claim, and what its owner needs to begin.
+pub(super) struct Won {
+    pub(super) claim: Claim,
+    /// What earlier attempts have stored.
+    pub(super) steps: StoredSteps,
+    /// From the last statement before the COMMIT.
+    pub(super) unbegun: Unbegun,
 }
 
 impl Deref for LeaseOwner {
@@ -290,4 +297,62 @@ impl Drop for LeaseOwner {
             );
         }
     }
+}
+
+/// A renewal that succeeds is followed by the next after a third of the lease, one that fails after a twelfth.
+const RENEWALS: u32 = 3;
+const RETRIES: u32 = RENEWALS * 4;
+
+/// Renews the claim at a third of its lease, until the deadline is past or the claim is gone. If the pool has no free
+/// connection, lends one that has vanished, or the database is away, tries again as long as there is time.
+async fn renew(lease: Lease, claimed_at: Instant) {
+    let (time, deadline) = (lease.leasing.policy.lease(), &lease.deadline);
+    let mut next = claimed_at + time / RENEWALS;
+    loop {
+        let Some(at) = deadline.get() else { return };
+        sleep_until(next.min(at)).await;
+        let sent_at = Instant::now();
+        let left = at.saturating_duration_since(sent_at);
+        if left.is_zero() {
+            // The work was told to stop, so the claim must not be renewed.
+            return;
+        }
+        match bounded(longest_try(time, left), heartbeat(&lease)).await {
+            Ok(true) => {
+                next = sent_at + time / RENEWALS;
+                deadline.prolong(sent_at, time);
+            }
+            Ok(false) => {
+                deadline.end();
+                return;
+            }
+            Err(error) => {
+                tracing::warn!(
+                    operation = lease.key.operation(),
+                    token = lease.token,
+                    error = &error as &dyn std::error::Error,
+                    "a lease could not be renewed"
+                );
+                // After a try that took all its time, at once.
+                next = sent_at + time / RETRIES;
+            }
+        }
+    }
+}
+
+/// How long a try may take, of the time that is `left` to the owner. The pool may lend a connection that has vanished
+/// and gives no answer. If the try is dropped, this connection is closed, and the next try gets another one. So a try
+/// takes half of the time, and leaves the rest to the next ones. A server that is only slow has more than a quarter of
+/// the lease for the first try. Less than a twelfth would be too short for it. After a minute it is as good as away.
+fn longest_try(lease: Duration, left: Duration) -> Duration {
+    (left / 2).max(lease / RETRIES).min(left).min(ANSWER_TIME * 2)
+}
+
+/// Renews the lease once, on its own connection, and as durably as the claim. If the server lost an acknowledged
+/// heartbeat, the lease in the database would end before the owner's deadline.
+async fn heartbeat(lease: &Lease) -> Result<bool, Error> {
+    in_pooled_transaction(&lease.pool, Opening::Durable(lease.leasing.deployment), async |conn| {
+        lease.record().heartbeat(conn, lease.token, lease.leasing.policy.lease()).await
+    })
+    .await
 }

@@ -3,9 +3,9 @@
 use sqlx::PgPool;
 
 use super::finding::{Effect, Finding};
+use super::handle::within_a_lease;
 use super::reconcile::Look;
 use super::reconciler::{Reconciler, Visit};
-use super::retry::within_a_lease;
 use crate::Error;
 use crate::record::{Decision, Grants, Shown};
 use crate::session::{Opening, in_pooled_transaction};

@@ -1,12 +1,16 @@
-//! A step outside the database, as its closure sees it, and the results of steps as text.
+//! A step outside the database, as its closure sees it, the results of steps as text, and what one attempt knows of its
+//! steps.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::error::MAX_RESULT_BYTES;
+use crate::error::{MAX_RESULT_BYTES, MAX_STEPS, MAX_STEPS_BYTES};
 use crate::outcome::encode;
+use crate::record::StoredSteps;
 use crate::{Error, InvalidStep, Misuse};
 
 /// A step outside the database, while it is performed.
@@ -31,8 +35,8 @@ impl Step {
     /// A key for the next service, the same in every attempt of this step, and different for each step: 32 hexadecimal
     /// digits of a SHA-256 of the key, the fingerprint and the name.
     #[must_use]
-    pub fn downstream_key(&self) -> String {
-        self.downstream_key.clone()
+    pub fn downstream_key(&self) -> &str {
+        &self.downstream_key
     }
 
     /// Declares that the step took no effect, so that it may be performed again. Returns the error:
@@ -66,4 +70,134 @@ pub(super) fn fits_a_step(name: &str, result: Vec<u8>) -> Result<String, Error> 
 
 pub(super) fn invalid(step: &str, problem: InvalidStep) -> Error {
     Error::Misuse(Misuse::Step { step: step.to_owned(), problem })
+}
+
+/// What one attempt knows of its steps, by their names: the results that earlier attempts stored, and what this attempt
+/// has asked for.
+///
+/// It answers without a statement where it can. Where a step was asked for before and its end is unknown, because its
+/// future was dropped or a COMMIT was not answered, the record decides.
+#[derive(Debug)]
+pub(super) struct Memory(Mutex<BTreeMap<String, Entry>>);
+
+/// One step.
+#[derive(Debug)]
+struct Entry {
+    known: Known,
+    /// The size of the result that the record has, or may have. It is set before the result is stored, so steps side by
+    /// side keep the limit of all results. It stays if nobody knows whether the result was stored.
+    bytes: usize,
+}
+
+/// What this attempt knows of a step.
+#[derive(Debug)]
+pub(super) enum Known {
+    /// An earlier attempt has stored this result, and this attempt has not asked for it.
+    Stored(String),
+    /// It is being performed. At most once, it is `begun` from the moment at which the record may say so.
+    Performing { begun: bool },
+    /// Its result has been returned.
+    Returned,
+    /// It failed, or its future was dropped. The record may have a result.
+    Ended,
+    /// It may have taken effect, and must not be performed again.
+    InDoubt,
+}
+
+/// The answer to asking for a step.
+pub(super) enum Asked<T> {
+    Replayed(T),
+    /// The step is being performed from now on. `before`: what was known of it, if this attempt or an earlier one has
+    /// asked for it.
+    Perform {
+        before: Option<Known>,
+    },
+}
+
+impl Memory {
+    /// The memory of an attempt that has asked for no step.
+    pub(super) fn of(stored: StoredSteps) -> Self {
+        let entries = stored.into_iter().map(|(name, result)| match result {
+            Some(result) => (name, Entry { bytes: result.len(), known: Known::Stored(result) }),
+            None => (name, Entry { bytes: 0, known: Known::InDoubt }),
+        });
+        Self(Mutex::new(entries.collect()))
+    }
+
+    #[cfg(feature = "http")]
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries().is_empty()
+    }
+
+    /// The names of the steps that may have taken effect and have no result.
+    pub(super) fn in_doubt(&self) -> Vec<String> {
+        self.names_of(|known| matches!(known, Known::InDoubt | Known::Performing { begun: true }))
+    }
+
+    /// The names of stored steps that this attempt has not asked for.
+    pub(super) fn not_asked_for(&self) -> Vec<String> {
+        self.names_of(|known| matches!(known, Known::Stored(_)))
+    }
+
+    fn names_of(&self, which: impl Fn(&Known) -> bool) -> Vec<String> {
+        self.entries().iter().filter(|(_, step)| which(&step.known)).map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Asks for a step.
+    pub(super) fn ask<T: DeserializeOwned>(&self, name: &str) -> Result<Asked<T>, Error> {
+        let mut entries = self.entries();
+        let before = match entries.get_mut(name) {
+            Some(Entry { known: Known::Performing { .. } | Known::Returned, .. }) => {
+                return Err(invalid(name, InvalidStep::Repeated));
+            }
+            Some(step) => match &step.known {
+                Known::Stored(result) => {
+                    let value = decoded(name, result)?;
+                    step.known = Known::Returned;
+                    return Ok(Asked::Replayed(value));
+                }
+                Known::InDoubt => Some(Known::InDoubt),
+                _ => Some(Known::Ended),
+            },
+            None => None,
+        };
+        // A step that has ended, and may have a stored result, is one of them.
+        let counts =
+            |other: &str, step: &Entry| other != name && (step.bytes > 0 || !matches!(step.known, Known::Ended));
+        if entries.iter().filter(|(other, step)| counts(other, step)).count() >= MAX_STEPS {
+            return Err(invalid(name, InvalidStep::TooLarge));
+        }
+        note(&mut entries, name, Known::Performing { begun: false });
+        Ok(Asked::Perform { before })
+    }
+
+    /// Replaces what the attempt knows of a step. Its size stays.
+    pub(super) fn note(&self, name: &str, known: Known) {
+        note(&mut self.entries(), name, known);
+    }
+
+    /// The record has a result of this size, or none.
+    pub(super) fn resize(&self, name: &str, bytes: usize) {
+        self.entries().entry(name.to_owned()).and_modify(|step| step.bytes = bytes);
+    }
+
+    /// Reserves the size of a result, or refuses it if the operation would become too large.
+    pub(super) fn reserve(&self, name: &str, bytes: usize) -> Result<(), Error> {
+        let mut entries = self.entries();
+        let others: usize = entries.iter().filter(|(other, _)| *other != name).map(|(_, step)| step.bytes).sum();
+        if others + bytes > MAX_STEPS_BYTES {
+            return Err(invalid(name, InvalidStep::TooLarge));
+        }
+        entries.entry(name.to_owned()).and_modify(|step| step.bytes = bytes);
+        Ok(())
+    }
+
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn note(entries: &mut BTreeMap<String, Entry>, name: &str, known: Known) {
+    let bytes = entries.get(name).map_or(0, |step| step.bytes);
+    entries.insert(name.to_owned(), Entry { known, bytes });
 }

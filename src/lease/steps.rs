@@ -5,10 +5,8 @@ use serde::de::DeserializeOwned;
 use sqlx::PgConnection;
 use tokio::time::timeout;
 
-use super::handle::Lease;
-use super::memory::{Asked, Known};
-use super::retry::{committed, within_a_lease};
-use super::step::{Step, decoded, encode_result, invalid};
+use super::handle::{Lease, committed, within_a_lease};
+use super::step::{Asked, Known, Step, decoded, encode_result, invalid};
 use crate::error::MAX_NAME_BYTES;
 use crate::session::{Opening, bounded, in_pooled_transaction};
 use crate::{Error, InvalidStep, Misuse, Mode, observe, record};

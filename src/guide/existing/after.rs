@@ -92,7 +92,7 @@ async fn pay(
     LeasedBody(lease, (Path(order), Json(cents))): LeasedBody<(Path<i64>, Json<i64>)>,
 ) -> Result<Response, AppError> {
     // A declined card is the result of the step, which is stored. An error would be tried again.
-    let charge = async |step: &Step| app.gateway.charge(&step.downstream_key(), cents).await;
+    let charge = async |step: &Step| app.gateway.charge(step.downstream_key(), cents).await;
     let charge = match lease.step_at_least_once("charge", charge).await? {
         Ok(charge) => charge,
         Err(declined) => return Ok((StatusCode::PAYMENT_REQUIRED, declined).into_response()),

@@ -64,7 +64,7 @@ async fn an_operator_settles_a_step_in_doubt(pool: PgPool) -> anyhow::Result<()>
         Kind::AtLeastOnce.step(&lease, "ride", 1).await?;
         let mut sent = String::new();
         let text = lease.step_at_most_once("text", async |step| -> Result<i64, WorkError> {
-            sent = step.downstream_key();
+            sent = step.downstream_key().to_owned();
             Err(WorkError::Gateway)
         });
         assert!(text.await.is_err());

@@ -20,7 +20,7 @@ async fn charged_and_gone(pool: &PgPool, name: &str) -> anyhow::Result<String> {
     };
     let mut seen = String::new();
     let charge = lease.step_at_least_once("charge", async |step| -> anyhow::Result<i64> {
-        seen = step.downstream_key();
+        seen = step.downstream_key().to_owned();
         anyhow::bail!("the process dies here")
     });
     charge.await.expect_err("no answer");

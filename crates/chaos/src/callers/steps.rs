@@ -90,7 +90,7 @@ async fn work(
     let charge = || {
         lease.step_at_least_once(CHARGE, async |step: &Step| {
             sleep(pause).await;
-            attempt.affect(outside, "charge", CHARGE, Some(&step.downstream_key())).await?;
+            attempt.affect(outside, "charge", CHARGE, Some(step.downstream_key())).await?;
             sleep(pause).await;
             Ok::<_, Failure>(call.to_owned())
         })
@@ -98,7 +98,7 @@ async fn work(
     let text = async || {
         let send = async |step: &Step| {
             sleep(pause).await;
-            if !attempt.affect(outside, "send", TEXT, Some(&step.downstream_key())).await? {
+            if !attempt.affect(outside, "send", TEXT, Some(step.downstream_key())).await? {
                 return Err(step.not_performed(Failure::AskedFor));
             }
             sleep(pause).await;

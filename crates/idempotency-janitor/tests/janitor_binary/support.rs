@@ -82,7 +82,7 @@ pub(crate) async fn in_doubt(pool: &PgPool, key: &Key) -> anyhow::Result<String>
     lease.step_at_least_once("ride", async |_| anyhow::Ok(1)).await?;
     let mut sent = String::new();
     let text = lease.step_at_most_once("text", async |step| -> anyhow::Result<i64> {
-        sent = step.downstream_key();
+        sent = step.downstream_key().to_owned();
         anyhow::bail!("the gateway closed the connection")
     });
     text.await.expect_err("in doubt");

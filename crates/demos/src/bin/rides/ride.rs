@@ -71,13 +71,13 @@ impl Rides {
         let ride = lease.step("ride", async |conn| insert_ride(conn, new).await).await?;
         let charge = lease
             .step_at_least_once("charge", async |step| {
-                self.outside.charge(&new.card, new.cents, &step.downstream_key()).await
+                self.outside.charge(&new.card, new.cents, step.downstream_key()).await
             })
             .await?;
         lease.step("receipt", async |conn| insert_receipt(conn, ride, charge).await).await?;
         let text = lease
             .step_at_most_once("text", async |step| {
-                let reference = reference(&step.downstream_key(), lease.attempt());
+                let reference = reference(step.downstream_key(), lease.attempt());
                 match self.outside.text(reference, &new.phone).await {
                     // Every other error leaves the text to the operator.
                     Err(error @ Failure::NotDone(_)) => Err(step.not_performed(error)),
