@@ -17,7 +17,7 @@ use crate::{Deployment, SettleError, migrate};
 ///
 /// A pool (`&pool`) is the usual choice. Pass a connection in a transaction (`&mut tx`) to commit the decision together
 /// with a row of yours, such as the line of an audit. Then **decide last, and commit at once**: the record's row stays
-/// locked until the transaction ends, and calls with the key may wait for it. See the [module](self).
+/// locked until the transaction ends, and calls with the key may wait for it. See the [module](crate::operator).
 #[derive(Debug)]
 pub enum PoolOrTransaction<'c> {
     /// In a transaction of its own, on a connection of this pool.
