@@ -1,5 +1,9 @@
+#![doc = include_str!("guide/links.md")]
 #![doc = include_str!("guide/guide.md")]
-// Only in the documentation and its tests: the guide has pages in place of items.
+// Only in the documentation and its tests: the guide has pages instead of items.
+//
+// `guide/links.md` gives each label of a link its target in the documentation. Each page ends with the targets of its labels in the
+// repository, where a forge shows it. Of two definitions of one label, Markdown takes the first. `tests/docs.rs` checks both.
 
 macro_rules! pages {
     ($($name:ident: $summary:literal $(, $picture:literal)* $(with $code:literal)?;)*) => {
@@ -10,6 +14,7 @@ macro_rules! pages {
                 #[doc = include_str!(concat!("guide/pictures/", $picture, ".svg"))]
                 #[doc = ""]
             )*
+            #[doc = include_str!("guide/links.md")]
             #[doc = include_str!(concat!("guide/", stringify!($name), ".md"))]
             $(
                 #[doc = "```ignore"]
@@ -22,6 +27,11 @@ macro_rules! pages {
 }
 
 pages! {
+    first_key: "Step 1: the first key.";
+    over_http: "Step 2: over HTTP.";
+    elsewhere: "Step 3: the effect is elsewhere.";
+    test_it: "Step 4: test it.";
+    run_it: "Step 5: run it.";
     promises: "Which mode fits an operation, what is promised, and what is not.", "modes", "crash";
     words: "The glossary.";
     axum: "The layer in an axum service.", "layers";
@@ -50,6 +60,7 @@ pages! {
 
 /// Into a service that exists: before, after, and the steps between.
 ///
+#[doc = include_str!("guide/links.md")]
 #[doc = include_str!("guide/existing.md")]
 ///
 /// ```diff
@@ -60,6 +71,7 @@ pub mod existing {}
 
 /// Call the protocol from any language, by SQL functions.
 ///
+#[doc = include_str!("guide/links.md")]
 #[doc = include_str!("guide/any_language.md")]
 ///
 /// # psql
@@ -102,6 +114,7 @@ pub mod any_language {}
 
 /// Tell clients how to retry.
 ///
+#[doc = include_str!("guide/links.md")]
 #[doc = include_str!("guide/clients.md")]
 ///
 /// # Rust

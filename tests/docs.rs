@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use pulldown_cmark::{BrokenLink, Event, Options, Parser, Tag};
+
 /// All files below a folder.
 fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
@@ -51,17 +53,36 @@ fn anchors(document: &str) -> BTreeSet<String> {
     anchors
 }
 
+/// The targets of the links of a document, as a forge and rustdoc read them, and the labels without a target.
+fn links(text: &str) -> (Vec<String>, Vec<String>) {
+    let mut unknown = Vec::new();
+    let mut label_is_unknown = |link: BrokenLink<'_>| {
+        unknown.push(link.reference.to_string());
+        None
+    };
+    let options = Options::ENABLE_TABLES | Options::ENABLE_TASKLISTS;
+    let events = Parser::new_with_broken_link_callback(text, options, Some(&mut label_is_unknown));
+    let targets = events
+        .filter_map(|event| match event {
+            Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => Some(dest_url.to_string()),
+            _ => None,
+        })
+        .collect();
+    (targets, unknown)
+}
+
 #[test]
 fn every_relative_link_leads_to_a_file_and_a_heading() {
-    let (mut links, mut headings) = (0, 0);
+    let (mut relative, mut headings) = (0, 0);
     for (path, text) in documents() {
-        for link in between(&text, "](", ')') {
-            let (target, anchor) = link.split_once('#').unwrap_or((link, ""));
-            // Items of the library, which rustdoc checks, and other sites.
-            if target.contains("::") || target.contains("://") || !(target.contains(['/', '.']) || target.is_empty()) {
+        for link in links(&text).0 {
+            let (target, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            // Items of the library, which rustdoc checks, pages of the documentation, which script/links follows, and other sites.
+            let is_a_file = (target.contains(['/', '.']) || target.is_empty()) && !target.ends_with("/index.html");
+            if target.contains("::") || target.contains("://") || !is_a_file {
                 continue;
             }
-            links += 1;
+            relative += 1;
             let file = if target.is_empty() { path.clone() } else { path.parent().expect("a folder").join(target) };
             assert!(file.exists(), "{}: {link}", path.display());
             if !anchor.is_empty() {
@@ -71,7 +92,35 @@ fn every_relative_link_leads_to_a_file_and_a_heading() {
             }
         }
     }
-    assert!(links > 20 && headings > 5, "{links} links, {headings} of them to a heading");
+    assert!(relative > 200 && headings > 20, "{relative} links, {headings} of them to a heading");
+}
+
+/// A page of the guide is read in the documentation, behind `links.md`, and on a forge, by itself.
+#[test]
+fn each_link_of_the_guide_has_a_target_in_the_documentation_and_on_a_forge() {
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/guide");
+    let in_rustdoc = fs::read_to_string(guide.join("links.md")).expect("a text");
+    let labels = |text: &str| {
+        let definitions = text.lines().filter_map(|line| line.strip_prefix('[')?.split_once("]: "));
+        let of_a_label = definitions.filter(|(label, _)| !label.contains(']'));
+        of_a_label.map(|(label, _)| label.to_owned()).collect::<BTreeSet<_>>()
+    };
+    let mut used = BTreeSet::new();
+    for path in files(&guide, "md").into_iter().filter(|path| !path.ends_with("links.md")) {
+        let page = fs::read_to_string(&path).expect("a text");
+        let ((on_a_forge, unknown), (in_documentation, _)) = (links(&page), links(&format!("{in_rustdoc}\n{page}")));
+        assert!(unknown.is_empty(), "{} does not end with the targets of {unknown:?}", path.display());
+        assert_eq!(on_a_forge.len(), in_documentation.len(), "{}", path.display());
+        for (there, here) in on_a_forge.iter().zip(&in_documentation) {
+            let is_for_a_forge = !there.contains("://") && !there.contains("::");
+            let is_for_rustdoc = here.contains("://") || here.contains("::") || here.starts_with('#');
+            assert!(is_for_a_forge || there == here, "{}: a forge finds nothing at {there}", path.display());
+            assert!(is_for_rustdoc, "{}: give {here} its target in links.md", path.display());
+        }
+        used.append(&mut labels(&page));
+    }
+    let different: Vec<_> = labels(&in_rustdoc).symmetric_difference(&used).cloned().collect();
+    assert!(different.is_empty(), "links.md has exactly the labels of all pages: {different:?}");
 }
 
 /// What begins with `idempotency_` and ends as a metric does, and is outside a name of more words.
@@ -248,14 +297,17 @@ fn the_migration_job_runs_again_after_an_upgrade() {
 /// `llms.txt` describes the crate to language models.
 #[test]
 fn llms_txt_lists_the_pages_of_the_guide_and_no_name_that_is_gone() {
-    const DOCS: &str = "https://docs.rs/pg-idempotency/latest/pg_idempotency/guide/";
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &str| fs::read_to_string(root.join(path)).expect("a text");
     let (rules, listed) =
         read("llms.txt").split_once("## Guide\n").map(|(a, b)| (a.to_owned(), b.to_owned())).expect("pages");
-    let guide = read("src/guide/guide.md").replace("](crate::guide::", &format!("]({DOCS}"));
-    let pages = guide.lines().filter(|line| line.starts_with("- [") && line.contains(DOCS));
-    let pages: String = pages.map(|line| line.replacen(')', "/index.html)", 1) + "\n").collect();
+    let guide = read("src/guide/guide.md");
+    let listing = guide.lines().filter(|line| line.contains(".md]") && !line.starts_with('['));
+    let pages = listing.map(|line| {
+        let (text, page) = line.split_once("][").expect("a link");
+        format!("{text}](src/guide/{}\n", page.replacen(']', ")", 1))
+    });
+    let pages: String = pages.collect();
     assert_eq!(listed.trim_start(), pages, "llms.txt lists the pages of src/guide/guide.md");
     let sources: String =
         files(&root.join("src"), "rs").iter().map(|file| fs::read_to_string(file).expect("a text")).collect();
