@@ -115,7 +115,7 @@ returns text language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     callers text := current_setting('lock_timeout');
     callers_ms numeric := extract(epoch from callers::interval) * 1000;
-    -- The columns of the record, under their own names: the condition below is that of src/record/fragment.rs, word for word.
+    -- The columns of the record, under their own names: the condition below is `may_be_taken_over` of src/record, word for word.
     mode text;
     lease_until timestamptz;
     completed_at timestamptz;
@@ -152,8 +152,8 @@ $$;
 
 -- The option "fewest round trips" calls `claim_at_begin` and `store_response` in the messages that also begin and commit, where
 -- nothing is prepared. The server keeps the plans of a function; planning anew costs more than a round trip on a Unix socket. The
--- statements are those of src/record/claim.rs and src/record/complete.rs, word for word, but for the age that the former returns and
--- the clock by which the latter judges the retention. They name the schema of every function and table, so there is no search_path,
+-- statements are `insert` and `complete` of src/record, word for word, but for the age that the former returns and the
+-- clock by which the latter judges the retention. They name the schema of every function and table, so there is no search_path,
 -- which every call would set and reset. The functions of any-language.sql call `try_claim` and `store_response`, too.
 
 -- True if this call has won the claim.
@@ -203,7 +203,7 @@ create function idempotency.store_response(text, text, text, int8, bytea, int2, 
 returns void language plpgsql as $$
 begin
     -- clock_timestamp(), because the retention may end within the statement that claims, performs and completes. On a distributed
-    -- table Citus refuses it, so src/record/complete.rs asks as of the beginning of its statement.
+    -- table Citus refuses it, so `complete` of src/record asks as of the beginning of its statement.
     update idempotency.record
     set completed_at = pg_catalog.statement_timestamp(),
         response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb
@@ -258,7 +258,7 @@ $$;
 create function idempotency.is_protected(relation oid, warns boolean)
 returns boolean language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
-    -- As src/record/protect.rs.
+    -- As `is_whole` of src/record.
     return coalesce(bool_and(
         tgenabled in ('O', 'A') and tgtype = 62 and tgattr::text = ''
         and tgargs = case when warns then decode('7761726e00', 'hex') else '' end

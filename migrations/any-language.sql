@@ -87,7 +87,7 @@ begin
         looks := looks + 1;
         select
             record.*, case when record.token is null then pg_try_advisory_xact_lock(lock_id) end as mine,
-            -- As src/record/fragment.rs, word for word.
+            -- As `state` of src/record, word for word.
             case
                 when (expires_at <= pg_catalog.statement_timestamp() and
                     (lease_until is null or lease_until <= pg_catalog.statement_timestamp())) then 'expired'
@@ -143,7 +143,7 @@ begin
             if outcome <> 'take over' then
                 return;
             end if;
-            -- As src/record/take_over.rs. No lock if another call has changed the record: then this call replays.
+            -- As `take_over` of src/record. No lock if another call has changed the record: then this call replays.
             perform from idempotency.record as record
             where record.scope = $1 and record.operation = $2 and record.value = $3 and record.token = seen.token;
             continue when not found;

@@ -45,3 +45,7 @@ fn digest(function: &str) -> Option<String> {
     let digest = Sha256::digest(format!("{name}\n{language}\n{definer}\n{settings}\n{}", body.replace('\r', "")));
     Some(hex::encode(digest))
 }
+
+#[cfg(test)]
+#[path = "../../tests/unit/migrate/known.rs"]
+mod tests;

@@ -1,4 +1,5 @@
-//! Winning the right to perform by inserting the record.
+//! Winning the right to perform: by inserting the record, or by taking over one that is expired, released or lapsed. A
+//! batch of marks does both in one statement.
 //!
 //! The primary key decides which claim wins. The advisory lock, a 64-bit hash of the key, lets other calls *see* an
 //! owner whose record is not committed yet, so the claim does not wait in the insert. The lock ends with the owner's
@@ -8,12 +9,15 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use sqlx::PgConnection;
-use sqlx::postgres::PgRow;
+use chrono::{DateTime, Utc};
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::query::Query;
+use sqlx::{PgConnection, Postgres, Row as _};
 
+use super::fragment::expired_when_asked;
 use super::statement::{Record, age, draw_token, interval};
 use crate::trace::Trace;
-use crate::{Error, Fingerprint, Mode, OnDuplicate};
+use crate::{Deployment, Error, Fingerprint, Key, Mode, OnDuplicate};
 
 /// Adds a token to the claims of this transaction: the setting `idempotency.claim`, which ends with the transaction,
 /// and goes back with a savepoint. `claimed_at = now()` would not tell whose claim it is, because two transactions may
@@ -120,5 +124,293 @@ impl Record<'_> {
             .bind(terms.trace.as_str()) // $10
             .try_map(|row: PgRow| Ok(Inserted { claim: Claim { token, attempt: 1 }, age: age(&row)? }));
         insert.fetch_optional(conn).await.map_err(Error::of_statement)
+    }
+}
+
+/// Takes over the row of the CTE `free`. It is one text for both kinds of table: a column that one of two texts forgot
+/// to clear could give a caller the response of the old record.
+///
+/// A distributed table takes no clock inside CASE, so the time of completion is a sum: null unless a mark has an
+/// interval to add.
+macro_rules! take_over_free {
+    () => {
+        concat! {
+            "update idempotency.record
+            set mode = $8::text, fingerprint = $5::bytea, token = $4::int8,
+                attempt = $11::int4, granted_attempt = case when $11::int4 > 1 then granted_attempt end, claimed_at = pg_catalog.now(),
+                completed_at = pg_catalog.statement_timestamp() + case when $8::text = 'mark' then interval '0' end,
+                lease_until = pg_catalog.statement_timestamp() + $7::interval,
+                expires_at = pg_catalog.statement_timestamp() + $6::interval,
+                response_status = null, response_headers = null, response_body = null,
+                last_error = case when $11::int4 > 1 then last_error end,
+                steps = case when $11::int4 > 1 then steps end, request = case when $11::int4 > 1 then request end,
+                looks = null, misdirected = case when $11::int4 > 1 then misdirected end, trace = $12::text
+            from free
+            where scope = $1::text and operation = $2::text and value = $3::text
+                and record.token = $9::int8
+                and ", $crate::record::fragment::may_be_taken_over!("$10")
+        }
+    };
+}
+pub(super) use take_over_free;
+
+impl Record<'_> {
+    /// A statement with [`take_over_free`], whose parameters are $4 to $12.
+    pub(super) fn taking(
+        &self,
+        sql: &'static str,
+        terms: &Terms,
+        asked: DateTime<Utc>,
+        found_token: i64,
+        claim: Claim,
+    ) -> Query<'_, Postgres, PgArguments> {
+        self.query(sql)
+            .bind(claim.token) // $4
+            .bind(terms.fingerprint.as_ref().map(|fingerprint| fingerprint.as_bytes().to_vec())) // $5
+            .bind(interval(terms.retention)) // $6
+            .bind(terms.lease.map(interval)) // $7
+            .bind(terms.mode.as_str()) // $8
+            .bind(found_token) // $9
+            .bind(asked) // $10
+            .bind(claim.attempt) // $11
+            .bind(terms.trace.as_str().map(str::to_owned)) // $12
+    }
+
+    /// The usual [`take_over`](Record::take_over), in one conditional update.
+    pub(super) async fn lock_and_take(
+        self,
+        conn: &mut PgConnection,
+        terms: &Terms,
+        asked: DateTime<Utc>,
+        found_token: i64,
+        claim: Claim,
+    ) -> Result<Tried, Error> {
+        let (mine, free, taken): (Option<bool>, bool, bool) = self
+            .taking(
+                concat! {
+                    "
+                    with /* pg_idempotency: take over */ mine as materialized (
+                        -- No lock if another call has changed the record: then this call replays, and would hold the
+                        -- lock until its transaction ends.
+                        select case when exists (
+                            select from idempotency.record
+                            where scope = $1::text and operation = $2::text and value = $3::text and token = $9::int8
+                        ) then pg_catalog.pg_try_advisory_xact_lock($13::int8) end as mine
+                    ),
+                    -- A row that a sweep is deleting is skipped: no call waits for a row.
+                    free as materialized (
+                        select record.token
+                        from mine, idempotency.record
+                        where mine.mine
+                            and record.scope = $1::text and record.operation = $2::text and record.value = $3::text
+                        for update of record skip locked
+                    ),
+                    taken as (", take_over_free!(), " returning ", note_claim!("$4::int8"), ")
+                    select mine.mine, exists (select from free) as free, exists (select from taken) as taken
+                    from mine
+                    ",
+                },
+                terms,
+                asked,
+                found_token,
+                claim,
+            )
+            .bind(self.key.lock_id()) // $13
+            .try_map(|row| Ok((row.try_get("mine")?, row.try_get("free")?, row.try_get("taken")?)))
+            .fetch_one(conn)
+            .await
+            .map_err(Error::of_statement)?;
+        Ok(match (mine, free, taken) {
+            (None, ..) | (Some(true), true, false) => Tried::Overtaken,
+            (Some(false), ..) => Tried::Held,
+            (Some(true), _, true) => Tried::Won(claim),
+            (Some(true), false, false) => Tried::Locked,
+        })
+    }
+}
+
+/// The keys that one statement marks. They are different and in order: every batch takes locks and rows in the order of
+/// the keys, so overlapping batches queue instead of deadlocking.
+pub(crate) struct MarkBatch<'k> {
+    pub(crate) keys: Vec<&'k Key>,
+    pub(crate) retention: Duration,
+    pub(crate) deployment: Deployment,
+}
+
+/// What became of a batch.
+pub(crate) struct BatchMarked {
+    /// When the caller first asked, by the database's clock.
+    pub(crate) asked: DateTime<Utc>,
+    /// One place for each key.
+    pub(crate) keys: Vec<MarkOf>,
+}
+
+/// What became of one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MarkOf {
+    First,
+    /// It has a live record of this mode.
+    Live(Mode),
+    /// An open transaction holds it.
+    Held,
+    /// It has an expired record, whose row a transaction has locked that does not hold the key: a sweep, or an
+    /// operator.
+    Locked,
+    /// Nothing: the batch stopped at another key, or another transaction has recorded the key at this moment.
+    Open,
+}
+
+impl MarkBatch<'_> {
+    /// Marks the keys that are new or expired: all of them, or none if an open transaction holds one of them, if
+    /// another transaction has locked the row of an expired one, or if one belongs to another mode. It waits for
+    /// nothing.
+    ///
+    /// It tries one key after the other, and stops at the first that it cannot have. So a batch that then waits for
+    /// that key holds no later key, for which another batch might wait.
+    pub(crate) async fn mark(
+        &self,
+        conn: &mut PgConnection,
+        asked: Option<DateTime<Utc>>,
+    ) -> Result<BatchMarked, Error> {
+        let column = |part: fn(&Key) -> &str| self.keys.iter().map(|key| part(key)).collect::<Vec<_>>();
+        let rows = sqlx::query(
+            concat! {
+                "
+                with /* pg_idempotency: mark batch */ recursive asked as materialized (
+                    select asked.place, asked.scope, asked.operation, asked.value, asked.lock, found.mode, found.expired
+                    -- Each parameter is a subquery, so that its number of elements changes no estimate. Otherwise a plan
+                    -- for these keys looks cheaper than the kept plan, and the server plans each call.
+                    from unnest(
+                        (select $1::text[]), (select $2::text[]), (select $3::text[]), (select $7::int8[])
+                    ) with ordinality as asked (scope, operation, value, lock, place)
+                    -- `limit 1` keeps this an index probe for each key, whatever statistics the planner has.
+                    left join lateral (
+                        select record.mode, ", expired_when_asked!("$6"), " as expired
+                        from idempotency.record
+                        where record.scope = asked.scope
+                            and record.operation = asked.operation
+                            and record.value = asked.value
+                        limit 1
+                    ) as found on true
+                ),
+                open as materialized (
+                    select
+                        pg_catalog.array_agg(place order by place) as places,
+                        pg_catalog.array_agg(lock order by place) as locks,
+                        pg_catalog.array_agg(expired is not null order by place) as expired
+                    from asked
+                    where expired is not false
+                        and not exists (select from asked where not expired and mode <> 'mark')
+                        and idempotency.is_plain()
+                ),
+                tried (step, state) as (
+                    select 0, 'mine'
+                    union all
+                    select
+                        tried.step + 1,
+                        case
+                            when not pg_catalog.pg_try_advisory_xact_lock(open.locks[tried.step + 1]) then 'held'
+                            when not open.expired[tried.step + 1] then 'mine'
+                            -- A row that a sweep is deleting is skipped: no batch waits for a row.
+                            else coalesce(
+                                (
+                                    select 'mine'
+                                    from idempotency.record
+                                    where record.scope = ($1::text[])[open.places[tried.step + 1]]
+                                        and record.operation = ($2::text[])[open.places[tried.step + 1]]
+                                        and record.value = ($3::text[])[open.places[tried.step + 1]]
+                                    for update skip locked
+                                ),
+                                'locked'
+                            )
+                        end
+                    from tried, open
+                    where tried.state = 'mine' and tried.step < pg_catalog.cardinality(open.places)
+                ),
+                stopped as materialized (
+                    select open.places[tried.step] as place, tried.state from tried, open where tried.state <> 'mine'
+                ),
+                mine as materialized (
+                    select asked.place, asked.scope, asked.operation, asked.value, asked.expired
+                    from open, asked
+                    where asked.place = any (open.places) and not exists (select from stopped)
+                ),
+                inserted as (
+                    insert into idempotency.record (mode, scope, operation, value, token, completed_at, expires_at)
+                    select
+                        'mark', scope, operation, value, $4::int8 + place,
+                        pg_catalog.statement_timestamp(), pg_catalog.statement_timestamp() + $5::interval
+                    from mine
+                    where expired is null
+                    order by place
+                    on conflict (scope, operation, value) do nothing
+                    returning token - $4::int8 as place
+                ),
+                locked as (select place, scope, operation, value from mine where expired),
+                -- Each row becomes a mark, and nothing of the old record remains.
+                taken as (
+                    update idempotency.record
+                    set mode = 'mark', fingerprint = null, token = $4::int8 + locked.place, attempt = 1,
+                        claimed_at = pg_catalog.now(), lease_until = null,
+                        completed_at = pg_catalog.statement_timestamp(),
+                        expires_at = pg_catalog.statement_timestamp() + $5::interval,
+                        response_status = null, response_headers = null, response_body = null, last_error = null,
+                        steps = null, request = null, looks = null, misdirected = null, granted_attempt = null, trace = null
+                    from locked
+                    where record.scope = locked.scope and record.operation = locked.operation
+                        and record.value = locked.value
+                        and ", expired_when_asked!("$6"), "
+                    returning locked.place
+                ),
+                won as materialized (select place from inserted union all select place from taken),
+                -- The batch is one claim of its transaction, under the number before its first token.
+                noted as materialized (
+                    select ", note_claim!("$4::int8"), " as claims from (select from won limit 1) as any_won
+                )
+                select
+                    asked.place,
+                    least($6::timestamptz, pg_catalog.statement_timestamp()) as asked,
+                    case when not asked.expired then asked.mode end as live,
+                    case when won.place is not null then 'first' else stopped.state end as state,
+                    noted.claims
+                from asked
+                left join won using (place)
+                left join stopped using (place)
+                left join noted on true
+                order by asked.place
+                ",
+            },
+            )
+            .persistent(self.deployment.prepared)
+            .bind(column(Key::scope)) // $1
+            .bind(column(Key::operation)) // $2
+            .bind(column(Key::value)) // $3
+            // Tokens count up from a random start, which must leave room for a batch.
+            .bind(draw_token()? >> 1) // $4
+            .bind(interval(self.retention)) // $5
+            .bind(asked) // $6
+            .bind(self.keys.iter().map(|key| key.lock_id()).collect::<Vec<_>>()) // $7
+            .fetch_all(conn)
+            .await
+            .map_err(Error::of_statement)?;
+        BatchMarked::of(&rows)
+    }
+}
+
+impl BatchMarked {
+    fn of(rows: &[PgRow]) -> Result<Self, Error> {
+        let mut asked = DateTime::UNIX_EPOCH;
+        let mut keys = Vec::with_capacity(rows.len());
+        for row in rows {
+            asked = row.try_get("asked")?;
+            keys.push(match (row.try_get("live")?, row.try_get("state")?) {
+                (Some(mode), _) => MarkOf::Live(Mode::from_column(mode)?),
+                (None, Some("first")) => MarkOf::First,
+                (None, Some("held")) => MarkOf::Held,
+                (None, Some(_)) => MarkOf::Locked,
+                (None, None) => MarkOf::Open,
+            });
+        }
+        Ok(Self { asked, keys })
     }
 }

@@ -25,8 +25,7 @@ use super::claim::{Claim, Inserted, Terms, Tried};
 use super::look::Look;
 use super::opening;
 use super::statement::{Record, draw_token};
-use super::stats::{self, Size};
-use super::sweep::{self, Deleted};
+use super::table::{self, Deleted, Size};
 use crate::{Deployment, Error};
 
 pub(crate) use citus::{Distribution, create_distributed_table, distribution, workers};
@@ -123,7 +122,7 @@ impl Part {
         if citus::is_distributed(conn).await? {
             return Ok(vec![Self::Shards]);
         }
-        Ok(sweep::leaves(conn).await?.into_iter().map(Self::Leaf).collect())
+        Ok(table::leaves(conn).await?.into_iter().map(Self::Leaf).collect())
     }
 
     /// Deletes a batch of the records that are past their retention by the `grace` and under no live lease, oldest
@@ -136,7 +135,7 @@ impl Part {
         grace: Duration,
     ) -> Result<Deleted, Error> {
         match self {
-            Self::Leaf(leaf) => sweep::sweep(conn, leaf, limit, since, grace).await,
+            Self::Leaf(leaf) => table::sweep(conn, leaf, limit, since, grace).await,
             Self::Shards => citus::sweep(conn, limit, since, grace).await,
         }
     }
@@ -150,5 +149,5 @@ impl Part {
 /// Reads the sizes and counts that the server keeps. For a partitioned table they are the sums over its leaves, and for
 /// a distributed one over its shards.
 pub(crate) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
-    if citus::is_distributed(conn).await? { citus::size(conn).await } else { stats::size(conn).await }
+    if citus::is_distributed(conn).await? { citus::size(conn).await } else { table::size(conn).await }
 }

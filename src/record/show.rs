@@ -7,9 +7,9 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::envelope::ShownRequest;
 use super::fragment::{attempts_are_left, looks_count, may_be_retried, readable, state, steps_hash};
 use super::looks::ShownLooks;
+use super::resume::ShownRequest;
 use super::statement::{self, Pages, Record, known_mode};
 use super::step::ShownStep;
 use crate::state::{State, Version};

@@ -11,8 +11,7 @@ use sqlx::{Executor as _, PgConnection, Row as _};
 use crate::Error;
 use crate::record::fragment::{expired_at, readable_place};
 use crate::record::statement::interval;
-use crate::record::stats::Size;
-use crate::record::sweep::{Deleted, could_be_retried};
+use crate::record::table::{Deleted, Size, could_be_retried};
 
 /// Whether this process has looked at a table for [`warn_if_plain`].
 static LOOKED: AtomicBool = AtomicBool::new(false);
@@ -98,7 +97,7 @@ pub(crate) async fn create_distributed_table(conn: &mut PgConnection) -> Result<
     .map_err(Error::of_statement)
 }
 
-/// As [`size`](crate::record::stats::size). The coordinator's own table is empty: the shards have the rows.
+/// As [`size`](crate::record::table::size). The coordinator's own table is empty: the shards have the rows.
 pub(super) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
     sqlx::query(
         "
@@ -153,7 +152,7 @@ pub(crate) async fn workers(conn: &mut PgConnection) -> Result<Vec<Worker>, Erro
     .map_err(Error::of_statement)
 }
 
-/// As [`sweep`](crate::record::sweep::sweep), for Citus, which refuses `ctid` and `for update skip locked`. It deletes
+/// As [`sweep`](crate::record::table::sweep), for Citus, which refuses `ctid` and `for update skip locked`. It deletes
 /// everything that is due up to the `expires_at` of the `limit`th record.
 ///
 /// Records that share this `expires_at` are deleted together, so it may delete some more. It waits for a record that

@@ -7,11 +7,10 @@ use sqlx::PgConnection;
 
 use super::citus::warn_if_plain;
 use super::coordinator::{ask, forget_claim, note_claim, pass_on_lock_timeout, try_lock};
-use crate::record::claim::{Claim, Inserted, Terms, Tried};
+use crate::record::claim::{Claim, Inserted, Terms, Tried, take_over_free};
 use crate::record::look::{Found, Look, Standing, columns};
 use crate::record::release::release_in_transaction;
 use crate::record::statement::{Record, changes_a_row, draw_token, interval};
-use crate::record::take_over::take_over_free;
 use crate::{Error, Fingerprint, Misuse};
 
 /// The look before this has found no record, and took the lock.

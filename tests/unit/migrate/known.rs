@@ -1,0 +1,44 @@
+//! Tests that a change of `migrations/any-language.sql` raises its number, and leaves the names and the arguments.
+
+use sha2::{Digest as _, Sha256};
+
+use super::{FUNCTIONS, KNOWN, functions};
+
+/// The digest of each file that a release has, under its number. The last line may change until a release has it.
+const RELEASED: [(i32, &str); 1] = [(1, "1a0b11725d33b2313266720f1a9bce51b76b219985862e503f20400a8fec2989")];
+
+/// A process of another release calls the functions by these.
+const SIGNATURES: [&str; 5] = [
+    "version() returns int4",
+    "fingerprint(request bytea) returns bytea",
+    "ensure( scope text, operation text, value text, fingerprint bytea, retention interval default '24 hours', \
+     wait interval default null, trace text default null, out outcome text, out token int8, out status int4, \
+     out headers jsonb, out body bytea, out retry_after interval, out first_trace text )",
+    "complete( scope text, operation text, value text, token int8, status int4 default null, headers jsonb \
+     default null, body bytea default null ) returns void",
+    "run( scope text, operation text, value text, fingerprint bytea, effect regproc, argument jsonb, retention \
+     interval default '24 hours', wait interval default null, trace text default null, out outcome text, out \
+     status int4, out headers jsonb, out body bytea, out retry_after interval, out first_trace text )",
+];
+
+#[test]
+fn another_file_has_another_number() {
+    let (number, digest) = *RELEASED.last().expect("a file");
+    let read = hex::encode(Sha256::digest(FUNCTIONS.replace('\r', "")));
+    assert_eq!(
+        (KNOWN.number, &*read),
+        (number, digest),
+        "if a release has this file, raise the number in the file, and add a line above"
+    );
+    assert!(RELEASED.iter().zip(1..).all(|((number, _), place)| *number == place), "{RELEASED:?}");
+}
+
+#[test]
+fn names_and_arguments_stay() {
+    let signatures: Vec<String> = functions(FUNCTIONS)
+        .filter_map(|function| {
+            Some(function.split_once("language ")?.0.split_whitespace().collect::<Vec<_>>().join(" "))
+        })
+        .collect();
+    assert_eq!(signatures, SIGNATURES);
+}
