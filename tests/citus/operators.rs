@@ -1,9 +1,7 @@
 //! The janitor and the operator.
 
-use std::num::NonZeroU32;
 use std::time::Duration;
 
-use pg_idempotency::lease::Policy;
 use pg_idempotency::operator::{self, State, Warning};
 use pg_idempotency::{Error, Janitor, SetupError, distribute, migrate};
 use rig::fixture::Fixture;
@@ -11,42 +9,6 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::{citus_alone, key, options};
-
-const LEASE: Duration = Duration::from_secs(40);
-
-#[tokio::test]
-async fn the_sweep_deletes_what_is_due_and_nothing_else() -> anyhow::Result<()> {
-    let Some(citus) = citus_alone().await else { return Ok(()) };
-    citus.pool.execute("delete from idempotency.record").await?;
-    let (due, left) = (25, 5_i64);
-    for _ in 0..due {
-        Fixture::completed(&key("due"), "body", &1)?.expired().write(&citus.pool).await?;
-    }
-    Fixture::marked(&key("due")).expired().write(&citus.pool).await?;
-    Fixture::indeterminate(&key("due"), "body")?.expired().write(&citus.pool).await?;
-    for _ in 0..left {
-        Fixture::completed(&key("not due"), "body", &1)?.write(&citus.pool).await?;
-        Fixture::leased(&key("live"), "body", Policy::AtLeastOnce { lease: LEASE })?
-            .expired()
-            .write(&citus.pool)
-            .await?;
-    }
-    let janitor = Janitor::new(citus.pool.clone())
-        .grace(Duration::ZERO)
-        .pause(Duration::ZERO)
-        .batch_size(NonZeroU32::new(10).expect("not zero"));
-    let first = janitor.sweep_once(10).await?;
-    assert!(first.limited);
-    let rest = janitor.sweep_once(u64::MAX).await?;
-    assert_eq!(
-        (first.completed + rest.completed, first.indeterminate + rest.indeterminate, first.marks + rest.marks),
-        (due, 1, 1)
-    );
-    assert_eq!(rest.oldest_after, None);
-    let count: i64 = sqlx::query_scalar("select count(*) from idempotency.record").fetch_one(&citus.pool).await?;
-    assert_eq!(count, 2 * left);
-    Ok(())
-}
 
 #[tokio::test]
 async fn the_sweep_leaves_a_record_that_is_taken_over_while_it_waits() -> anyhow::Result<()> {
