@@ -115,7 +115,7 @@ returns text language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     callers text := current_setting('lock_timeout');
     callers_ms numeric := extract(epoch from callers::interval) * 1000;
-    -- The columns of the record, under their own names: the condition below is `may_be_taken_over` of src/record, word for word.
+    -- The columns of the record, under their own names: the condition below is that of `take_over` in src/record.
     mode text;
     lease_until timestamptz;
     completed_at timestamptz;

@@ -14,39 +14,21 @@ use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres, Row as _};
 
-use super::fragment::expired_when_asked;
+use super::fragment::no_live_lease;
 use super::statement::{Record, age, draw_token, interval};
 use crate::trace::Trace;
 use crate::{Deployment, Error, Fingerprint, Key, Mode, OnDuplicate};
 
-/// Adds a token to the claims of this transaction: the setting `idempotency.claim`, which ends with the transaction,
-/// and goes back with a savepoint. `claimed_at = now()` would not tell whose claim it is, because two transactions may
-/// start in the same microsecond. `xmin` would not tell either: behind a savepoint it is the id of a subtransaction.
-/// A distributed table takes it in no RETURNING.
-macro_rules! note_claim {
-    ($token:literal) => {
-        concat!(
-            "pg_catalog.set_config('idempotency.claim', \
-             coalesce(pg_catalog.current_setting('idempotency.claim', true), '') || ' ' || ",
-            $token,
-            "::text, true)"
-        )
+/// The claims of this transaction, by their tokens. A claim adds its own to the setting `idempotency.claim`, which ends
+/// with the transaction, and goes back with a savepoint. `claimed_at = now()` would not tell whose claim it is, because
+/// two transactions may start in the same microsecond. `xmin` would not tell either: behind a savepoint it is the id of
+/// a subtransaction. A distributed table does not take the setting in RETURNING.
+macro_rules! noted_claims {
+    () => {
+        "coalesce(pg_catalog.current_setting('idempotency.claim', true), '')"
     };
 }
-
-/// Removes a token from the claims of this transaction.
-macro_rules! forget_claim {
-    ($token:literal) => {
-        concat!(
-            "pg_catalog.set_config('idempotency.claim', pg_catalog.array_to_string(pg_catalog.array_remove(\
-             pg_catalog.string_to_array(pg_catalog.current_setting('idempotency.claim', true), ' '), ",
-            $token,
-            "::text), ' '), true)"
-        )
-    };
-}
-
-pub(super) use {forget_claim, note_claim};
+pub(super) use noted_claims;
 
 /// The right to perform. It lasts as long as the claiming transaction, or as long as the lease.
 #[derive(Clone, Copy, Debug)]
@@ -113,7 +95,10 @@ impl Record<'_> {
                     when idempotency.is_plain() then pg_catalog.pg_try_advisory_xact_lock($9::int8)
                 end
                 on conflict (scope, operation, value) do nothing
-                returning ", note_claim!("$4::int8"), ", pg_catalog.clock_timestamp() - pg_catalog.now() as age",
+                returning
+                    pg_catalog.set_config('idempotency.claim', ", noted_claims!(), " || ' ' || $4::int8::text, true),
+                    pg_catalog.clock_timestamp() - pg_catalog.now() as age
+                ",
             })
             .bind(token) // $4
             .bind(terms.fingerprint.as_ref().map(Fingerprint::as_bytes)) // $5
@@ -127,8 +112,13 @@ impl Record<'_> {
     }
 }
 
-/// Takes over the row of the CTE `free`. It is one text for both kinds of table: a column that one of two texts forgot
-/// to clear could give a caller the response of the old record.
+/// Takes over the row of the CTE `free`, if it had expired when the caller first asked (`$10`), or may be retried. The
+/// smaller time counts because the clock may have jumped back: a record must not expire before its time.
+/// `idempotency.await_key` asks the same question, and for an unfinished record also whether the mode is that of the
+/// call.
+///
+/// It is one text for both kinds of table: a column that one of two texts forgot to clear could give a caller the
+/// response of the old record.
 ///
 /// A distributed table takes no clock inside CASE, so the time of completion is a sum: null unless a mark has an
 /// interval to add.
@@ -148,7 +138,9 @@ macro_rules! take_over_free {
             from free
             where scope = $1::text and operation = $2::text and value = $3::text
                 and record.token = $9::int8
-                and ", $crate::record::fragment::may_be_taken_over!("$10")
+                and ((expires_at <= least($10::timestamptz, pg_catalog.statement_timestamp())
+                        and ", $crate::record::fragment::no_live_lease!(), ")
+                    or ", $crate::record::fragment::may_be_retried!(), ")"
         }
     };
 }
@@ -205,7 +197,10 @@ impl Record<'_> {
                             and record.scope = $1::text and record.operation = $2::text and record.value = $3::text
                         for update of record skip locked
                     ),
-                    taken as (", take_over_free!(), " returning ", note_claim!("$4::int8"), ")
+                    taken as (", take_over_free!(), "
+                        returning pg_catalog.set_config('idempotency.claim',
+                            ", noted_claims!(), " || ' ' || $4::int8::text, true)
+                    )
                     select mine.mine, exists (select from free) as free, exists (select from taken) as taken
                     from mine
                     ",
@@ -285,7 +280,10 @@ impl MarkBatch<'_> {
                     ) with ordinality as asked (scope, operation, value, lock, place)
                     -- `limit 1` keeps this an index probe for each key, whatever statistics the planner has.
                     left join lateral (
-                        select record.mode, ", expired_when_asked!("$6"), " as expired
+                        select
+                            record.mode,
+                            (expires_at <= least($6::timestamptz, pg_catalog.statement_timestamp())
+                                and ", no_live_lease!(), ") as expired
                         from idempotency.record
                         where record.scope = asked.scope
                             and record.operation = asked.operation
@@ -359,13 +357,16 @@ impl MarkBatch<'_> {
                     from locked
                     where record.scope = locked.scope and record.operation = locked.operation
                         and record.value = locked.value
-                        and ", expired_when_asked!("$6"), "
+                        and (expires_at <= least($6::timestamptz, pg_catalog.statement_timestamp())
+                            and ", no_live_lease!(), ")
                     returning locked.place
                 ),
                 won as materialized (select place from inserted union all select place from taken),
                 -- The batch is one claim of its transaction, under the number before its first token.
                 noted as materialized (
-                    select ", note_claim!("$4::int8"), " as claims from (select from won limit 1) as any_won
+                    select pg_catalog.set_config('idempotency.claim',
+                        ", noted_claims!(), " || ' ' || $4::int8::text, true) as claims
+                    from (select from won limit 1) as any_won
                 )
                 select
                     asked.place,

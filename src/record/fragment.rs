@@ -9,25 +9,6 @@ macro_rules! no_live_lease {
     };
 }
 
-/// The record is expired as of this moment: every claim ignores it, whether or not a sweep has deleted it.
-macro_rules! expired_at {
-    ($($moment:tt)+) => {
-        concat!("(expires_at <= ", $($moment)+, " and ", $crate::record::fragment::no_live_lease!(), ")")
-    };
-}
-
-/// The record had expired when the caller first asked. The smaller time counts because the clock may have jumped back:
-/// a record must not expire before its time.
-macro_rules! expired_when_asked {
-    ($asked:literal) => {
-        $crate::record::fragment::expired_at!(concat!(
-            "least(",
-            $asked,
-            "::timestamptz, pg_catalog.statement_timestamp())"
-        ))
-    };
-}
-
 /// A time that a client may read, or subtract another time from. **Every statement that does either with a time of the
 /// table reads it through this fragment.** A person who pins a key sets `infinity`, which neither chrono nor a
 /// subtraction takes; chrono ends before the largest times of PostgreSQL, too. Null stays null.
@@ -132,29 +113,18 @@ macro_rules! may_be_retried {
     };
 }
 
-/// A call that first asked at this moment may take the record over. `idempotency.await_key` asks the same question, and
-/// for an unfinished record also whether the mode is that of the call.
-macro_rules! may_be_taken_over {
-    ($asked:literal) => {
-        concat!(
-            "(",
-            $crate::record::fragment::expired_when_asked!($asked),
-            " or ",
-            $crate::record::fragment::may_be_retried!(),
-            ")"
-        )
-    };
-}
-
 /// The [`State`](crate::state::State) of a record now, in one text for every question about it. The first line that
-/// matches counts, so the order has a meaning. The last line is also for a lease of a newer release's mode. A look
+/// matches counts, so the order has a meaning. Every claim ignores an expired record, whether or not a sweep has
+/// deleted it. The last line is also for a lease of a newer release's mode. A look
 /// derives the same state itself ([`Found::at`](super::look::Found::at)): the server would prepare this for every look,
 /// and on Citus a worker would judge by its own clock.
 macro_rules! state {
     () => {
         concat! {
             "case
-                when ", $crate::record::fragment::expired_at!("pg_catalog.statement_timestamp()"), " then 'expired'
+                when (expires_at <= pg_catalog.statement_timestamp()
+                        and ", $crate::record::fragment::no_live_lease!(), ")
+                    then 'expired'
                 when completed_at is not null then case mode when 'mark' then 'mark' else 'completed' end
                 when lease_until > pg_catalog.statement_timestamp() then 'in_flight'
                 when ", $crate::record::fragment::may_be_retried!(), "
@@ -176,9 +146,8 @@ macro_rules! table_or_leaf {
 }
 
 pub(super) use {
-    attempts_are_left, expired_at, expired_when_asked, looks_count, may_be_retried, may_be_taken_over, no_live_lease,
-    no_step_in_doubt, readable, readable_place, state, steps_hash, steps_in_doubt, stored_time, table_or_leaf,
-    time_as_stored,
+    attempts_are_left, looks_count, may_be_retried, no_live_lease, no_step_in_doubt, readable, readable_place, state,
+    steps_hash, steps_in_doubt, stored_time, table_or_leaf, time_as_stored,
 };
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use super::claim::{Claim, forget_claim};
+use super::claim::Claim;
 use super::statement::{Record, changes_a_row, draw_token, interval};
 use crate::{Error, Misuse};
 
@@ -34,7 +34,14 @@ impl Record<'_> {
     /// The usual [`release_in_transaction`](Record::release_in_transaction).
     pub(super) async fn release_and_forget(self, conn: &mut PgConnection, claim: Claim) -> Result<(), Error> {
         let update = self
-            .query(concat!(release_in_transaction!(), "returning ", forget_claim!("$4::int8")))
+            .query(concat! {
+                release_in_transaction!(), "
+                returning pg_catalog.set_config('idempotency.claim', pg_catalog.array_to_string(pg_catalog.array_remove(
+                    pg_catalog.string_to_array(pg_catalog.current_setting('idempotency.claim', true), ' '),
+                    $4::int8::text
+                ), ' '), true)
+                ",
+            })
             .bind(claim.token) // $4
             .bind(draw_token()?); // $5
         if changes_a_row(conn, update).await? { Ok(()) } else { Err(Error::Misuse(Misuse::NotInTransaction)) }

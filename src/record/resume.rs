@@ -5,9 +5,7 @@ use std::time::Duration;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-#[cfg(feature = "http")]
-use super::fragment::time_as_stored;
-use super::fragment::{attempts_are_left, may_be_retried, stored_time};
+use super::fragment::{may_be_retried, stored_time};
 #[cfg(feature = "http")]
 use super::release::storable;
 #[cfg(feature = "http")]
@@ -79,7 +77,7 @@ impl Candidate {
                 and ", may_be_retried!(), "
                 -- After its retention the key is new, and its stored steps do not count.
                 and expires_at > pg_catalog.statement_timestamp()
-                and ", attempts_are_left!("$3"), "
+                and attempt < greatest($3::int4, granted_attempt)
                 and claimed_at <= pg_catalog.statement_timestamp() - $4::interval * pg_catalog.power(2,
                     -- No sum overflows, whatever somebody has written into the row.
                     least(least(greatest(attempt, 1) - 1, 20) + least(greatest(misdirected, 0), 20), 20))
@@ -181,7 +179,7 @@ impl Record<'_> {
                 "
                 update /* pg_idempotency: give back */ idempotency.record
                 set lease_until = '-infinity', token = $5::int8, last_error = $6::text,
-                    expires_at = ", time_as_stored!("$7"), ",
+                    expires_at = ($7::text::timestamp at time zone 'UTC'),
                     attempt = attempt - 1, misdirected = least(coalesce(misdirected, 0), 19) + 1
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8

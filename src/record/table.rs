@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
-use super::fragment::{expired_at, readable, readable_place, state, table_or_leaf};
+use super::fragment::{no_live_lease, readable, readable_place, state, table_or_leaf};
 use super::statement::{self, interval};
 use crate::Error;
 use crate::state::State;
@@ -78,7 +78,7 @@ pub(super) async fn sweep(
             where ctid = any (array(
                     select ctid
                     from {leaf}
-                    where ", expired_at!("pg_catalog.statement_timestamp() - $3::interval"), "
+                    where (expires_at <= pg_catalog.statement_timestamp() - $3::interval and ", no_live_lease!(), ")
                         and expires_at >= coalesce($2::timestamptz, '-infinity')
                     order by expires_at
                     limit $1::int8
@@ -86,7 +86,7 @@ pub(super) async fn sweep(
                 ))
                 -- The condition is repeated: it must be true for the row version that is deleted, not for the selected
                 -- one.
-                and ", expired_at!("pg_catalog.statement_timestamp() - $3::interval"), "
+                and (expires_at <= pg_catalog.statement_timestamp() - $3::interval and ", no_live_lease!(), ")
             returning mode, completed_at, expires_at, ", could_be_retried!(), " as retried
         )
         select
@@ -145,7 +145,7 @@ pub(crate) async fn oldest_due(conn: &mut PgConnection, grace: Duration) -> Resu
             -- Somebody may have set -infinity by hand: count from the claim.
             - case when pg_catalog.isfinite(expires_at) then expires_at else ", readable!("claimed_at"), " end)::float8
         from idempotency.record
-        where ", expired_at!("pg_catalog.statement_timestamp() - $1::interval"), "
+        where (expires_at <= pg_catalog.statement_timestamp() - $1::interval and ", no_live_lease!(), ")
         order by expires_at
         limit 1
         ",

@@ -9,7 +9,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{Executor as _, PgConnection, Row as _};
 
 use crate::Error;
-use crate::record::fragment::{expired_at, readable_place};
+use crate::record::fragment::{no_live_lease, readable_place};
 use crate::record::statement::interval;
 use crate::record::table::{Deleted, Size, could_be_retried};
 
@@ -170,14 +170,14 @@ pub(super) async fn sweep(
     let rows = sqlx::query(concat! {
         "
         delete /* pg_idempotency: sweep */ from idempotency.record
-        where ", expired_at!("pg_catalog.statement_timestamp() - $3::interval"), "
+        where (expires_at <= pg_catalog.statement_timestamp() - $3::interval and ", no_live_lease!(), ")
             and expires_at >= coalesce($2::timestamptz, '-infinity')
             and expires_at <= (
                 select max(due.expires_at)
                 from (
                     select expires_at
                     from idempotency.record
-                    where ", expired_at!("pg_catalog.statement_timestamp() - $3::interval"), "
+                    where (expires_at <= pg_catalog.statement_timestamp() - $3::interval and ", no_live_lease!(), ")
                         and expires_at >= coalesce($2::timestamptz, '-infinity')
                     order by expires_at
                     limit $1::int8

@@ -3,7 +3,7 @@
 use sqlx::postgres::PgRow;
 use sqlx::{Executor as _, PgConnection, Row as _};
 
-use crate::record::claim::{forget_claim, note_claim};
+use crate::record::claim::noted_claims;
 use crate::record::look::Now;
 use crate::record::opening::{check, own_transaction};
 use crate::record::statement::Record;
@@ -94,19 +94,24 @@ pub(super) async fn pass_on_synchronous_commit(conn: &mut PgConnection) -> Resul
 
 /// Adds a token to the claims of this transaction, which the coordinator knows.
 pub(super) async fn note_claim(conn: &mut PgConnection, deployment: Deployment, token: i64) -> Result<(), Error> {
-    ask_setting(concat!("select /* pg_idempotency: note claim */ ", note_claim!("$1::int8")), conn, deployment, token)
-        .await
+    let sql = concat! {
+        "
+        select /* pg_idempotency: note claim */
+            pg_catalog.set_config('idempotency.claim', ", noted_claims!(), " || ' ' || $1::int8::text, true)
+        ",
+    };
+    ask_setting(sql, conn, deployment, token).await
 }
 
 /// Removes a token from the claims of this transaction.
 pub(super) async fn forget_claim(conn: &mut PgConnection, deployment: Deployment, token: i64) -> Result<(), Error> {
-    ask_setting(
-        concat!("select /* pg_idempotency: forget claim */ ", forget_claim!("$1::int8")),
-        conn,
-        deployment,
-        token,
-    )
-    .await
+    let sql = "
+        select /* pg_idempotency: forget claim */
+            pg_catalog.set_config('idempotency.claim', pg_catalog.array_to_string(pg_catalog.array_remove(
+                pg_catalog.string_to_array(pg_catalog.current_setting('idempotency.claim', true), ' '), $1::int8::text
+            ), ' '), true)
+        ";
+    ask_setting(sql, conn, deployment, token).await
 }
 
 async fn ask_setting(
@@ -115,7 +120,7 @@ async fn ask_setting(
     deployment: Deployment,
     token: i64,
 ) -> Result<(), Error> {
-    let query = sqlx::query(sql).persistent(deployment.prepared).bind(token);
+    let query = sqlx::query(sql).persistent(deployment.prepared).bind(token); // $1
     query.execute(conn).await.map(drop).map_err(Error::of_statement)
 }
 

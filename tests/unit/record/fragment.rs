@@ -9,9 +9,8 @@ fn normalised(sql: &str) -> String {
 #[test]
 fn await_key_asks_whether_the_record_may_be_taken_over() {
     let migration = normalised(include_str!("../../../migrations/0001_create_record.sql"));
-    let expired = expired_when_asked!("$6");
-    let retried = may_be_retried!();
-    assert_eq!(may_be_taken_over!("$6"), format!("({expired} or {retried})"));
+    let (live, retried) = (no_live_lease!(), may_be_retried!());
+    let expired = format!("(expires_at <= least($6::timestamptz, pg_catalog.statement_timestamp()) and {live})");
     let condition = normalised(&format!("({expired} or (mode = $7::text and {retried}))"));
     assert!(migration.contains(&format!("if found and {condition} is not true then")), "{condition}");
 }
