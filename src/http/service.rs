@@ -123,6 +123,7 @@ struct Admitted<B, E> {
     admission: Result<Admission<B>, NoResponse<E>>,
 }
 
+#[allow(clippy::large_enum_variant, reason = "moved once for each request; a box would be an allocation")]
 enum Admission<B> {
     /// The layer does not cover the request's method, or a resumer has claimed the request's key.
     PassedOn(Request<LayerBody<B>>),

@@ -18,6 +18,9 @@ pub struct Proxy {
     wire: Wire,
 }
 
+/// The bytes of each connection's client, by the number of the connection.
+type Heard = Mutex<BTreeMap<usize, Vec<u8>>>;
+
 #[derive(Clone, Default)]
 struct Wire {
     connections: Arc<AtomicUsize>,
@@ -29,8 +32,8 @@ struct Wire {
     cut: Arc<Notify>,
     /// The next ROLLBACK fails.
     spoils: Arc<AtomicBool>,
-    /// The bytes of each connection's client, if somebody listens.
-    heard: Option<Arc<Mutex<BTreeMap<usize, Vec<u8>>>>>,
+    /// `None` if nobody listens.
+    heard: Option<Arc<Heard>>,
 }
 
 impl Proxy {
