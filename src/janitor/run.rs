@@ -27,7 +27,7 @@ impl Janitor {
     /// after sweeps that succeed.
     ///
     /// ```no_run
-    /// # async fn f(pool: sqlx::PgPool, shutdown: impl Future<Output = ()>) {
+    /// # async fn f(pool: sqlx::PgPool, shutdown: impl Future<Output = ()> + Send) {
     /// pg_idempotency::Janitor::new(pool).run(shutdown).await;
     /// # }
     /// ```
