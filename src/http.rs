@@ -65,7 +65,7 @@
 //!     - of any other status undoes everything and frees the key, so that a corrected request may use it. So do an
 //!       error, a panic, and a handler that takes [too long](IdempotencyLayer::run_timeout).
 //!
-//! Under a [lease](IdempotencyLayer::leased), effects outside are not undone. An error frees the key for the same body
+//! Under a [lease](IdempotencyLayer::leased), effects outside are not undone. An error that is not of a chosen status frees the key for the same body
 //! under `AtLeastOnce` and in steps. **Under `AtMostOnce` it leaves the key indeterminate**, for an operator, also if it
 //! is a 4xx of an extractor, or axum's own 404 or 405. A handler that has done nothing says so with
 //! [`Lease::not_performed`](crate::lease::Lease::not_performed). A 4xx of the first attempt frees the key for any body

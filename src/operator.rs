@@ -1,8 +1,8 @@
 //! What an operator asks and decides: how much is in the table, whether the set-up keeps the crate's promises, what
 //! became of one key, which records wait for a decision, and the decision.
 //!
-//! The binary `idempotency-janitor` is a command line over these functions, and a service may call them itself. Each
-//! takes a pool, and runs in a transaction of its own. [`bounded`] bounds the time of any of them.
+//! The binary `idempotency-janitor` is a command line over these functions, and a service may call them itself. With a
+//! pool, each runs in a transaction of its own, and [`bounded`] bounds its time.
 //!
 //! # Settling
 //!
@@ -50,6 +50,8 @@
 //! - The verb sets `synchronous_commit` to `on` for the rest of the transaction if it is weaker, because a decision
 //!   that the server loses could become a second effect. It leaves every other setting as it was.
 //! - If it returns an error, it has changed nothing, and the transaction is usable.
+//! - If its future is dropped, roll back: the decision may have been sent. So put a time-out around the whole
+//!   transaction, which then ends with the future, and not around the verb alone. The same holds for [`bounded`].
 //! - If you roll back, the record that it returned was never there: its verbs return [`SettleError::Changed`].
 //! - A table that [`protect`](crate::protect()) protects refuses the row of an audit, like every write outside an
 //!   operation, until the transaction says `set local idempotency.claim = 'exempt'`.

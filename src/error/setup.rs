@@ -65,9 +65,12 @@ impl From<sqlx::Error> for SetupError {
 #[non_exhaustive]
 pub enum SettleError {
     /// The record is not as it was shown: another claim has it, somebody has settled, completed or deleted it, a
-    /// heartbeat has revived its lease, or one of its steps has ended. Or it is not to be settled so. Nothing was
-    /// changed. Look again, and decide again.
-    #[error("the record has changed since it was looked at, or is under a live lease, so nothing was done; look again")]
+    /// heartbeat has revived its lease, or one of its steps has ended. Or it is not to be settled in this way: each verb
+    /// says what it takes. Nothing was changed. Look again, and decide again.
+    #[error(
+        "the record has changed since it was looked at, is under a live lease, or is not to be settled in this way, so \
+         nothing was done; look again"
+    )]
     Changed,
 
     /// An error that a call can get, too.

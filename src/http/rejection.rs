@@ -72,7 +72,7 @@ pub enum Rejection {
     )]
     #[non_exhaustive]
     Indeterminate {
-        /// The fencing token of its claim, by which an operator settles it.
+        /// The fencing token of its claim, by which `unsettled` and the log name it.
         token: i64,
         /// The names of all steps in doubt, if the operation is in steps.
         steps: Vec<String>,

@@ -257,12 +257,16 @@ async fn run_in_task<H: Handler>(
 ) -> Reply<H> {
     // Dropped with this future.
     let (_client, gone) = watch::channel(());
-    let layer = layer.clone();
+    let (task_layer, task_operation) = (layer.clone(), operation.clone());
     // Boxed, because a task is moved several times before its first poll, and this one is large.
-    let run = Box::pin(async move { run(&layer, operation.as_deref(), ticket, gone, handler).await });
+    let run = Box::pin(async move { run(&task_layer, task_operation.as_deref(), ticket, gone, handler).await });
     // The task fails if the runtime is shutting down, or the layer itself has panicked.
     let ended = tokio::spawn(run.in_current_span()).await;
-    ended.unwrap_or_else(|_| Err(Error::Unanswered.into()))
+    ended.unwrap_or_else(|_| {
+        let rejection = Rejection::of(Error::Unanswered);
+        rejection.log(operation.as_deref(), &layer.lines);
+        Err(rejection.into())
+    })
 }
 
 async fn run<H: Handler>(

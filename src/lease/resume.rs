@@ -94,7 +94,7 @@ impl Resumer {
         W: AsyncFnOnce(&Lease, B) -> Result<T, E> + Clone,
     {
         let (operation, shutdown) = (self.operation.as_str(), pin!(shutdown));
-        let what = "a search for operations to resume";
+        let what = "resuming an operation";
         let mut passes = Passes::of(what, Some(operation), self.interval, shutdown);
         while passes.next().await {
             let pass = async {

@@ -139,12 +139,11 @@ impl Shown {
             ", as_shown!(), "
             ",
         };
-        let in_doubt: Vec<_> = self.steps.iter().filter(|step| step.in_doubt).map(|step| step.name.clone()).collect();
         Ok(self
             .fenced(sql)
             .bind(draw_token()?) // $7
             .bind(storable(reason)) // $8
-            .bind(in_doubt)) // $9
+            .bind(&self.in_doubt)) // $9
     }
 
     /// Stores the result of one step in doubt. Releases the claim, and permits one more attempt; other steps stay in

@@ -61,11 +61,13 @@ pub struct Shown {
     pub steps: Vec<ShownStep>,
     /// What a [`Reconciler`](crate::lease::Reconciler) has found out since the operation is in doubt.
     pub looks: Vec<ShownLooks>,
-    /// Whether the request is stored, so that a resumer may finish the operation. At most once no resumer may.
+    /// Whether the request is stored, so that a resumer may finish the operation. Under `AtMostOnce` no resumer may.
     pub resumable: bool,
     /// The stored request without its body, if it is one of a leased HTTP layer.
     pub request: Option<ShownRequest>,
     fingerprint: Option<Vec<u8>>,
+    /// The names of the steps in doubt. `steps` is the caller's to change, and a decision is about what was shown.
+    pub(super) in_doubt: Vec<String>,
     pub(super) version: Version,
     /// What an operator's statements have to know of the table.
     pub(crate) deployment: Deployment,
@@ -108,6 +110,7 @@ impl Shown {
         let lease_seconds_left: Option<f64> = row.try_get("lease_seconds_left")?;
         let response_bytes: Option<i32> = row.try_get("response_bytes")?;
         let completed_at: Option<DateTime<Utc>> = row.try_get("completed_at")?;
+        let steps = ShownStep::all(row, downstream_key)?;
         Ok(Self {
             mode,
             state: statement::state(row)?,
@@ -124,7 +127,8 @@ impl Shown {
             downstream_key: (mode.is_leased() && mode != Mode::InSteps).then(|| downstream_key("")),
             trace: row.try_get("trace")?,
             last_error: row.try_get("last_error")?,
-            steps: ShownStep::all(row, downstream_key)?,
+            in_doubt: steps.iter().filter(|step| step.in_doubt).map(|step| step.name.clone()).collect(),
+            steps,
             looks: ShownLooks::all(row)?,
             resumable: row.try_get("resumable")?,
             version: Version::of(row, completed_at.is_some())?,

@@ -25,6 +25,9 @@ pub(crate) const ANSWER_TIME: Duration = Duration::from_secs(30);
 /// network vanishes without a word, TCP may never notice. `tokio::time::timeout` ends that wait, too, but the
 /// connection then keeps its place in the pool.
 ///
+/// It closes the connections that `work` owns. A connection or a transaction that `work` only borrows stays open, with
+/// whatever `work` has sent: move it into `work`, or drop it after [`Error::Unanswered`].
+///
 /// ```no_run
 /// # use std::time::Duration;
 /// # use pg_idempotency::{Error, operator};

@@ -183,9 +183,9 @@ pub(crate) enum Opening {
     /// With `synchronous_commit = on`, if the session has a weaker setting. For a claim that guards an effect
     /// elsewhere: if the server lost the claim, a second caller could repeat the effect.
     ///
-    /// The setting `idempotency.claim` begins with [`own_transaction`](opening::own_transaction) until this transaction ends. So a step, which
-    /// claims nothing, may write the tables that are protected, and a later statement can tell whether it is still in
-    /// this transaction.
+    /// The setting `idempotency.claim` begins with [`own_transaction`](opening::own_transaction) until this transaction
+    /// ends. So a step, which claims nothing, may write the tables that are protected, and a later statement can tell
+    /// whether it is still in this transaction.
     ///
     /// It is durable on every server of the deployment.
     Durable(Deployment),
@@ -195,7 +195,7 @@ pub(crate) enum Opening {
     /// The setting is local to the transaction, because the connection is the service's or a pooler's. It applies to
     /// all tables, so no code of the service may run in such a transaction.
     AllRows,
-    /// As `Durable` and `AllRows`, for the decision of an operator.
+    /// As `Durable` and `AllRows`, for the decision of an operator, but without the setting `idempotency.claim`.
     DurableAllRows(Deployment),
     /// At READ COMMITTED, whatever the session's own level is, and without a snapshot yet: the first statement takes a
     /// lock, and the second one must see everything that was committed before that.

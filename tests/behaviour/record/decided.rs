@@ -211,3 +211,15 @@ async fn an_error_has_the_version_of_a_released_record(pool: PgPool) -> anyhow::
     assert!(!granted.is_exhausted(NonZeroU32::MIN));
     Ok(())
 }
+
+/// The list of steps is public, so a caller may take it out or change it.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_decision_is_about_the_steps_that_were_shown_whatever_the_caller_did_to_the_list(
+    pool: PgPool,
+) -> anyhow::Result<()> {
+    let mut before = waiting(&pool, "release a step").await;
+    assert_eq!(std::mem::take(&mut before.steps).len(), 1);
+    let released = before.release(&pool, "the gateway has no such text").await?;
+    assert_eq!((released.state, released.steps.len()), (State::Released, 0));
+    Ok(())
+}
