@@ -169,7 +169,9 @@ async fn version(pool: &PgPool, key: &Key, policy: Policy) -> Version {
 /// A service looks the operation up, and settles it by the version of its error. The token alone would not do.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_service_settles_what_its_error_was_about(pool: PgPool) -> anyhow::Result<()> {
-    let revived = "update idempotency.record set lease_until = lease_until + interval '1 ms'";
+    // In UTC, because Citus refuses a time with a zone plus an interval.
+    let revived = "update idempotency.record
+        set lease_until = (lease_until at time zone 'UTC' + interval '1 ms') at time zone 'UTC'";
     let stepped = r#"update idempotency.record set steps = steps || '{"ride": {"result": "1", "attempt": 1}}'"#;
     let completed = "update idempotency.record
         set completed_at = now(), response_body = '1', lease_until = null, steps = null";
