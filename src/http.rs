@@ -65,12 +65,12 @@
 //!     - of any other status undoes everything and frees the key, so that a corrected request may use it. So do an
 //!       error, a panic, and a handler that takes [too long](IdempotencyLayer::run_timeout).
 //!
-//! Under a [lease](IdempotencyLayer::leased), effects outside are not undone. An error that is not of a chosen status frees the key for the same body
-//! under `AtLeastOnce` and in steps. **Under `AtMostOnce` it leaves the key indeterminate**, for an operator, also if it
-//! is a 4xx of an extractor, or axum's own 404 or 405. A handler that has done nothing says so with
-//! [`Lease::not_performed`](crate::lease::Lease::not_performed). A 4xx of the first attempt frees the key for any body
-//! if [`LeasedBody`] or a fallback of this module ([`not_found`], [`method_not_allowed`]) has refused the request, and
-//! in steps before the first step. The guide's page `http` has all cases.
+//! Under a [lease](IdempotencyLayer::leased), effects outside are not undone. An error that is not of a chosen status
+//! frees the key for the same body under `AtLeastOnce` and in steps. **Under `AtMostOnce` it leaves the key
+//! indeterminate**, for an operator, also if it is a 4xx of an extractor, or axum's own 404 or 405. A handler that has
+//! done nothing says so with [`Lease::not_performed`](crate::lease::Lease::not_performed). A 4xx of the first attempt
+//! frees the key for any body if [`LeasedBody`] or a fallback of this module ([`not_found`], [`method_not_allowed`])
+//! has refused the request, and in steps before the first step. The guide's page `http` has all cases.
 //!
 //! Every response of the layer to a request with one `Idempotency-Key` echoes it, as this request sent it: first
 //! answers, replays, rejections, and errors of the scope function. It replaces the echo of another service, which a
@@ -153,8 +153,8 @@
 //!
 //! # Costs
 //!
-//! A first call costs two more round trips than the handler in a transaction of its own, and a replay takes four, or one
-//! with [`round_trips`](crate::Idempotency::round_trips). `docs/performance.md` of the package has measurements.
+//! A first call costs two more round trips than the handler in a transaction of its own, and a replay takes four, or
+//! one with [`round_trips`](crate::Idempotency::round_trips). `docs/performance.md` of the package has measurements.
 
 mod body;
 mod handler;

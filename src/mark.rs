@@ -149,8 +149,8 @@ impl MarkOptions {
         Self { on_duplicate: Some(on_duplicate), ..self }
     }
 
-    /// The trace of this call, a `traceparent` of W3C Trace Context: see [`Idempotency::trace`](crate::Idempotency::trace).
-    /// A [batch](Self::mark_many) on one server stores none.
+    /// The trace of this call, a `traceparent` of W3C Trace Context: see
+    /// [`Idempotency::trace`](crate::Idempotency::trace). A [batch](Self::mark_many) on one server stores none.
     #[must_use]
     pub fn trace(self, traceparent: &str) -> Self {
         Self { trace: Trace::of(traceparent), ..self }

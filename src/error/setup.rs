@@ -65,8 +65,8 @@ impl From<sqlx::Error> for SetupError {
 #[non_exhaustive]
 pub enum SettleError {
     /// The record is not as it was shown: another claim has it, somebody has settled, completed or deleted it, a
-    /// heartbeat has revived its lease, or one of its steps has ended. Or it is not to be settled in this way: each verb
-    /// says what it takes. Nothing was changed. Look again, and decide again.
+    /// heartbeat has revived its lease, or one of its steps has ended. Or it is not to be settled in this way: each
+    /// verb says what it takes. Nothing was changed. Look again, and decide again.
     #[error(
         "the record has changed since it was looked at, is under a live lease, or is not to be settled in this way, so \
          nothing was done; look again"

@@ -389,9 +389,10 @@ impl IdempotencyLayer {
     /// The layer's own statements are bounded, too, because a connection can vanish without a word: the claim, and the
     /// completion with its COMMIT or the ROLLBACK, each by this limit, but by 30 seconds at most and a second at least.
     /// A claim may also wait for the pool's `acquire_timeout`. After that the answer is
-    /// [`Unavailable`](Rejection::Unavailable), the key is free in this process, and the connection is closed and leaves
-    /// the pool. **After a COMMIT it is unknown whether the operation took effect.** Under a lease, a claim may take the
-    /// length of the lease, but 2 seconds at least and 30 at most, and a response is stored by tries for that length.
+    /// [`Unavailable`](Rejection::Unavailable), the key is free in this process, and the connection is closed and
+    /// leaves the pool. **After a COMMIT it is unknown whether the operation took effect.** Under a lease, a claim may
+    /// take the length of the lease, but 2 seconds at least and 30 at most, and a response is stored by tries for that
+    /// length.
     ///
     /// # Panics
     ///

@@ -29,7 +29,8 @@ pub enum Policy {
     /// repeat. If an [at-most-once step](super::Lease::step_at_most_once) is in doubt, nobody continues until it
     /// is settled, by an operator or a [`Reconciler`](super::Reconciler), or the retention ends.
     ///
-    /// An operation that has begun under `AtLeastOnce` is not continued. The guide's page `steps` says how to let it end.
+    /// An operation that has begun under `AtLeastOnce` is not continued. The guide's page `steps` says how to let it
+    /// end.
     InSteps {
         /// From 10 ms to 12 hours. 40 s is usual.
         lease: Duration,
@@ -187,7 +188,8 @@ impl LeaseOptions {
         Self { resume_after, ..self }
     }
 
-    /// The trace of this call, a `traceparent` of W3C Trace Context: see [`Idempotency::trace`](crate::Idempotency::trace).
+    /// The trace of this call, a `traceparent` of W3C Trace Context: see
+    /// [`Idempotency::trace`](crate::Idempotency::trace).
     #[must_use]
     pub fn trace(self, traceparent: &str) -> Self {
         Self { trace: Trace::of(traceparent), ..self }

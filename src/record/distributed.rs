@@ -1,7 +1,7 @@
 //! The room for Citus, and its door: the functions of this file choose between the usual statements and those of this
 //! folder. The rest of the crate asks [`Deployment`] what it has to know, and the server is asked only where a whole
-//! table is swept or measured, where a record is shown, and once in a process before the first claim. So no call sends a
-//! statement for Citus to another server.
+//! table is swept or measured, where a record is shown, and once in a process before the first claim. So no call sends
+//! a statement for Citus to another server.
 //!
 //! A worker evaluates the functions in a SELECT from the table, so its clock and its locks would count. In this folder
 //! such a SELECT only reads columns, and another statement, which names no table, asks the coordinator for the time and
@@ -99,8 +99,8 @@ pub(crate) fn durable_opening_of_all_rows(deployment: Deployment) -> &'static st
     if deployment.distributed { coordinator::BEGIN_DURABLE_ALL_ROWS } else { opening::BEGIN_DURABLE_ALL_ROWS }
 }
 
-/// Gives the transaction of a caller the settings of [`durable_opening_of_all_rows`], and returns its `row_security` for
-/// [`put_back`](opening::put_back).
+/// Gives the transaction of a caller the settings of [`durable_opening_of_all_rows`], and returns its `row_security`
+/// for [`put_back`](opening::put_back).
 pub(crate) async fn prepare_decision(conn: &mut PgConnection, deployment: Deployment) -> Result<String, Error> {
     let row_security = opening::prepare_decision(conn).await?;
     if deployment.distributed {

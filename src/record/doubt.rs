@@ -22,7 +22,8 @@ macro_rules! undecided {
         concat! {
             "where scope = $1::text and operation = $2::text and value = $3::text
                 and token = $4::int8
-                and lease_until = ", $crate::record::fragment::time_as_stored!("$5"), "
+                -- The form of stored_time.
+                and lease_until = ($5::text::timestamp at time zone 'UTC')
                 and completed_at is null
                 and ", $crate::record::fragment::no_live_lease!(), "
                 and expires_at > pg_catalog.statement_timestamp()"

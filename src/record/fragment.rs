@@ -48,13 +48,6 @@ macro_rules! stored_time {
     };
 }
 
-/// The time that a parameter has in the form of [`stored_time`].
-macro_rules! time_as_stored {
-    ($time:literal) => {
-        concat!("(", $time, "::text::timestamp at time zone 'UTC')")
-    };
-}
-
 /// Stands for the steps with their results.
 macro_rules! steps_hash {
     () => {
@@ -89,14 +82,6 @@ macro_rules! looks_count {
 macro_rules! no_step_in_doubt {
     () => {
         "pg_catalog.jsonb_path_exists(steps, '$.*.begun') is not true"
-    };
-}
-
-/// Another attempt is permitted, by this limit of the service or by an operator. `greatest` ignores a null.
-/// `are_used_up` answers the same question.
-macro_rules! attempts_are_left {
-    ($most:literal) => {
-        concat!("attempt < greatest(", $most, "::int4, granted_attempt)")
     };
 }
 
@@ -146,8 +131,8 @@ macro_rules! table_or_leaf {
 }
 
 pub(super) use {
-    attempts_are_left, looks_count, may_be_retried, no_live_lease, no_step_in_doubt, readable, readable_place, state,
-    steps_hash, steps_in_doubt, stored_time, table_or_leaf, time_as_stored,
+    looks_count, may_be_retried, no_live_lease, no_step_in_doubt, readable, readable_place, state, steps_hash,
+    steps_in_doubt, stored_time, table_or_leaf,
 };
 
 #[cfg(test)]

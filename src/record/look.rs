@@ -188,9 +188,10 @@ impl Found {
 }
 
 impl Record<'_> {
-    /// The option *select first*: a replay in one round trip, before any transaction begins. Returns `None` if it finds anything else, or if the statement fails: the claim
-    /// that follows meets the same state, and returns the answer or the error. Also returns `None` if the connection is
-    /// in an open transaction that has written something, because the record that it sees may not be committed.
+    /// The option *select first*: a replay in one round trip, before any transaction begins. Returns `None` if it finds
+    /// anything else, or if the statement fails: the claim that follows meets the same state, and returns the answer or
+    /// the error. Also returns `None` if the connection is in an open transaction that has written something, because
+    /// the record that it sees may not be committed.
     ///
     /// Without prepared statements this does nothing. sqlx would send the statement in two messages. Between the two, a
     /// pooler in transaction mode may change the server connection, and on the other connection the nameless statement

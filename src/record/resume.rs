@@ -215,9 +215,9 @@ impl Record<'_> {
     }
 }
 
-/// The first byte of the stored request of a leased HTTP layer. Two bytes for the length of the head follow, the head as
-/// JSON, and the body as it came. The other stored requests are JSON, which never begins with a byte below the tab. A
-/// search of either resumer has to skip the requests of the other in SQL, because some of them would hide the rest; a
+/// The first byte of the stored request of a leased HTTP layer. Two bytes for the length of the head follow, the head
+/// as JSON, and the body as it came. The other stored requests are JSON, which never begins with a byte below the tab.
+/// A search of either resumer has to skip the requests of the other in SQL, because some of them would hide the rest; a
 /// column for this would cost every claim.
 const VERSION: u8 = 1;
 /// The version and the length of the head.

@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::fragment::{attempts_are_left, looks_count, may_be_retried, readable, state, steps_hash};
+use super::fragment::{looks_count, may_be_retried, readable, state, steps_hash};
 use super::looks::ShownLooks;
 use super::resume::ShownRequest;
 use super::statement::{self, Pages, Record, known_mode};
@@ -211,7 +211,8 @@ pub(crate) async fn unsettled(
                 or (", may_be_retried!(), "
                     and mode <> 'transaction'
                     and $2::int4 is not null
-                    and not ", attempts_are_left!("$2"), ")
+                    -- As are_used_up. `greatest` ignores a null.
+                    and not attempt < greatest($2::int4, granted_attempt))
                 or (", may_be_retried!(), "
                     and mode <> 'transaction'
                     -- A claim that never began took no effect.

@@ -9,8 +9,8 @@ use crate::{Deployment, OnDuplicate};
 /// The options of transaction mode: retention, what a duplicate is told, deployment and round trips.
 ///
 /// It is cheap to copy, and its setters are `const`, so it can be a constant of your service. The calls are
-/// [`ensure`](Self::ensure) and [`ensure_isolated`](Self::ensure_isolated), in a transaction, and [`run`](Self::run), on a
-/// pool.
+/// [`ensure`](Self::ensure) and [`ensure_isolated`](Self::ensure_isolated), in a transaction, and [`run`](Self::run),
+/// on a pool.
 ///
 /// ```
 /// # use pg_idempotency::{Idempotency, OnDuplicate};
@@ -72,12 +72,12 @@ impl Idempotency {
         Self { on_duplicate: Some(on_duplicate), ..self }
     }
 
-    /// The trace of this call, a `traceparent` of W3C Trace Context. A text that is not valid by that standard counts as
-    /// none, which is the default.
+    /// The trace of this call, a `traceparent` of W3C Trace Context. A text that is not valid by that standard counts
+    /// as none, which is the default.
     ///
-    /// A claim keeps the trace in the record, and a take-over replaces it. So the record of a completed operation has the
-    /// trace of the call that did the work: [`operator::show`](crate::operator::show) returns it, and the span of each
-    /// replay names it (the guide's page `metrics`). The HTTP layer passes on the trace of each request.
+    /// A claim keeps the trace in the record, and a take-over replaces it. So the record of a completed operation has
+    /// the trace of the call that did the work: [`operator::show`](crate::operator::show) returns it, and the span of
+    /// each replay names it (the guide's page `metrics`). The HTTP layer passes on the trace of each request.
     ///
     /// ```
     /// use pg_idempotency::Idempotency;
@@ -99,8 +99,8 @@ impl Idempotency {
         Self { deployment, ..self }
     }
 
-    /// Which round trips [`run`](Self::run) saves. The default is [`RoundTrips::Plain`]. In a transaction of the caller the setting has no effect: there the caller's next
-    /// statement would have to wait for the answer to a ROLLBACK.
+    /// Which round trips [`run`](Self::run) saves. The default is [`RoundTrips::Plain`]. In a transaction of the caller
+    /// the setting has no effect: there the caller's next statement would have to wait for the answer to a ROLLBACK.
     #[must_use]
     pub const fn round_trips(self, round_trips: RoundTrips) -> Self {
         Self { round_trips, ..self }
