@@ -27,16 +27,16 @@ macro_rules! pages {
 }
 
 pages! {
-    first_key: "Step 1: the first key.";
-    over_http: "Step 2: over HTTP.";
-    elsewhere: "Step 3: the effect is elsewhere.";
-    test_it: "Step 4: test it.";
-    run_it: "Step 5: run it.";
+    first_key: "Step 1: make a payment once, although it is requested twice.";
+    over_http: "Step 2: turn the program into a service.";
+    elsewhere: "Step 3: charge a card at a payment gateway.";
+    test_it: "Step 4: test the service on a real PostgreSQL.";
+    run_it: "Step 5: prepare the service for production.";
     promises: "Which mode fits an operation, what is promised, and what is not.", "modes", "crash";
     words: "The glossary.";
     axum: "The layer in an axum service.", "layers";
     http: "The HTTP layer: batches, refusals, agents.", "http" with "http/tool_calls.rs";
-    by_reference: "Rebuild an answer in place of storing it.";
+    by_reference: "Rebuild an answer instead of storing it.";
     events: "Webhooks, queues and nonces.", "lease" with "../../examples/webhook.rs";
     engines: "Inside a job queue or a durable engine." with "engines/worker.rs";
     steps: "Charge a card, and write rows around it.", "steps" with "../../examples/ride.rs";
@@ -53,7 +53,7 @@ pages! {
     larger: "Partitions, tenants, Citus, regions.";
     settings: "All settings with their defaults.";
     command_line: "The command line and its environment.";
-    standards: "The layer beside the IETF draft, Stripe and the agentic-commerce protocol.";
+    standards: "The layer compared with the IETF draft, Stripe and the agentic-commerce protocol.";
     metrics: "Metrics, spans, logs and outcomes.";
     files: "Examples, files for operators, and evidence: the files of the package.";
 }
@@ -74,37 +74,37 @@ pub mod existing {}
 #[doc = include_str!("guide/links.md")]
 #[doc = include_str!("guide/any_language.md")]
 ///
-/// # psql
+/// ## psql
 ///
 /// ```sql
 #[doc = include_str!("guide/any_language/pay.sql")]
 /// ```
 ///
-/// # PostgREST or Supabase
+/// ## PostgREST or Supabase
 ///
 /// ```sql
 #[doc = include_str!("guide/any_language/postgrest.sql")]
 /// ```
 ///
-/// # Python: FastAPI and psycopg
+/// ## Python: FastAPI and psycopg
 ///
 /// ```python
 #[doc = include_str!("guide/any_language/payments.py")]
 /// ```
 ///
-/// # Node: http and pg
+/// ## Node: http and pg
 ///
 /// ```js
 #[doc = include_str!("guide/any_language/payments.js")]
 /// ```
 ///
-/// # Rust: tokio-postgres
+/// ## Rust: tokio-postgres
 ///
 /// ```rust,ignore
 #[doc = include_str!("guide/any_language/with_tokio_postgres.rs")]
 /// ```
 ///
-/// # Rust: diesel-async
+/// ## Rust: diesel-async
 ///
 /// ```rust,ignore
 #[doc = include_str!("guide/any_language/with_diesel.rs")]
@@ -117,19 +117,19 @@ pub mod any_language {}
 #[doc = include_str!("guide/links.md")]
 #[doc = include_str!("guide/clients.md")]
 ///
-/// # Rust
+/// ## Rust
 ///
 /// ```rust
 #[doc = include_str!("guide/clients/retry.rs")]
 /// ```
 ///
-/// # Python
+/// ## Python
 ///
 /// ```python
 #[doc = include_str!("guide/clients/retry.py")]
 /// ```
 ///
-/// # TypeScript and JavaScript
+/// ## TypeScript and JavaScript
 ///
 /// This is plain JavaScript; under TypeScript's `strict`, add the types of the parameters.
 ///
