@@ -28,14 +28,14 @@ const OURS: [Row; 6] = [
     row("transactional", "`IdempotencyLayer::transactional`", "the same transaction"),
     row("select-first", "the same, with `RoundTrips::SelectFirst`", "the same transaction"),
     row("fewest", "the same, with `RoundTrips::Fewest`", "the same transaction"),
-    row("in-steps", "`IdempotencyLayer::leased`, in steps", "the same database, under a lease"),
-    row("at-least-once", "the same, at least once; the effect recognises its key", "the same database, under a lease"),
-    row("at-most-once", "the same, at most once; the effect recognises nothing", "the same database, under a lease"),
+    row("in-steps", "`IdempotencyLayer::leased`, under `InSteps`", "the same database, under a lease"),
+    row("at-least-once", "under `AtLeastOnce`; the effect recognises its key", "the same database, under a lease"),
+    row("at-most-once", "under `AtMostOnce`; the effect recognises nothing", "the same database, under a lease"),
 ];
 
 const DEMOS: [Row; 2] = [
     row("payments", "`payments`: the transactional layer", "the same transaction"),
-    row("rides", "`rides`: four steps, of which the last is a text at most once", "the same database, under a lease"),
+    row("rides", "`rides`: four steps, the last by `step_at_most_once`", "the same database, under a lease"),
 ];
 
 const FUNCTIONS: [Row; 3] = [
