@@ -53,7 +53,6 @@ pages! {
     larger: "Partitions, tenants, Citus, regions.";
     settings: "All settings with their defaults.";
     command_line: "The command line and its environment.";
-    standards: "The layer compared with the IETF draft, Stripe and the agentic-commerce protocol.";
     metrics: "Metrics, spans, logs and outcomes.";
     files: "Examples, files for operators, and evidence: the files of the package.";
 }

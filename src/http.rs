@@ -75,7 +75,7 @@
 //! Every response of the layer to a request with one `Idempotency-Key` echoes it, as this request sent it: first
 //! answers, replays, rejections, and errors of the scope function. It replaces the echo of another service, which a
 //! handler has passed on. A key [from another place](IdempotencyLayer::key_from) is not echoed. The echo is not
-//! stored. The guide's page `standards` compares the layer with the draft and with Stripe, line by line.
+//! stored. `docs/standards.md` compares the layer with the draft and with Stripe, line by line.
 //!
 //! # Where to put it
 //!

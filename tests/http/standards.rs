@@ -1,4 +1,4 @@
-//! The lines of the table in `src/guide/standards.md` that no other test shows. The table names a test for each line.
+//! The lines of the table in `docs/standards.md` that no other test shows. The table names a test for each line.
 
 use axum::Router;
 use axum::body::Bytes;
