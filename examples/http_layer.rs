@@ -5,7 +5,7 @@
 //! ```text
 //! 1250 cents: 201 Created, replayed: false, {"id":1,"cents":1250}
 //! 1250 cents: 201 Created, replayed: true, {"id":1,"cents":1250}
-//! 9900 cents: 422 Unprocessable Entity, replayed: false, {"detail":"this Idempotency-Key was sent with a different request before; send that one again, or use a new key for another operation","retryable":false,"status":422,"title":"key reused","type":"urn:pg-idempotency:problem:key-reused"}
+//! 9900 cents: 422 Unprocessable Entity, replayed: false, {"detail":"this Idempotency-Key was sent with a different request before; send that request again, or use a new key for another operation","retryable":false,"status":422,"title":"key reused","type":"urn:pg-idempotency:problem:key-reused"}
 //! ```
 
 use std::time::Duration;

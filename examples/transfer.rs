@@ -5,7 +5,7 @@
 //! ```text
 //! attempt 1: transferred, Receipt { number: 1, balance_cents: 7500 }
 //! attempt 2: transferred before, Receipt { number: 1, balance_cents: 7500 }
-//! another amount under the same key: the key was used before for another request; send that one again, or take a new key for another operation (operation "POST /transfers")
+//! another amount under the same key: the key was used before for another request; send that request again, or use a new key for another operation (operation "POST /transfers")
 //! ```
 
 use pg_idempotency::{Error, Key, Outcome, ensure_idempotent};

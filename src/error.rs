@@ -28,28 +28,31 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why an operation was neither performed nor replayed.
 ///
-/// The text of an error contains neither the scope nor the value of a key; [`KeyReused`](Self::KeyReused) and
+/// The text of an error contains neither the scope nor the value of a key. [`KeyReused`](Self::KeyReused) and
 /// [`OtherMode`](Self::OtherMode) have the key as a field. `Debug` of a database error contains the server's detail,
 /// which may quote a key, so log the text.
 ///
-/// The crate tells database errors apart by SQLSTATE alone. **An error while committing is ambiguous.** In transaction
-/// and mark mode, either both the effect and its record are stored, or neither is. In lease mode the effect may have
-/// happened although no result is stored. Ask again with the same key to find out; at least once, this may perform
-/// again.
+/// **An error at COMMIT is ambiguous.** In transaction and mark mode, either both the effect and its record are stored,
+/// or neither is. Under a lease, the effect may have happened although no result is stored. Make the call again with
+/// the same key to find out. Under `AtLeastOnce` that call may perform again.
 ///
 /// # What to do on each
 ///
 /// *Transient* means that the same call may succeed in a moment ([`is_transient`](Self::is_transient)). *HTTP* is the
-/// status with which the layer of the feature `http` answers. A 409 of `InFlight` and every 503 carry `Retry-After`.
+/// status of the answer of the HTTP layer. A 409 for `InFlight` and every 503 have a `Retry-After`.
 ///
 #[doc = include_str!("error/table.md")]
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The key was used before for another request. Nothing was performed. Send that request again, and use a new key
-    /// only for another operation. Under a lease the first request may have taken effect in part, and a corrected one
+    /// The key was used before for another request. Nothing was performed. Send that request again. Use a new key only
+    /// for another operation: under a lease the first request may have taken effect in part, and a corrected request
     /// under a new key would be a second operation.
-    #[error("the key was used before for another request; send that one again, or take a new key for another operation (operation {:?})", key.operation())]
+    #[error(
+        "the key was used before for another request; send that request again, or use a new key for another \
+         operation (operation {:?})",
+        key.operation()
+    )]
     #[non_exhaustive]
     KeyReused {
         /// The key.
@@ -57,8 +60,8 @@ pub enum Error {
     },
 
     /// Another caller is performing the same operation. Retry with the same key after `retry_after`. A transaction of
-    /// the caller is still usable. A call that must not wait can also get this error while a sweep or an operator is
-    /// deleting the expired record of its key.
+    /// the caller is still usable. Under [`OnDuplicate::Reject`](crate::OnDuplicate::Reject), a call also gets this
+    /// error while a sweep or an operator deletes the expired record of its key.
     #[error("the operation is in flight elsewhere; retry with the same key after {retry_after:?}")]
     #[non_exhaustive]
     InFlight {
@@ -66,10 +69,11 @@ pub enum Error {
         retry_after: Duration,
     },
 
-    /// The operation was claimed and never completed, its owner is gone, and nobody knows whether it took effect. The
-    /// key stays indeterminate until an operator or a [`Reconciler`](crate::lease::Reconciler) settles it, or its
-    /// retention ends. In transaction mode the cause is a caller that commits although the call failed, a `perform`
-    /// that sends a COMMIT, or a program in another language that called `idempotency.ensure` in autocommit.
+    /// The operation was claimed and never completed, its owner is gone, and its outcome is unknown. The key stays
+    /// indeterminate until an operator or a [`Reconciler`](crate::lease::Reconciler) settles it, or its retention ends.
+    ///
+    /// In transaction mode the cause is a mistake: the caller committed although the call failed, `perform` sent a
+    /// COMMIT, or a program in another language called `idempotency.ensure` in autocommit.
     #[error(
         "the operation was claimed at {claimed_at} (attempt {attempt}, token {token}) and never completed{}{}; \
          find out whether it took effect, then resolve or release it",
@@ -78,7 +82,7 @@ pub enum Error {
     )]
     #[non_exhaustive]
     Indeterminate {
-        /// How often the operation was claimed.
+        /// The number of claims of the operation.
         attempt: u32,
         /// When the last claim was made, by the database's clock.
         claimed_at: DateTime<Utc>,
@@ -86,19 +90,18 @@ pub enum Error {
         last_error: Option<String>,
         /// The fencing token of the claim.
         token: i64,
-        /// What the record was like, for a service that [settles](crate::operator) the operation itself.
+        /// The version of the record, for a service that [settles](crate::operator) the operation itself.
         version: Box<Version>,
-        /// The names of all steps that were begun and have no result, in an operation in steps, in the order of their
-        /// bytes. See [`Shown::step`](crate::operator::Shown::step).
+        /// The names of the [steps in doubt](crate::operator::Shown::step), in the order of their bytes.
         steps: Vec<String>,
     },
 
-    /// An [at-most-once step](crate::lease::Lease::step_at_most_once) was begun in this attempt, and nobody knows
-    /// whether it took effect. It was not performed again. Return this error: the operation then becomes
+    /// An [at-most-once step](crate::lease::Lease::step_at_most_once) was begun in this attempt, and its outcome is
+    /// unknown. It was not performed again. Return this error: the operation then becomes
     /// [indeterminate](Self::Indeterminate).
     #[error(
         "the step {step:?} was begun in this attempt and may have taken effect; return this error, so that the \
-             operation can be settled"
+         operation can be settled"
     )]
     #[non_exhaustive]
     StepInDoubt {
@@ -110,8 +113,8 @@ pub enum Error {
     #[error(transparent)]
     InvalidRequest(#[from] InvalidRequest),
 
-    /// The service uses the crate wrongly, or its environment lacks something. A retry meets the same until a person
-    /// has corrected it.
+    /// The service uses the crate wrongly, or its environment lacks something. A retry gets the same error until a
+    /// person has corrected the mistake.
     #[error(transparent)]
     Misuse(#[from] Misuse),
 
@@ -125,11 +128,11 @@ pub enum Error {
     )]
     OutlivedRetention,
 
-    /// The key belongs to another mode. Marks, leases and transactions never share a key. A call in steps also gets
-    /// this for an operation that has begun under `AtLeastOnce`; the guide's page `steps` says how to let these end.
+    /// The key belongs to another mode. Marks, leases and transactions never share a key. A call under `InSteps` also
+    /// gets this error for an operation that has begun under `AtLeastOnce`: see the guide's page `steps`.
     #[error(
-        "the key belongs to mode {stored}, and the call is in mode {asked}; give each mode its own operations, and let those that began \
-         under AtLeastOnce end before a route changes to steps (operation {:?})",
+        "the key belongs to mode {stored}, and the call is in mode {asked}; give each mode its own operations; before \
+         a route changes to steps, let the operations end that began under AtLeastOnce (operation {:?})",
         key.operation()
     )]
     #[non_exhaustive]
@@ -142,9 +145,8 @@ pub enum Error {
         asked: Mode,
     },
 
-    /// The stored response does not decode into the response type, or the result of a step into its type, or the
-    /// stored request. What is stored is never performed again. Make the type able to decode old values
-    /// (`#[serde(default)]`, an enum of versions).
+    /// The stored response, the result of a step or the stored request does not decode into its type. The operation is
+    /// not performed again. Make the type able to decode old values (`#[serde(default)]`, an enum of versions).
     #[error(
         "the stored {} does not decode into its type; keep the type able to read older values",
         step.as_deref().map_or("response or request".to_owned(), |step| format!("result of the step {step:?}"))
@@ -173,26 +175,26 @@ pub enum Error {
         source: BoxError,
     },
 
-    /// This owner has stopped: it could not renew its lease in time, or another owner has taken the claim over, or the
-    /// claim was released, resolved or deleted. This call stored nothing, and its effect may have happened. Ask again
-    /// with the same key. At least once and in steps, the call performs again unless another owner does; at most once,
-    /// the key becomes indeterminate unless somebody settles it.
+    /// The owner has stopped. It could not renew its lease in time, another owner has taken the claim over, or the
+    /// claim was released, resolved or deleted. This call stored nothing, and its effect may have happened. Make the
+    /// call again with the same key. Under `AtLeastOnce` and `InSteps` it performs again, unless another owner does.
+    /// Under `AtMostOnce` the key becomes indeterminate until it is settled.
     #[error("the lease was lost, so nothing was stored, and the effect may have happened; ask again with the same key")]
     LeaseLost,
 
-    /// The operation has used up its attempts. All of them failed or lapsed, so it may be a poison message. The
-    /// operation stays exhausted until an operator [permits one more](crate::operator::Shown::grant), resolves or
-    /// forgets it, or its retention ends.
+    /// The operation has used up its attempts. All of them failed or lapsed, so it may be a poison message. It stays
+    /// exhausted until an operator [permits one more attempt](crate::operator::Shown::grant), resolves or forgets it,
+    /// or its retention ends.
     #[error("the operation was attempted {attempts} times without completing, which is the limit; set it aside")]
     #[non_exhaustive]
     Exhausted {
-        /// How often it was attempted.
+        /// The number of attempts.
         attempts: u32,
         /// The error of the latest attempt that reported one.
         last_error: Option<String>,
         /// The fencing token of the last claim.
         token: i64,
-        /// What the record was like, for a service that [settles](crate::operator) the operation itself.
+        /// The version of the record, for a service that [settles](crate::operator) the operation itself.
         version: Box<Version>,
     },
 
@@ -207,8 +209,8 @@ pub enum Error {
         source: BoxError,
     },
 
-    /// The database did not answer within the crate's time, or the runtime ended with the call. The connection is
-    /// closed, and **nobody knows what the server has done**: ask again with the same key.
+    /// The database did not answer within the crate's time, or the runtime ended during the call. The connection is
+    /// closed, and **the outcome is unknown**: make the call again with the same key.
     #[error("the database did not answer in time, and the outcome is unknown; ask again with the same key")]
     Unanswered,
 
@@ -223,10 +225,10 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call may succeed in a moment without a change. Examples of the cause: another caller is in
-    /// flight; a serialization failure or a deadlock; a connection that broke or was not available; a server that
-    /// restarts, is full, or is no primary any more; its `statement_timeout` or `lock_timeout`. Over HTTP, answer such
-    /// an error with a 409 or 503 and `Retry-After`.
+    /// Whether the same call may succeed in a moment without a change. Causes are another caller in flight, a
+    /// serialization failure, a deadlock, a connection that broke or was not available, a server that restarts, is full
+    /// or is no primary any more, and its `statement_timeout` or `lock_timeout`. Over HTTP, answer such an error with a
+    /// 409 or 503 and `Retry-After`.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {

@@ -1,4 +1,4 @@
-//! The janitor, which deletes expired records: [`Janitor`] describes it.
+//! [`Janitor`] deletes expired records.
 
 mod options;
 mod run;

@@ -7,7 +7,7 @@ use sqlx::postgres::PgRow;
 
 use crate::Error;
 
-/// The response of a call, and whether this call performed.
+/// The response of a call, and whether this call performed the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "the response is inside; `into_inner` takes it out"]
 pub enum Outcome<T> {
@@ -38,14 +38,14 @@ impl<T> Outcome<T> {
 pub enum Verdict<T> {
     /// Keep the writes.
     Keep(T),
-    /// Undo the writes. For a deterministic failure, such as "card declined", that every retry should get too.
+    /// Undo the writes. Use this for a deterministic failure, such as "card declined", that every retry should get.
     Undo(T),
 }
 
 /// A response as its record stores it: a body of JSON text, or, over HTTP, a status, headers and a body.
 ///
-/// If the service chose not to store an HTTP response, the record has its status, and no body. If it chose a reference,
-/// the body is that reference, from which a replay rebuilds the response.
+/// If the service does not store an HTTP response, the record has its status and no body. If it stores a reference, the
+/// body is that reference, from which a replay rebuilds the response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Response {
     pub(crate) status: Option<i16>,
@@ -87,7 +87,7 @@ pub(crate) fn decode<T: DeserializeOwned>(response: &Response) -> Result<T, Erro
         .map_err(|error| Error::Undecodable { step: None, source: error.into() })
 }
 
-/// The kind and the place of an error. Its own text would quote what does not decode, which may be confidential.
+/// The kind and the place of an error. The error's own text would quote the value, which may be confidential.
 pub(crate) fn unquoted(error: &serde_json::Error) -> String {
     format!("{:?} error at column {}", error.classify(), error.column())
 }

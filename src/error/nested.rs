@@ -1,4 +1,4 @@
-//! The errors that no caller tells apart: the log shows their text.
+//! The errors below a variant of `Error`. A caller reacts to all of them in the same way, and the log shows their text.
 
 use super::problem::InvalidStep;
 use crate::{InvalidBody, InvalidKey};
@@ -7,8 +7,8 @@ use crate::{InvalidBody, InvalidKey};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidRequest {
-    /// A part of the key is not valid. The crate's calls take a valid [`Key`](crate::Key), so this variant is for
-    /// functions that make a key and return this error.
+    /// A part of the key is not valid. No call of the crate returns this, because it takes a valid [`Key`](crate::Key).
+    /// Use it in a function of yours that makes a key and returns this crate's error.
     #[error(transparent)]
     Key(#[from] InvalidKey),
 
@@ -21,7 +21,7 @@ pub enum InvalidRequest {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Misuse {
-    /// The options contradict each other, or do not fit this call, or a duration is out of range. No SQL ran.
+    /// The options contradict each other or do not fit this call, or a duration is out of range. No SQL ran.
     #[error("the options do not allow this: {problem}")]
     #[non_exhaustive]
     Options {
@@ -48,14 +48,14 @@ pub enum Misuse {
         keys: usize,
     },
 
-    /// The same transaction has claimed this key and not completed it: `perform` has made a call with the same key, or
-    /// the caller went on after an earlier call had failed. Roll back.
+    /// The same transaction has claimed this key and not completed it. Either `perform` has made a call with the same
+    /// key, or the caller went on after an earlier call had failed. Roll back.
     #[error("this transaction has claimed the key before without completing it; roll back and start over")]
     AlreadyInTransaction,
 
-    /// The end of a call, or [`commit`](crate::commit()), met an aborted transaction: an earlier statement had failed,
-    /// and the code ignored its error. Nothing was saved, and the transaction can only be rolled back; an isolated call
-    /// has undone its own part. Acknowledge nothing.
+    /// The transaction was aborted before the end of a call, or before [`commit`](crate::commit()): an earlier
+    /// statement had failed, and the code ignored its error. Nothing was saved: acknowledge nothing. Roll back, unless
+    /// the call was isolated, which has undone its own part.
     #[error(
         "the transaction was aborted by an earlier error, so nothing was saved; do not ignore errors of its statements"
     )]
@@ -63,35 +63,34 @@ pub enum Misuse {
 
     /// The connection is not in the transaction that the call needs.
     ///
-    /// - A mark or a call with a connection was made while the connection was in no transaction that sqlx has begun.
-    ///   Begin one with `conn.begin()`, or use [`Idempotency::run`](crate::Idempotency::run), which takes a pool.
-    ///   Nothing was done.
-    /// - `perform` has ended the transaction that holds the claim, with a COMMIT, a ROLLBACK, or a nested
-    ///   `conn.begin()` that failed, or whose future was dropped while it waited. The response was not stored, and
-    ///   nothing was acknowledged. **Later writes of `perform` stay.**
-    /// - [`commit`](crate::commit()) met a transaction that had ended in one of these ways.
+    /// - A mark, or a call with a connection, was made outside a transaction that sqlx has begun. Nothing was done.
+    ///   Begin one with `conn.begin()`, or use [`Idempotency::run`](crate::Idempotency::run) with a pool.
+    /// - `perform` has ended the transaction that holds the claim, by a COMMIT, a ROLLBACK, or a nested `conn.begin()`
+    ///   that failed or whose future was dropped while it waited. The response was not stored, and nothing was
+    ///   acknowledged. **Later writes of `perform` stay.**
+    /// - The transaction that [`commit`](crate::commit()) got had ended in one of these ways.
     #[error(
         "the connection is not in the transaction that the call needs, so nothing was stored; begin a transaction \
          before the call, and do not commit, roll back or drop a pending begin inside `perform`"
     )]
     NotInTransaction,
 
-    /// A nested transaction was still open where the transaction around it had to end: its guard was forgotten
-    /// (`std::mem::forget`, a leak), or [`commit`](crate::commit()) got the nested transaction itself. sqlx would have
-    /// released a savepoint in place of the COMMIT. No response was stored, and nothing was acknowledged.
+    /// A nested transaction was still open at the end of the transaction around it: its guard was forgotten
+    /// (`std::mem::forget`, a leak), or [`commit`](crate::commit()) got the nested transaction. sqlx would have
+    /// released a savepoint instead of sending COMMIT. No response was stored, and nothing was acknowledged.
     ///
-    /// - `perform` has forgotten it in the caller's transaction: the nested writes are undone. Roll back. After an
-    ///   isolated call, the key is released, and the transaction is usable.
-    /// - `perform`, a handler or a step has forgotten it in a transaction of the crate: everything was rolled back.
-    /// - [`commit`](crate::commit()): everything was rolled back, **also the transactions around the nested one**.
+    /// - `perform` forgot it in the caller's transaction: the nested writes are undone. Roll back. After an isolated
+    ///   call, the key is released, and the transaction is usable.
+    /// - `perform`, a handler or a step forgot it in a transaction of the crate: everything was rolled back.
+    /// - [`commit`](crate::commit()) got it: everything was rolled back, **also the transactions around it**.
     #[error(
         "a nested transaction was still open, so no response was stored; roll back the transaction around it, end each \
-         nested transaction by its own commit or rollback, and give `commit` only the outermost one"
+         nested transaction by its own commit or rollback, and pass only the outermost one to `commit`"
     )]
     NestedTransaction,
 
-    /// Citus distributes the table, and the [`Deployment`](crate::Deployment::distributed) of the call does not
-    /// say so. Nothing was performed, or the transaction with what was performed must be rolled back.
+    /// Citus distributes the table, and the [`Deployment`](crate::Deployment::distributed) of the call does not say so.
+    /// Either nothing was performed, or the transaction must be rolled back.
     #[error(
         "the deployment does not fit the table idempotency.record; \
          if Citus distributes it, set Deployment::distributed(true)"
@@ -111,14 +110,14 @@ pub enum Misuse {
     },
 }
 
-/// What this release cannot read.
+/// A record or a schema that this release cannot use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Incompatible {
-    /// The fingerprint of the record has a version that this call cannot compare with its own. Nothing was performed.
-    /// This happens while a newer release is being rolled out: send the request there, or retry later. It also happens,
-    /// until the key expires, if the settings that decide which requests are the same have changed, or if one call
-    /// compares [bytes](crate::Fingerprint::of_bytes) and the other one JSON.
+    /// The fingerprint of the record has a version that this call cannot compare with its own. Nothing was performed. A
+    /// newer release may be rolled out at the moment: send the request there, or retry later. Until the key expires,
+    /// other causes are a change of the settings that decide which requests are the same, and an operation that some
+    /// calls compare as [bytes](crate::Fingerprint::of_bytes) and others as JSON.
     #[error(
         "the record's fingerprint has version {version} and cannot be compared with this request's: a newer release \
          made it, or the settings that decide which requests are the same have changed"
@@ -129,8 +128,8 @@ pub enum Incompatible {
         version: u8,
     },
 
-    /// The record is in a mode that this release does not know. Nothing was performed or replayed. This happens while a
-    /// newer release is being rolled out: send the request there, or retry later.
+    /// The record is in a mode that this release does not know. Nothing was performed or replayed. A newer release may
+    /// be rolled out at the moment: send the request there, or retry later.
     #[error("the record's mode is {mode:?}, which this release does not know; upgrade this process")]
     #[non_exhaustive]
     UnknownMode {

@@ -1,7 +1,7 @@
 //! Why a step was refused, and the limits of steps.
 
 pub(crate) const MAX_NAME_BYTES: usize = 255;
-/// Each step that is stored writes all of them again, so a large operation belongs into a table of its own.
+/// Each completion of a step writes all results again, so a larger operation needs a table of its own.
 pub(crate) const MAX_STEPS: usize = 100;
 pub(crate) const MAX_RESULT_BYTES: usize = 64 * 1024;
 pub(crate) const MAX_STEPS_BYTES: usize = 256 * 1024;
@@ -13,14 +13,14 @@ pub enum InvalidStep {
     /// The name is empty, too long, or contains a NUL.
     #[error("a name takes 1 to {MAX_NAME_BYTES} bytes without NUL")]
     Name,
-    /// This attempt has asked for the step before, and got its result or is still performing it.
-    #[error("this attempt has asked for it before; names are unique, so put the index of a loop into the name")]
+    /// This attempt has called the step before. It has its result, or still performs it.
+    #[error("this attempt has called it before; names are unique, so put the index of a loop into the name")]
     Repeated,
-    /// The step was asked for inside another step of the same operation.
-    #[error("it was asked for inside another step of the same operation; perform one after the other")]
+    /// The step was called inside another step of the same operation.
+    #[error("it was called inside another step of the same operation; perform one after the other")]
     Nested,
     /// The operation has another policy.
-    #[error("the operation has another policy than Policy::InSteps, so its steps would not be stored")]
+    #[error("the policy of the operation is not Policy::InSteps, so the step would not be stored")]
     Policy,
     /// Too many steps, or too large a result.
     #[error(

@@ -18,11 +18,11 @@ pub enum SetupError {
     },
 
     /// Another session holds the lock of [`migrate`](crate::migrate()) for longer than this call waits. Nothing was
-    /// changed. Any role can take that lock. The query of the text finds the session; `pg_terminate_backend` ends one
-    /// that hangs.
+    /// changed. Any role can take that lock. The query in the text finds the session. `pg_terminate_backend` ends a
+    /// session that hangs.
     #[error(
-        "another session holds the lock of the migrations of this database for longer than this one waits (its \
-         lock_timeout, at most a minute); wait for it and migrate again, or end it if it hangs; this query finds it: \
+        "another session holds the lock of the migrations of this database for longer than this session waits (its \
+         lock_timeout, at most a minute); wait and migrate again, or end that session if it hangs; this query finds it: \
          `select pid, usename, application_name, state from pg_stat_activity join pg_locks using (pid) \
          where datname = current_database() and granted and locktype = 'advisory' \
          and classid = '1885825380' and objid = '1701671023'`"
@@ -33,7 +33,7 @@ pub enum SetupError {
         source: sqlx::Error,
     },
 
-    /// An error that a call can get, too.
+    /// An error that a call can also return.
     #[error(transparent)]
     Other(#[from] Error),
 }
@@ -64,16 +64,16 @@ impl From<sqlx::Error> for SetupError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettleError {
-    /// The record is not as it was shown: another claim has it, somebody has settled, completed or deleted it, a
-    /// heartbeat has revived its lease, or one of its steps has ended. Or it is not to be settled in this way: each
-    /// verb says what it takes. Nothing was changed. Look again, and decide again.
+    /// The record is not as it was shown: it was claimed again, settled, completed or deleted, its lease was renewed,
+    /// or one of its steps has ended. Or the verb does not apply to a record in this state: see the verb. Nothing was
+    /// changed. Show the record again, and decide again.
     #[error(
-        "the record has changed since it was looked at, is under a live lease, or is not to be settled in this way, so \
-         nothing was done; look again"
+        "the record has changed since it was shown, is under a live lease, or cannot be settled in this way, so nothing \
+         was done; show it again"
     )]
     Changed,
 
-    /// An error that a call can get, too.
+    /// An error that a call can also return.
     #[error(transparent)]
     Other(#[from] Error),
 }

@@ -31,7 +31,7 @@ pub(crate) const QUERY_CANCELED: &str = "57014";
 pub(crate) const SHUTDOWN_OR_STARTUP: &str = "57P";
 pub(crate) const INTERNAL_ERROR: &str = "XX000";
 
-/// Of `idempotency.claim_at_begin`: a record is there, or an open transaction claims the key.
+/// Of `idempotency.claim_at_begin`: a record exists, or an open transaction claims the key.
 pub(crate) const KEY_TAKEN: &str = "IK001";
 /// Of `idempotency.store_response`: the claim has ended.
 pub(crate) const CLAIM_ENDED: &str = "IK002";
@@ -62,8 +62,8 @@ impl Error {
 }
 
 impl Error {
-    /// Whether a read-only transaction has refused a write. After a fail-over a retry may succeed. Where the
-    /// transaction itself is known to be read only, a retry meets the same.
+    /// Whether a read-only transaction has refused a write. After a fail-over a retry may succeed. If the service
+    /// itself makes the transaction read only, a retry gets the same error.
     #[cfg(feature = "http")]
     pub(crate) fn is_write_in_read_only(&self) -> bool {
         matches!(self, Self::Database(error) if sqlstate(error).as_deref() == Some(READ_ONLY_TRANSACTION))
@@ -86,19 +86,20 @@ impl From<sqlx::Error> for Error {
 pub(super) fn advice(error: &sqlx::Error) -> &'static str {
     match sqlstate(error).as_deref() {
         Some(INSUFFICIENT_PRIVILEGE) => {
-            ": the role lacks a right; give it the grants of the guide's page production. If your code has sent SET ROLE, let \
-             it send RESET ROLE before it returns. If row level security is on for the crate's tables, see that page"
+            ": the role lacks a right; give it the grants of the guide's page production. If your code has sent SET \
+             ROLE, let it send RESET ROLE before it returns. If row level security is on for the crate's tables, see \
+             that page"
         }
         _ if is_lost(error) => "; ask again with the same key",
-        // It may be an error of the service's own statement, of which nobody here knows more.
+        // It may be an error of the service's own statement, for which the crate has no advice.
         _ => "",
     }
 }
 
 /// Whether the connection was lost or not available, the server has no room or is no primary any more, or a time-out of
 /// the server has ended the statement. If a connection is lost at COMMIT, only another call with the same key shows
-/// whether the COMMIT took effect. After 57014 at COMMIT, from a cancel request, nothing is committed, and the same
-/// call shows that too.
+/// whether the COMMIT took effect. After 57014 at COMMIT, from a cancel request, nothing is committed, and another call
+/// shows this, too.
 pub(super) fn is_lost(error: &sqlx::Error) -> bool {
     use sqlx::Error::{Io, PoolClosed, PoolTimedOut, Protocol, Tls};
     match error {

@@ -19,20 +19,22 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// Under a second, empty passes would be most of the work. Beyond a day, cron is the better tool.
 const INTERVALS: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 60 * 60);
 
-/// Longer than the default wait for another call, after sqlx's default wait for a connection, which is 30 seconds: a
-/// duplicate that asked before the end of the retention still finds the record.
+/// Longer than a duplicate waits by default: sqlx waits 30 seconds for a connection, and then the call waits for the
+/// first call. A duplicate that was made before the end of the retention still finds the record.
 const GRACE: Duration = Duration::from_secs(60);
 
 /// Deletes the records of one database that are past their retention, a batch at a time.
 ///
-/// Every answer is right without it: a claim ignores an expired record. It changes an answer only if a call waits for
-/// longer than the [grace](Self::grace), or may not wait and meets the sweep at an expired record. The janitor
-/// frees the space. Run it from cron (`idempotency-janitor sweep`), or let each process of a service
-/// [`run`](Janitor::run) one: they share the work, because each skips the rows that another has locked.
+/// A claim ignores an expired record, so the janitor only frees space. It changes the answer of two calls: one that
+/// waits for longer than the [grace](Self::grace), and one under [`OnDuplicate::Reject`](crate::OnDuplicate::Reject)
+/// that meets the sweep at an expired record.
 ///
-/// A busy janitor deletes `batch size / (time of a batch + pause)` rows a second. Make it at least twice the number of
-/// inserts a second; the guide's page `sizing` has examples. The interval decides only how many rows wait for the next
-/// pass. [`operator::health`](crate::operator::health()) and a metric show whether it keeps up.
+/// Run the janitor from cron (`idempotency-janitor sweep`), or let each process of a service [`run`](Janitor::run) one.
+/// Several janitors share the work, because each skips the rows that another one has locked.
+///
+/// A busy janitor deletes `batch size / (time of a batch + pause)` rows a second. Make this at least twice the number
+/// of inserts a second: see the guide's page `sizing`. [`operator::health`](crate::operator::health()) and a metric
+/// show whether it keeps up.
 ///
 /// ```no_run
 /// # async fn f(pool: sqlx::PgPool) -> Result<(), pg_idempotency::Error> {
@@ -59,10 +61,10 @@ impl Janitor {
     }
 
     /// Sets the number of records that one transaction deletes. The default is 1000. A batch holds its row locks and
-    /// its memory to its end, and above some tens of thousands of records it hardly saves round trips.
+    /// its memory until it ends. A batch of more than some tens of thousands of records hardly saves round trips.
     ///
-    /// Batches of a distributed table are chosen by time: records that expired in the same microsecond are
-    /// deleted together, so a batch may be somewhat larger.
+    /// On a distributed table a batch may be somewhat larger, because it includes all records that expired in the same
+    /// microsecond.
     #[must_use]
     pub fn batch_size(mut self, batch_size: NonZeroU32) -> Self {
         self.batch_size = batch_size;
@@ -83,8 +85,9 @@ impl Janitor {
         self
     }
 
-    /// Sets the time from the start of one pass of [`run`](Self::run) to the start of the next, which is between half
-    /// of it and all of it. The default is a minute.
+    /// Sets the longest time from the start of one pass of [`run`](Self::run) to the start of the next. The default is
+    /// a minute. Each time is a random one between half of the interval and the whole interval. The interval decides
+    /// only how many expired rows wait.
     ///
     /// # Panics
     ///
@@ -97,11 +100,13 @@ impl Janitor {
         self
     }
 
-    /// Sets how long an expired record is left alone. The default is a minute. The grace does not prolong the
-    /// retention: an expired key is new at once. The grace is for duplicates that asked before the record expired and
-    /// still wait: the record is their answer. Make it longer than the longest wait of your service, and than the
-    /// longest upload: the layer judges a record as of the arrival of its request, and reads the body before it looks.
-    /// If the record is deleted during the upload, the operation is performed again.
+    /// Sets how long an expired record is kept. The default is a minute. The grace does not prolong the retention: an
+    /// expired key is new at once. The record is kept for a duplicate that was made before the record expired and still
+    /// waits for its answer.
+    ///
+    /// Make the grace longer than the longest wait of your service, and than its longest upload: the layer judges a
+    /// record as of the arrival of the request, and reads the body before it looks. If the record is deleted during the
+    /// upload, the operation is performed again.
     ///
     /// # Panics
     ///

@@ -1,4 +1,4 @@
-//! The loop around a sweep. It staggers and paces the sweeps, and goes on after an error.
+//! The loop around a sweep, which staggers and paces the sweeps and goes on after an error.
 
 use std::pin::pin;
 use std::time::{Duration, Instant};
@@ -16,15 +16,12 @@ const SMALLEST_BATCH: u32 = 10;
 const COUNT_TIME: Duration = Duration::from_secs(60);
 
 impl Janitor {
-    /// Sweeps at every interval until `shutdown` is ready. Then it finishes at most the batch in progress and the
-    /// report of the lag, within 10 seconds, and ends. Run one in each process of a fleet, or one for all. Before the
-    /// first sweep, and from the start of one sweep to the start of the next, it waits for a random time between half
-    /// of the interval and the whole interval. A sweep ends after an interval at the latest, and then the next follows
-    /// at once: so the lag of a slow janitor is reported too.
+    /// Sweeps at each [interval](Self::interval) until `shutdown` is ready. Then it ends within 10 seconds, after the
+    /// batch in progress and the report of the lag. A sweep ends after an interval at the latest, and the next one
+    /// follows at once, so the lag of a slow janitor is reported, too.
     ///
-    /// After an error it logs the error and tries again, at first after a second. If a batch times out, or the server
-    /// does not answer it ([`sweep_once`](Self::sweep_once)), later batches have half its size. The size grows back
-    /// after sweeps that succeed.
+    /// After an error, the janitor logs the error and tries again, at first after a second. If a batch times out, later
+    /// batches have half its size. The size grows back after sweeps that succeed.
     ///
     /// ```no_run
     /// # async fn f(pool: sqlx::PgPool, shutdown: impl Future<Output = ()> + Send) {

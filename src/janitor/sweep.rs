@@ -14,34 +14,32 @@ use crate::session::{Opening, ended_or_closed, in_pooled_transaction};
 use crate::{Error, migrate, observe};
 
 /// How long a transaction of the sweep waits for the server: the interval, within these limits. A batch takes
-/// milliseconds, so after this time the server, or the network, is as good as away.
+/// milliseconds. After this time the server or the network counts as lost.
 const BATCH_TIME: RangeInclusive<Duration> = Duration::from_secs(10)..=Duration::from_secs(60);
 
 /// How long a shutdown waits for the batch in progress. Service managers kill a process after 30 seconds or later.
 const LAST_BATCH: Duration = Duration::from_secs(5);
 
 impl Janitor {
-    /// Deletes at most `limit` records that are past their retention, in a transaction for each batch. Records under a
-    /// live lease stay, and so do records that another transaction has locked.
+    /// Deletes at most `limit` records that are past their retention and the [grace](Self::grace), in one transaction
+    /// for each batch. It skips records under a live lease, and records that another transaction has locked.
     ///
     /// # Errors
     ///
-    /// [`Error::Database`] and [`Error::SchemaMissing`]; [`Incompatible::Schema`](crate::Incompatible::Schema) if the
-    /// schema cannot be trusted, which is asked once for each sweep; [`Error::Unanswered`] if the server has not
-    /// answered a batch for as long as the [interval](Self::interval), but for 10 seconds at least and a minute at
-    /// most. The deletions of other batches remain. A sweep of a partitioned table goes on after an error of one leaf,
-    /// and returns the first error.
+    /// [`Error::Database`], [`Error::SchemaMissing`], [`Incompatible::Schema`](crate::Incompatible::Schema) if the
+    /// schema cannot be trusted, and [`Error::Unanswered`] if the server does not answer a batch within the
+    /// [interval](Self::interval) (at least 10 seconds, at most a minute). The deletions of other batches remain. After
+    /// an error of one partition, the sweep goes on with the others, and returns the first error.
     ///
     /// # Cancellation
     ///
-    /// Safe at every point: the batch in progress is rolled back, or its COMMIT was already sent and may take effect.
+    /// Safe at every point. The batch in progress is rolled back, or its COMMIT was already sent and may take effect.
     pub async fn sweep_once(&self, limit: u64) -> Result<Swept, Error> {
         self.sweep(limit, self.batch_size.get(), None, &mut Shutdown::Never).await
     }
 
-    /// As [`sweep_once`](Self::sweep_once), with the same errors and the same cancellation, but after `stop` is ready
-    /// it ends within one batch and the report of the lag, each within 5 seconds. The connection of a batch that takes
-    /// longer is closed.
+    /// As [`sweep_once`](Self::sweep_once), but after `stop` is ready it ends after the batch in progress and the
+    /// report of the lag, each within 5 seconds. The connection of a batch that takes longer is closed.
     pub async fn sweep_until(&self, limit: u64, stop: impl Future<Output = ()> + Send) -> Result<Swept, Error> {
         let stop = pin!(stop);
         self.sweep(limit, self.batch_size.get(), None, &mut Shutdown::When(stop)).await
@@ -93,7 +91,7 @@ impl Janitor {
             let sweeping = self.sweep_part(&part, limit, batch_size, deadline, shutdown, &mut swept);
             if let Err(error) = sweeping.await {
                 tracing::debug!(?part, error = &error as &dyn std::error::Error, "a part of the table was not swept");
-                // A server that does not answer fails for each part, and each would wait for it.
+                // A server that does not answer would fail for each part, after a wait each time.
                 let unanswered = matches!(error, Error::Unanswered);
                 failed.get_or_insert(error);
                 if unanswered {
@@ -124,7 +122,7 @@ impl Janitor {
     }
 
     /// Runs one transaction of the sweep. If the server does not answer in time, or not soon enough after a shutdown,
-    /// this closes the connection, and is [`Error::Unanswered`].
+    /// closes the connection and returns [`Error::Unanswered`].
     async fn transaction<R>(
         &self,
         shutdown: &mut Shutdown<'_>,
@@ -157,8 +155,8 @@ impl Janitor {
             let started = Instant::now();
             let batch = self.transaction(shutdown, async |conn| part.sweep(conn, rows, since, self.grace).await).await;
             let batch = match batch {
-                // Another session has locked a record that is due: it is left to the next pass, with what expired
-                // later.
+                // Another session has locked a record that is due. The next pass deletes it, and the records that
+                // expired later.
                 Err(Error::Database(error))
                     if part.waits_for_rows() && sqlstate(&error).as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE) =>
                 {
@@ -172,8 +170,8 @@ impl Janitor {
             if batch.indeterminate > 0 {
                 tracing::warn!(
                     records = batch.indeterminate,
-                    "deleted records that nobody had settled: their effects may have happened, and a retry performs \
-                     again; settle such keys before they expire (unsettled lists them), or make the retention longer"
+                    "deleted indeterminate records: their effects may have happened, and a retry performs again; settle \
+                     such keys before they expire (unsettled lists them), or make the retention longer"
                 );
             }
             swept.add(batch);

@@ -8,24 +8,23 @@ use crate::record::Deleted;
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Swept {
-    /// Completed records. Their responses are forgotten, and their keys are new again.
+    /// Completed records. Their keys are new again.
     pub completed: u64,
-    /// Records of operations that failed or lapsed, and that nobody came back for. A retry could have continued them,
-    /// if attempts were left.
+    /// Records of operations that failed or lapsed, and that no caller has claimed again.
     pub unfinished: u64,
-    /// Records that [nobody has settled](crate::operator::State::Indeterminate). **Their effects may have happened, and
-    /// their keys are new again**: a retry performs. They are also a warning in the log. In transaction mode each comes
-    /// from [a mistake of its caller](crate::Error::Indeterminate): find the cause.
+    /// [Indeterminate](crate::operator::State::Indeterminate) records. **Their effects may have happened, and their
+    /// keys are new again**: a retry performs. The sweep also logs a warning. In transaction mode each comes from [a
+    /// mistake of its caller](crate::Error::Indeterminate): find the cause.
     pub indeterminate: u64,
     /// Marks.
     pub marks: u64,
-    /// Transactions that deleted something.
+    /// Transactions that deleted records.
     pub batches: u64,
     /// Whether the limit or a shutdown ended the sweep while more was due.
     pub limited: bool,
-    /// How long ago the oldest expired record had expired at the end of the sweep; `None` if none was due. The records
-    /// that remain are locked by another transaction, or came due during the sweep, or the sweep was
-    /// [`limited`](Self::limited).
+    /// How long ago the oldest expired record had expired, at the end of the sweep. `None` if no record was due. A
+    /// record can remain because another transaction has locked it, because it came due during the sweep, or because
+    /// the sweep was [`limited`](Self::limited).
     pub oldest_after: Option<Duration>,
 }
 

@@ -1,4 +1,4 @@
-//! Whether the set-up keeps the crate's promises.
+//! The check of the set-up.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,17 +14,17 @@ use crate::{Error, OnEscape, migrate, record};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Warning {
-    /// `synchronous_commit` is `off`, so a crash of the server may lose acknowledged effects; or it is `local` on a
-    /// server with synchronous standbys, so acknowledged effects may be missing on the standby that is promoted. In
-    /// lease mode the crate raises it for its own transactions.
+    /// `synchronous_commit` is too weak. If it is `off`, a crash of the server may lose acknowledged effects. If it is
+    /// `local` on a server with synchronous standbys, the standby that is promoted may lack them. In lease mode the
+    /// crate raises the setting for its own transactions.
     NotDurable {
         /// The value: `off` or `local`.
         value: String,
-        /// Where the value applies: for this connection, for a role or a database by `alter role` or `alter database`,
+        /// Where the value applies: to this connection, to a role or a database (by `alter role` or `alter database`),
         /// or on a worker.
         whose: String,
     },
-    /// A worker does not answer the coordinator: every call with a key on it fails.
+    /// A worker does not answer the coordinator, so every call with a key on that worker fails.
     WorkerDown {
         /// Its host and port.
         worker: String,
@@ -34,7 +34,7 @@ pub enum Warning {
     /// The database has Citus, and the table is on the coordinator alone. A transaction that also writes distributed
     /// tables then commits in two phases.
     NotDistributed,
-    /// Citus distributes the table in a way that the crate does not support: not by the hash of `scope`.
+    /// Citus does not distribute the table by the hash of `scope`, which is the only way that the crate supports.
     WronglyDistributed,
     /// `fsync` is off: a crash of the server's machine may lose everything.
     FsyncOff,
@@ -42,38 +42,39 @@ pub enum Warning {
     Unlogged,
     /// The server is a replica, where no key can be claimed.
     Replica,
-    /// The schema cannot be trusted, so nothing in it was read, and this is the only kind of warning: a role that has
-    /// no reason to owns a part of the schema or may add code to it, or the schema has code that no release of this
-    /// crate has made. That code could run with the rights of each role that uses the schema. Another role may have
-    /// created it before you did.
+    /// The schema cannot be trusted. A role that has no reason to may own a part of the schema or add code to it, or
+    /// the schema has code that is of no release of this crate. That code could run with the rights of each role that
+    /// uses the schema. The check then reads nothing in the schema, and returns only warnings of this kind.
     ///
-    /// A role is trusted if it may act as the owner of the database, or if that owner or the asking role is a member of
+    /// A role is trusted if it may act as the owner of the database. It is also trusted if that owner, or the asking
+    /// role, is a member of it. A membership counts if the role that granted it may act as the member or as the owner
+    /// of the database.
     /// it. A membership counts if it was granted by a role that may act as the member or as the owner of the database.
     UntrustedSchema {
         /// What is wrong, and what to do.
         problem: String,
     },
-    /// These functions are none of this release. A newer one may have changed them: its migration is recorded, or
-    /// `idempotency.version()` has a higher number.
+    /// These functions are not of this release. A newer one may have changed them: its migration is recorded, or
+    /// `idempotency.version()` returns a higher number.
     NewerFunctions {
         /// Their names, separated by commas.
         functions: String,
     },
-    /// Row level security applies to the asking role: its policies could hide records. So the server refuses what the
-    /// role asks for with [`operator`](crate::operator) and a [`Janitor`](crate::Janitor), and with its resumers and
-    /// reconcilers. The other checks read the records, so this warning stands alone.
+    /// Row level security applies to the asking role, and its policies could hide records. So the server refuses this
+    /// role's calls of [`operator`](crate::operator), and its [`Janitor`](crate::Janitor), resumers and reconcilers.
+    /// The other checks read the records, so this is the only warning.
     RowSecurity {
         /// The tables and partitions, separated by commas.
         tables: String,
     },
-    /// The trigger of a [protected](crate::protect()) table, or of a partition of one, is disabled, missing, or one
-    /// that somebody made by hand: writes that escape are not refused. A partition that was attached later has no
+    /// The trigger of a [protected](crate::protect()) table, or of one of its partitions, is disabled, missing, or not
+    /// the crate's. So the server does not refuse a write that escapes. A partition that was attached later has no
     /// trigger.
     ProtectionGap {
         /// The name of the table or partition, with its schema.
         table: String,
     },
-    /// The oldest expired record has waited for its sweep for too long: no janitor runs, or it does not keep up.
+    /// The oldest expired record has waited too long for its sweep: no janitor runs, or the janitor is too slow.
     SweepLags {
         /// How long ago it expired.
         oldest: Duration,
@@ -81,7 +82,7 @@ pub enum Warning {
 }
 
 impl Warning {
-    /// A name for machines. It remains the same when the message is reworded.
+    /// The name of the warning for machines. It stays the same when the message is reworded.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -105,7 +106,8 @@ impl std::fmt::Display for Warning {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::NotDurable { value, whose } => {
-                let event = if value == "local" { "a fail-over to a synchronous standby" } else { "a crash of the server" };
+                let event =
+                    if value == "local" { "a fail-over to a synchronous standby" } else { "a crash of the server" };
                 write!(
                     f,
                     "synchronous_commit is {value} {whose}: {event} loses acknowledged effects; \
@@ -116,11 +118,11 @@ impl std::fmt::Display for Warning {
                 write!(f, "the worker {worker} does not answer, so every call with a key on it fails: {error}")
             }
             Self::NotDistributed => f.write_str(
-                "the database has Citus, and the table is not distributed; run `idempotency-janitor migrate --distributed` \
-                 and set Deployment::distributed(true) if the business tables are distributed",
+                "the database has Citus, and the table is not distributed; if the business tables are distributed, run \
+                 `idempotency-janitor migrate --distributed` and set Deployment::distributed(true)",
             ),
             Self::WronglyDistributed => f.write_str(
-                "Citus distributes the table, and not by the hash of scope; undistribute it, then run \
+                "Citus does not distribute the table by the hash of scope; undistribute it, then run \
                  `idempotency-janitor migrate --distributed`",
             ),
             Self::FsyncOff => f.write_str(
@@ -130,24 +132,27 @@ impl std::fmt::Display for Warning {
                 "the table is unlogged: a crash of the server empties it, and every repeat is performed again; \
                  alter table idempotency.record set logged",
             ),
-            Self::Replica => f.write_str("the server is a replica, where no key can be claimed; connect to the primary"),
+            Self::Replica => {
+                f.write_str("the server is a replica, where no key can be claimed; connect to the primary")
+            }
             Self::UntrustedSchema { problem } => f.write_str(problem),
             Self::NewerFunctions { functions } => write!(
                 f,
-                "a newer release has migrated this database, and this one does not know {functions}; run `health` of the newer release, which \
-                 does; if you have installed none, stop all callers, and compare the functions with those that \
-                 `idempotency-janitor migrate --print --any-language` creates"
+                "a newer release has migrated this database, and this release does not know {functions}; run `health` of the \
+                 newer release; if you have installed no newer one, stop all callers, and compare the functions with \
+                 those that `idempotency-janitor migrate --print --any-language` creates"
             ),
             Self::RowSecurity { tables } => write!(
                 f,
-                "row level security of {tables} applies to this role and could hide records, so the server refuses to sweep, \
-                 list, settle, resume and reconcile them; turn it off with alter table … disable row level security, or \
-                 give the role of each janitor, resumer, reconciler and operator BYPASSRLS"
+                "row level security of {tables} applies to this role and could hide records, so the server refuses to \
+                 sweep, list, settle, resume and reconcile them; turn it off with alter table … disable row level \
+                 security, or give the role of each janitor, resumer, reconciler and operator BYPASSRLS"
             ),
             Self::ProtectionGap { table } => write!(
                 f,
-                "the trigger that protects {table} is disabled, missing or another one, so writes outside an idempotent operation are not \
-                 refused; protect the table, or the one of which it is a partition, again by `idempotency-janitor protect`"
+                "the trigger that protects {table} is disabled, missing or not the crate's, so the server does not \
+                 refuse writes outside an idempotent operation; run `idempotency-janitor protect` again for the table, \
+                 or for the table of this partition"
             ),
             Self::SweepLags { oldest } => write!(
                 f,
@@ -158,33 +163,26 @@ impl std::fmt::Display for Warning {
     }
 }
 
-/// Looks for parts of the set-up that break a promise. `lag` is how long an expired record may wait for its sweep.
+/// Checks the set-up, and returns the parts that break a promise. `lag` is how long an expired record may wait for its
+/// sweep.
 ///
-/// It sees the settings of a connection of this pool, and the settings of `alter role` and `alter database` for any
+/// The check sees the settings of a connection of this pool, and those of `alter role` and `alter database` for each
 /// role that may log in. It does not see settings that a service makes in its URL or in a session.
 ///
-/// # Errors
+/// # Errors and cancellation
 ///
 /// [`Error::SchemaMissing`] if the table is missing or too old, [`Incompatible::Schema`](crate::Incompatible::Schema)
-/// if its migration was applied with another text, and [`Error::Database`].
-///
-/// # Cancellation
-///
-/// Nothing is changed, at any point.
+/// if its migration was applied with another text, and [`Error::Database`]. The call only reads.
 pub async fn health(pool: &PgPool, lag: Duration) -> Result<Vec<Warning>, Error> {
     in_pooled_transaction(pool, Opening::AllRows, async |conn| warnings(conn, lag).await).await
 }
 
-/// The tables that are [protected](crate::protect()), with their schema. Partitions are parts of their table.
+/// The [protected](crate::protect()) tables, with their schema. A partition counts as a part of its table.
 ///
-/// # Errors
+/// # Errors and cancellation
 ///
 /// [`Error::SchemaMissing`] if the table is missing or too old, [`Incompatible::Schema`](crate::Incompatible::Schema)
-/// if the schema [cannot be trusted](Warning::UntrustedSchema), and [`Error::Database`].
-///
-/// # Cancellation
-///
-/// Nothing is changed, at any point.
+/// if the schema [cannot be trusted](Warning::UntrustedSchema), and [`Error::Database`]. The call only reads.
 pub async fn protected(pool: &PgPool) -> Result<BTreeMap<String, OnEscape>, Error> {
     in_pooled_transaction(pool, Opening::AllRows, async |conn| {
         migrate::current(conn).await?;

@@ -1,4 +1,4 @@
-//! Single records: those that wait for a decision, and the record of one key.
+//! The record of one key, and the records that wait for a decision.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -10,27 +10,24 @@ use crate::record::{self, Record, Shown};
 use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, Key, migrate};
 
-/// Lists at most `limit` records that an operator has to settle, the oldest claim first. These are the indeterminate
-/// records, and those that have no stored request and whose last error begins with `refused: `, as a resumer of a
-/// leased HTTP layer writes it. If `max_attempts` is given, the list also contains the records that a service with this
-/// limit refuses as [exhausted](Error::Exhausted). If `abandoned_for` is given, it also contains the lapsed and
-/// released operations in lease mode that nobody has claimed again for that time, counted from the claim and from the
-/// end of the lease: one of them may have taken effect, for example a charge in an at-least-once step whose process
-/// died, and its client does not know.
+/// Lists at most `limit` records that an operator has to settle, the oldest claim first:
 ///
-/// In transaction mode, such a record comes from [a mistake of its caller](Error::Indeterminate).
+/// - indeterminate records. In transaction mode, such a record comes from [a mistake of its
+///   caller](Error::Indeterminate).
+/// - records without a stored request whose last error begins with `refused: `. A resumer of a leased HTTP layer writes
+///   it.
+/// - with `max_attempts`, also the records that a service with this limit refuses as [exhausted](Error::Exhausted).
+/// - with `abandoned_for`, also the lapsed and released operations under a lease that no caller has claimed for that
+///   time, counted from the later one of the claim and the end of the lease. Such an operation may have taken effect,
+///   for example if its process died in an at-least-once step.
 ///
-/// It reads the whole table. An index for this rare call would cost more, because every completion would have to update
-/// it.
+/// The call reads the whole table. An index for this rare call would cost more, because every completion would have to
+/// update it.
 ///
-/// # Errors
+/// # Errors and cancellation
 ///
 /// [`Error::SchemaMissing`], [`Incompatible::Schema`](crate::Incompatible::Schema) if the schema cannot be trusted, and
-/// [`Error::Database`].
-///
-/// # Cancellation
-///
-/// Nothing is changed, at any point.
+/// [`Error::Database`]. The call only reads.
 pub async fn unsettled(
     pool: &PgPool,
     limit: u32,
@@ -49,13 +46,9 @@ pub async fn unsettled(
 
 /// Shows the record of a key, without its response. `None` means that there is no record.
 ///
-/// # Errors
+/// # Errors and cancellation
 ///
 /// As [`unsettled`].
-///
-/// # Cancellation
-///
-/// Nothing is changed, at any point.
 pub async fn show(pool: &PgPool, key: &Key) -> Result<Option<Shown>, Error> {
     in_pooled_transaction(pool, Opening::AllRows, async |conn| {
         migrate::trusted(conn).await?;

@@ -13,11 +13,8 @@ use crate::record::{Decision, Grants, Shown};
 use crate::session::{Opening, in_callers_transaction, in_pooled_transaction};
 use crate::{Deployment, SettleError, migrate};
 
-/// Where a verb of [`Shown`] takes place: in a transaction of its own, or in yours.
-///
-/// A pool (`&pool`) is the usual choice. Pass a connection in a transaction (`&mut tx`) to commit the decision together
-/// with a row of yours, such as the line of an audit. Then **decide last, and commit at once**: the record's row stays
-/// locked until the transaction ends, and calls with the key may wait for it. See the [module](crate::operator).
+/// Where a verb of [`Shown`] runs: in a transaction of its own (`&pool`, the usual choice), or in yours (`&mut tx`).
+/// The [module](crate::operator) explains when to use yours.
 #[derive(Debug)]
 pub enum PoolOrTransaction<'c> {
     /// In a transaction of its own, on a connection of this pool.
@@ -64,18 +61,18 @@ impl PoolOrTransaction<'_> {
 
 impl Shown {
     /// Stores the response of an [indeterminate](crate::Error::Indeterminate) or [exhausted](crate::Error::Exhausted)
-    /// operation that took effect. Every retry gets the response from now on, for `retention`, or until the record
-    /// would have expired if that is later. No step is performed any more, not even one in doubt.
+    /// operation that took effect. From now on every retry gets this response, for `retention`, or until the record
+    /// would have expired if that is later. No step is performed any more, not even a step in doubt.
     ///
     /// # Errors
     ///
     /// [`SettleError::Changed`] if the record is not as it was shown, is completed, is under a live lease, or if no
-    /// attempt has begun (attempt 0); [`Unencodable`](crate::Error::Unencodable); [`Misuse`](crate::Misuse) for a
-    /// connection without a transaction; errors of the database.
+    /// attempt has begun (attempt 0). [`Unencodable`](crate::Error::Unencodable). [`Misuse`](crate::Misuse) for a
+    /// connection without a transaction. Errors of the database.
     ///
     /// # Cancellation
     ///
-    /// On a pool: done or not done. In a transaction of yours: roll it back.
+    /// On a pool, the decision is made or not made. In your transaction, roll back.
     pub async fn resolve<T: Serialize + DeserializeOwned>(
         self,
         place: impl Into<PoolOrTransaction<'_>>,
@@ -88,57 +85,47 @@ impl Shown {
     }
 
     /// Releases an [indeterminate](crate::Error::Indeterminate) operation that did not take effect. The next caller may
-    /// claim it at once, under any policy, if attempts are left ([`grant`](Self::grant)). In steps, this decides that
-    /// **none of the steps in doubt took effect**, so the next attempt performs them, and is permitted as by `grant`.
-    /// Finished steps stay. To decide about one of several steps, use [`step`](Self::step).
+    /// claim it at once under any policy, if attempts are left (see [`grant`](Self::grant)). The record keeps `reason`
+    /// for the next operator.
     ///
-    /// The record keeps `reason` for the next operator.
+    /// In an operation with steps, this decides that **no step in doubt took effect**. One more attempt is permitted,
+    /// as by `grant`, and it performs these steps. Finished steps stay. To decide about one of several steps, use
+    /// [`step`](Self::step).
     ///
-    /// **Looking the effect up is not enough if its process may only be suspended**: when it wakes, it may still send
+    /// **A look-up alone is not enough if the owner's process may only be suspended**: when it wakes, it may still send
     /// the request. Let the other service withdraw the request, or make sure that the process is gone.
     ///
-    /// # Errors
+    /// # Errors and cancellation
     ///
     /// [`SettleError::Changed`] if the record is not as it was shown, is completed, or is under a live lease; otherwise
     /// as [`resolve`](Self::resolve).
-    ///
-    /// # Cancellation
-    ///
-    /// As [`resolve`](Self::resolve).
     pub async fn release(self, place: impl Into<PoolOrTransaction<'_>>, reason: &str) -> Result<Self, SettleError> {
         self.decided(place.into(), Decision::Release { reason }).await
     }
 
-    /// Permits one more attempt of an operation that was released or has lapsed, even if it exceeds
-    /// [`max_attempts`](crate::lease::LeaseOptions::max_attempts): of an [exhausted](crate::Error::Exhausted) one, when
-    /// the cause of its failures is repaired. The next caller or a resumer makes the attempt. The record keeps `reason`
-    /// for the next operator.
+    /// Permits one more attempt of an operation that was released or has lapsed, even if the attempt exceeds
+    /// [`max_attempts`](crate::lease::LeaseOptions::max_attempts). Use it for an [exhausted](crate::Error::Exhausted)
+    /// operation when the cause of its failures is repaired. The next caller or a resumer makes the attempt. The record
+    /// keeps `reason` for the next operator.
     ///
-    /// Finished steps stay. The permission ends with this attempt, but a claim that never began does not use it up.
+    /// Finished steps stay. The permission ends with this attempt. A claim whose work never began does not use it up.
     ///
-    /// # Errors
+    /// # Errors and cancellation
     ///
     /// [`SettleError::Changed`] if the record is not as it was shown, or does not wait for another attempt: it is
     /// completed, under a live lease, [indeterminate](crate::Error::Indeterminate), past its retention, in transaction
-    /// mode, or its first claim never began; otherwise as [`resolve`](Self::resolve).
-    ///
-    /// # Cancellation
-    ///
-    /// As [`resolve`](Self::resolve).
+    /// mode, or its first claim never began. Otherwise as [`resolve`](Self::resolve).
     pub async fn grant(self, place: impl Into<PoolOrTransaction<'_>>, reason: &str) -> Result<Self, SettleError> {
         self.decided(place.into(), Decision::Grant { reason }).await
     }
 
-    /// Deletes the record before it expires: **the next call with its key performs again**, also the finished steps.
+    /// Deletes the record before it expires: **the next call with its key performs again**, and repeats also the
+    /// finished steps.
     ///
-    /// # Errors
+    /// # Errors and cancellation
     ///
     /// [`SettleError::Changed`] if the record is not as it was shown, is under a live lease, or is gone; otherwise as
     /// [`resolve`](Self::resolve).
-    ///
-    /// # Cancellation
-    ///
-    /// As [`resolve`](Self::resolve).
     pub async fn forget(self, place: impl Into<PoolOrTransaction<'_>>) -> Result<(), SettleError> {
         let deletion = async |conn: &mut PgConnection| {
             if self.delete(conn).await? { Ok(()) } else { Err(SettleError::Changed) }
@@ -146,11 +133,11 @@ impl Shown {
         place.into().decide(self.deployment, deletion).await
     }
 
-    /// The at-most-once step of this name, which is [in doubt](crate::Error::Indeterminate), to settle it alone. Other
-    /// steps in doubt stay in doubt, and have to be settled too: go on with the record that the verb returns. After the
-    /// last one the operation is released, and the attempt that follows is permitted, as by [`grant`](Self::grant).
+    /// Takes the step of this name, which is [in doubt](crate::Error::Indeterminate), to settle it alone. Other steps
+    /// in doubt stay in doubt: settle them with the record that the verb returns. After the last one the operation is
+    /// released, and one more attempt is permitted, as by [`grant`](Self::grant).
     ///
-    /// ```rust,no_run
+    /// ```no_run
     /// # use pg_idempotency::operator;
     /// # struct Gateways;
     /// # impl Gateways { async fn withdraw(&self, _: &str) -> anyhow::Result<Option<String>> { Ok(None) } }
@@ -188,15 +175,11 @@ pub struct StepInDoubt<'a> {
 impl StepInDoubt<'_> {
     /// Stores the result of the step, which took effect: the next attempt continues after it.
     ///
-    /// # Errors
+    /// # Errors and cancellation
     ///
     /// [`SettleError::Changed`] if the record is not as it was shown, is completed, is under a live lease, or if this
     /// step is not in doubt; [`Misuse::Step`](crate::Misuse::Step) for a result over 64 KiB, or if all results would
     /// exceed 256 KiB; otherwise as [`Shown::resolve`].
-    ///
-    /// # Cancellation
-    ///
-    /// As [`Shown::resolve`].
     pub async fn resolve<T>(self, place: impl Into<PoolOrTransaction<'_>>, result: &T) -> Result<Shown, SettleError>
     where
         T: Serialize + DeserializeOwned,
@@ -208,13 +191,9 @@ impl StepInDoubt<'_> {
     /// Decides that the step took no effect: the next attempt performs it. The record keeps `reason` for the next
     /// operator. The warning at [`Shown::release`] applies to a step, too.
     ///
-    /// # Errors
+    /// # Errors and cancellation
     ///
     /// As [`resolve`](Self::resolve).
-    ///
-    /// # Cancellation
-    ///
-    /// As [`Shown::resolve`].
     pub async fn release(self, place: impl Into<PoolOrTransaction<'_>>, reason: &str) -> Result<Shown, SettleError> {
         let decision = Decision::ReleaseStep { step: self.name, reason, grants: Grants::OneAttempt };
         self.shown.decided(place.into(), decision).await

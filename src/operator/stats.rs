@@ -15,7 +15,7 @@ const SAMPLE: f64 = 30_000.0;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Whether the counts come from every record. In a larger table they are estimates from a sample.
+    /// Whether every record was counted. The counts of a larger table are estimates from a sample.
     pub exact: bool,
     /// The number of records.
     pub records: u64,
@@ -23,23 +23,19 @@ pub struct Stats {
     pub table_bytes: u64,
     /// The size of its indexes in bytes.
     pub index_bytes: u64,
-    /// The server's count of the rows that a vacuum has to remove.
+    /// The number of rows that a vacuum has to remove, by the server's statistics.
     pub dead_rows: u64,
-    /// How long ago the oldest expired record expired, always exact; `None` if none is due.
+    /// How long ago the oldest expired record expired. Always exact; `None` if no record is due.
     pub oldest_expired: Option<Duration>,
     /// Counts by mode, operation and state.
     pub groups: Vec<Group>,
 }
 
-/// Reads the content of the table. The counts come from a sample of about 30,000 records.
+/// Reads the content of the table. In a large table, the counts come from a sample of about 30,000 records.
 ///
-/// # Errors
+/// # Errors and cancellation
 ///
 /// As [`unsettled`](super::unsettled).
-///
-/// # Cancellation
-///
-/// Nothing is changed, at any point.
 pub async fn stats(pool: &PgPool) -> Result<Stats, Error> {
     in_pooled_transaction(pool, Opening::AllRows, async |conn| {
         migrate::trusted(conn).await?;

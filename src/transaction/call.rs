@@ -23,7 +23,7 @@ pub(crate) struct Call<'k> {
     round_trips: RoundTrips,
     /// Whether `perform` runs behind a savepoint.
     isolated: bool,
-    /// When the call was made. On a pool it then waits for a connection.
+    /// When the call was made: before it waits for a connection of the pool.
     since: Instant,
 }
 
@@ -62,7 +62,7 @@ impl<'k> Call<'k> {
         }
     }
 
-    /// The call was made at this moment: a request is read first.
+    /// The HTTP layer reads the body after the arrival of the request. The record is judged as of the arrival.
     #[cfg(feature = "http")]
     pub(crate) fn made_at(self, since: Instant) -> Self {
         Self { since, ..self }
@@ -94,7 +94,7 @@ impl<'k> Call<'k> {
         performed.map(Outcome::Performed)
     }
 
-    /// The protocol, in a transaction of the crate's own.
+    /// The protocol, in a transaction of the crate.
     pub(super) async fn run<T: Serialize + DeserializeOwned, E>(
         &self,
         pool: &PgPool,
@@ -107,7 +107,7 @@ impl<'k> Call<'k> {
                 Claimed::Won(won) => won,
                 Claimed::Replayed(stored) => {
                     let response = decode(&stored)?;
-                    // Empty. If it were dropped, it would count as a rollback in `pg_stat_database`.
+                    // The transaction is empty. If it were dropped, it would count as a rollback in `pg_stat_database`.
                     if session.is_open() {
                         session.commit().await?;
                     }
@@ -126,8 +126,8 @@ impl<'k> Call<'k> {
         ended
     }
 
-    /// Begins a transaction of the crate's own and claims the key in it, or finds the stored response, with the round
-    /// trips that the options save. A replay leaves an empty transaction, or none.
+    /// Begins a transaction of the crate and claims the key in it, or finds the stored response. The options say which
+    /// round trips are saved. A replay leaves an empty transaction, or none.
     pub(crate) async fn begin(&self, session: &mut Session) -> Result<Claimed<Won<'k>>, Error> {
         let (record, terms) = (self.record, &self.terms);
         if self.claims_in_messages() {
@@ -146,9 +146,9 @@ impl<'k> Call<'k> {
 
     /// As [`begin`](Self::begin), with a statement for each part.
     ///
-    /// If the transaction is older than this call, it may be a foreign one. The same is true if the claim fails because
-    /// the transaction is read only, or because its role lacks a privilege. Then the call rolls it back, and begins
-    /// again with the check.
+    /// A transaction that is older than this call may be a foreign one. A claim that fails because the transaction is
+    /// read only, or because its role lacks a privilege, may also be in a foreign one. In both cases the call rolls the
+    /// transaction back, and begins again with the check.
     pub(crate) async fn begin_and_claim(&self, session: &mut Session) -> Result<Claimed<Won<'k>>, Error> {
         session.begin(Opening::before_claim(self.record.deployment)).await?;
         let unchecked_since = session.unchecked_since();
@@ -180,13 +180,13 @@ impl<'k> Call<'k> {
         Ok(Won { record: self.record, claim, savepoint, in_messages: self.claims_in_messages() })
     }
 
-    /// Whether the messages that begin and commit claim and complete.
+    /// Whether the claim is sent with BEGIN, and the completion with COMMIT.
     fn claims_in_messages(&self) -> bool {
         self.round_trips == RoundTrips::Fewest && self.record.deployment.saves_round_trips()
     }
 }
 
-/// Whether a foreign transaction may be the reason why a claim has failed.
+/// Whether a claim may have failed because it ran in a foreign transaction.
 fn may_be_of_a_foreign_transaction(error: &Error) -> bool {
     match error {
         Error::Misuse(Misuse::NotInTransaction) => true,
@@ -199,7 +199,7 @@ fn may_be_of_a_foreign_transaction(error: &Error) -> bool {
 }
 
 impl Won<'_> {
-    /// Performs, and undoes what `perform` wrote if it says so. Returns the response, and what to store.
+    /// Performs, and undoes the writes under `Verdict::Undo`. Returns the response, and its stored form.
     async fn perform<T: Serialize + DeserializeOwned, E>(
         &mut self,
         conn: &mut PgConnection,
@@ -209,7 +209,7 @@ impl Won<'_> {
         let before = depth(conn);
         let performed = watch.perform(perform(&mut *conn)).await;
         if depth(conn) > before {
-            // The guard of a nested transaction was forgotten. sqlx would end that one in place of the transaction.
+            // The guard of a nested transaction was forgotten. sqlx would end that one instead of the transaction.
             roll_back_to(conn, before).await;
             performed?;
             return Err(Error::Misuse(Misuse::NestedTransaction).into());
@@ -226,7 +226,7 @@ impl Won<'_> {
         Ok((response, stored))
     }
 
-    /// Undoes what `perform` wrote, and keeps the claim.
+    /// Undoes the writes of `perform`, and keeps the claim.
     async fn undo(&self, conn: &mut PgConnection) -> Result<(), Error> {
         match self.savepoint {
             Some(savepoint) => savepoint.undo(conn).await,
@@ -245,11 +245,11 @@ impl Won<'_> {
             // the first error says why.
             savepoint.undo(conn).await.map_err(|second| if first.is_transient() { first } else { second })?;
         }
-        // On a distributed table, the undo succeeds also if a worker is lost. Then this statement gets its error.
+        // On a distributed table, the undo also succeeds if a worker is lost. Then the next statement gets the error.
         self.record.release_in_transaction(conn, self.claim).await
     }
 
-    /// Stores the response. Then the savepoint is not needed.
+    /// Stores the response, and releases the savepoint, which is not needed any more.
     async fn complete(&self, conn: &mut PgConnection, response: &Response) -> Result<(), Error> {
         self.store(conn, response).await?;
         match self.savepoint {
@@ -262,7 +262,7 @@ impl Won<'_> {
         self.record.complete(conn, self.claim, response).await
     }
 
-    /// Undoes what the handler wrote if `undo`, stores the response and commits. After an error roll back.
+    /// Undoes the writes of the handler if `undo`, stores the response and commits. After an error, roll back.
     #[cfg(feature = "http")]
     pub(crate) async fn undo_and_commit(
         &self,
@@ -276,7 +276,7 @@ impl Won<'_> {
         self.complete_and_commit(session, response).await
     }
 
-    /// Stores the response and commits, which ends the savepoint, too. After an error roll back.
+    /// Stores the response and commits, which also ends the savepoint. After an error, roll back.
     async fn complete_and_commit(&self, session: &mut Session, response: &Response) -> Result<(), Error> {
         session.check_depth()?;
         if self.in_messages {

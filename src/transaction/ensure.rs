@@ -11,13 +11,13 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 
 /// Performs an operation exactly once, however often it is requested, with the [default options](Idempotency::new).
 ///
-/// The first call with a key performs. `perform` gets the connection. Its writes, the claim of the key and the response
-/// commit together, or not at all. Every later call with the same key and body gets the [stored
-/// response](#the-response), and performs nothing. A call with another body under the key returns
+/// The first call with a key calls `perform` with the connection. The writes of `perform`, the claim of the key and the
+/// response commit together, or not at all. Every later call with the same key and body gets the [stored
+/// response](#the-response), and does not call `perform`. A call with the same key and another body returns
 /// [`Error::KeyReused`]. A concurrent duplicate waits for the first call's transaction.
 ///
-/// The connection must be in a transaction, which sqlx has begun. The claim is a part of it, and takes effect when the
-/// caller commits. For callers without a transaction there is [`Idempotency::run`], which takes a pool.
+/// The connection must be in a transaction that sqlx has begun. The claim is part of this transaction, and takes effect
+/// when the caller commits. If you have no transaction, use [`Idempotency::run`] with a pool.
 ///
 /// A first call adds two round trips to the transaction: the claim and the completion. [`commit`](crate::commit())
 /// takes one more than `tx.commit()`.
@@ -44,11 +44,12 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 /// # The response
 ///
 /// The response is any type that serde can encode and decode. It is stored as JSON text. A replay decodes this text
-/// into the *present* type, so after a release that adds a field, the client may see other bytes than before. If the
+/// into the *present* type: after a release that adds a field, the client may see other bytes than before. If the
 /// client must see the same bytes across releases, make the response a `Box<serde_json::value::RawValue>` (serde_json's
-/// feature `raw_value`), which is the stored text itself. A response that does not decode is refused before it is
-/// stored. One that decodes as another value is not: `Some(f64::NAN)`, `Some(())` and `Some(None)` are replayed as
-/// `None`. [`Error::Unencodable`] lists all such cases.
+/// feature `raw_value`), which is the stored text itself.
+///
+/// A response that cannot be decoded again is not stored: the call returns [`Error::Unencodable`], which also lists the
+/// responses that decode as another value.
 ///
 /// # The closure
 ///
@@ -72,36 +73,32 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///
 /// # Errors
 ///
-/// - An error of `perform` comes back unchanged. **The caller must then roll back.** If the caller commits all the
-///   same, the key is left [indeterminate](Error::Indeterminate).
-/// - Errors because an earlier call has the key: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight),
-///   [`Indeterminate`](Error::Indeterminate), [`OtherMode`](Error::OtherMode), [`Undecodable`](Error::Undecodable),
-///   [`Misuse::AlreadyInTransaction`](crate::Misuse::AlreadyInTransaction),
-///   [`Incompatible::UnknownFingerprint`](crate::Incompatible::UnknownFingerprint),
-///   [`Incompatible::UnknownMode`](crate::Incompatible::UnknownMode). Nothing was performed.
-/// - Errors before `perform`: [`InvalidRequest::Body`](crate::InvalidRequest::Body),
-///   [`SchemaMissing`](Error::SchemaMissing), [`Misuse::WrongDeployment`](crate::Misuse::WrongDeployment),
-///   [`Misuse::TransactionAborted`](crate::Misuse::TransactionAborted), and
-///   [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction) if sqlx has begun no transaction on the connection.
-/// - Errors after `perform`, when the response could not be stored: [`Unencodable`](Error::Unencodable),
-///   [`Misuse::TransactionAborted`](crate::Misuse::TransactionAborted),
-///   [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction),
-///   [`Misuse::NestedTransaction`](crate::Misuse::NestedTransaction), [`OutlivedRetention`](Error::OutlivedRetention).
-///   Nothing was acknowledged: roll back.
-/// - Errors of the database: [`Retryable`](Error::Retryable), [`Database`](Error::Database). Nothing is committed,
-///   unless `perform` has ended the transaction.
+/// - An error of `perform` is returned unchanged. **The caller must then roll back.** If the caller commits instead,
+///   the key stays [indeterminate](Error::Indeterminate).
+/// - An earlier call has the key, and `perform` was not called: [`KeyReused`](Error::KeyReused),
+///   [`InFlight`](Error::InFlight), [`Indeterminate`](Error::Indeterminate), [`OtherMode`](Error::OtherMode),
+///   [`Undecodable`](Error::Undecodable), [`Incompatible`](crate::Incompatible),
+///   [`Misuse::AlreadyInTransaction`](crate::Misuse::AlreadyInTransaction).
+/// - Another error before `perform`: [`InvalidRequest::Body`](crate::InvalidRequest::Body),
+///   [`SchemaMissing`](Error::SchemaMissing), [`Misuse`](crate::Misuse).
+/// - The response could not be stored: [`Unencodable`](Error::Unencodable),
+///   [`OutlivedRetention`](Error::OutlivedRetention), [`Misuse`](crate::Misuse). Roll back, and acknowledge nothing.
+/// - The database failed: [`Retryable`](Error::Retryable), [`Database`](Error::Database). Nothing is committed, unless
+///   `perform` has ended the transaction.
 ///
 /// # Cancellation
 ///
-/// Drop the transaction together with this future, as `?` and a `timeout` around both do. If a caller drops only this
-/// future and then commits, the key is left indeterminate. A statement that was sent runs to its end on the server, and
-/// holds the claim until then.
+/// Drop the transaction together with this future. `?` and a `timeout` around both do so. If a caller drops only this
+/// future and then commits, the key stays indeterminate. A statement that was sent runs to its end on the server, and
+/// the claim is held until then.
 ///
-/// Three things inside `perform` end the claim: a COMMIT, a ROLLBACK, and a nested `conn.begin()` that fails, or whose
-/// future is dropped while it waits (sqlx 0.9 then rolls back the *outer* transaction; `conn.begin_with` always fails
-/// there). After that the call returns [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction), so it is never
-/// acknowledged. Later writes of `perform` are in autocommit, and they stay. So if a nested `begin` fails, return its
-/// error.
+/// # What ends the claim early
+///
+/// A COMMIT or ROLLBACK inside `perform` ends the transaction with the claim. So does a nested `conn.begin()` that
+/// fails, or whose future is dropped while it waits: sqlx 0.9 then rolls back the *outer* transaction.
+/// (`conn.begin_with` always fails there.) The call then returns
+/// [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction), so nothing is acknowledged. **Later writes of
+/// `perform` run in autocommit, and stay.** So if a nested `begin` fails, return its error.
 pub async fn ensure_idempotent<T, E, B, F>(
     conn: &mut PgConnection,
     key: &Key,
@@ -143,10 +140,10 @@ impl Idempotency {
 
     /// [`ensure`](Self::ensure) with `perform` behind a savepoint, so that the caller's transaction survives a failure.
     ///
-    /// An error of `perform` undoes only what `perform` wrote, and releases the key for the next caller. The
-    /// transaction stays usable, and the caller may commit it. [`Verdict::Undo`] undoes the writes too, but *stores*
-    /// the response: a failure that every retry should get. This function takes two more round trips than
-    /// [`ensure`](Self::ensure), or four more for an `Undo`.
+    /// An error of `perform` undoes only the writes of `perform`, and releases the key for the next caller. The
+    /// transaction stays usable, and the caller may commit it. [`Verdict::Undo`] also undoes the writes, but *stores*
+    /// the response. Use it for a failure that every retry should get. A call takes two more round trips than
+    /// [`ensure`](Self::ensure), and with `Undo` four more.
     ///
     /// ```no_run
     /// # use pg_idempotency::{Error, Idempotency, Key, Verdict};
@@ -182,12 +179,11 @@ impl Idempotency {
     }
 
     /// [`ensure`](Self::ensure) for callers without a transaction: takes a connection from the pool, begins, performs
-    /// or replays, and commits.
+    /// or replays, and commits. A duplicate that [waits](crate::OnDuplicate::Wait) holds its connection.
     ///
-    /// If the pool's connection has a transaction that nobody owns, the crate rolls that transaction back, and begins
-    /// again, with one exception that the guide's page *promises* names. (A replay under
-    /// [`RoundTrips::SelectFirst`](crate::RoundTrips::SelectFirst) reads in it, and leaves it as it is.) A duplicate
-    /// that [waits](crate::OnDuplicate::Wait) holds its connection.
+    /// If other code has left a transaction open on the pool's connection, the crate rolls it back and begins again.
+    /// The guide's page `promises` names one exception. A replay under
+    /// [`RoundTrips::SelectFirst`](crate::RoundTrips::SelectFirst) reads in that transaction, and leaves it open.
     ///
     /// For a failure that every retry should get, without its writes, `perform` begins a nested transaction, rolls it
     /// back, and returns the failure as its response:
@@ -213,7 +209,7 @@ impl Idempotency {
     ///
     /// # Errors
     ///
-    /// As [`ensure_idempotent`], but an error of `perform` is rolled back; [`Error::Database`] if the pool has no
+    /// As [`ensure_idempotent`], but the crate rolls back after an error. [`Error::Database`] if the pool has no
     /// connection in time.
     ///
     /// # Cancellation

@@ -1,6 +1,6 @@
-//! The option *fewest round trips*: the message that begins the transaction contains the claim, and the message that
-//! commits contains the completion. In Rust, only this file calls the functions `claim_at_begin` and `store_response`
-//! of the schema.
+//! `RoundTrips::Fewest`: the message that begins the transaction contains the claim, and the message that commits
+//! contains the completion. In Rust, only this file calls the functions `claim_at_begin` and `store_response` of the
+//! schema.
 //!
 //! Such a message takes no parameters, so its values are literals. [`text`] and [`bytes`] write them so that no value
 //! can end its literal.
@@ -22,8 +22,8 @@ const COMMIT_AND_CHAIN: &str = "commit and chain";
 /// their decoding cost more than a round trip: a body of 256 KiB takes 5.7 ms in the text, and 1.2 ms as a parameter.
 const MOST_INLINE: usize = 16 * 1024;
 
-/// Stores the response and commits: in one message if the response is short. In one message, an error of the first
-/// statement keeps the server from reaching the COMMIT, which is that of [`commit_and_chain`].
+/// Stores the response and commits. A short response and the COMMIT go into one message. An error of its first
+/// statement keeps the server from reaching the COMMIT.
 pub(super) async fn complete_and_chain(
     conn: &mut PgConnection,
     record: Record<'_>,
@@ -44,8 +44,8 @@ pub(super) async fn complete_and_chain(
     })
 }
 
-/// Commits the transaction that the crate has begun, in plain SQL. sqlx still counts a transaction, so this begins
-/// another one, which is empty, and holds neither lock nor snapshot.
+/// Commits the crate's transaction in plain SQL. sqlx still counts a transaction, so the statement begins another one,
+/// which is empty and holds neither a lock nor a snapshot.
 async fn commit_and_chain(conn: &mut PgConnection) -> Result<(), Error> {
     conn.execute(COMMIT_AND_CHAIN).await.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
         // The caller's code has ended the transaction.
