@@ -1,4 +1,4 @@
-//! Work in the background: the loop that repeats a pass, the future that ends it, and panics of the service's code.
+//! Work in the background: the loop that repeats a pass, its shutdown, and panics of the service's code.
 
 use std::any::Any;
 use std::future::poll_fn;
@@ -11,8 +11,7 @@ use tokio::time::sleep;
 
 use crate::Error;
 
-/// The pause of a loop after its first error. Most errors are over in a moment; if not, the pause doubles with each
-/// error.
+/// The pause of a loop after its first error. It doubles with each further error.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
 /// When the next pass of a loop begins.
@@ -38,7 +37,7 @@ impl Next {
 //
 // Not a function that takes the pass as an asynchronous closure: the future of such a loop would not be `Send`.
 pub(crate) struct Passes<'l> {
-    /// What one pass is, for the log.
+    /// The name of a pass for the log.
     what: &'static str,
     operation: Option<&'l str>,
     interval: Duration,
@@ -58,7 +57,7 @@ impl<'l> Passes<'l> {
         Self { what, operation, interval, shutdown, retry, rest }
     }
 
-    /// Rests, and returns whether to make another pass.
+    /// Waits, and returns whether to make another pass.
     pub(crate) async fn next(&mut self) -> bool {
         unless(&mut self.shutdown, sleep(self.rest)).await.is_some()
     }
@@ -90,7 +89,7 @@ impl<'l> Passes<'l> {
     }
 }
 
-/// What ends a loop, a search or a sweep. Unlike most futures, it may be polled again after it was ready.
+/// The end of a loop, a search or a sweep. Unlike most futures, it may be polled again after it was ready.
 pub(crate) enum Shutdown<'a> {
     /// Nothing ends it.
     Never,
@@ -121,7 +120,7 @@ impl Shutdown<'_> {
         unless(self, std::future::ready(())).await.is_none()
     }
 
-    /// Is ready after this limit, and `grace` after the shutdown is, whichever is earlier.
+    /// Is ready after the limit, or `grace` after the shutdown if that is earlier.
     pub(crate) async fn or_after(&mut self, limit: Duration, grace: Duration) {
         let mut limit = pin!(sleep(limit));
         if unless(self, limit.as_mut()).await.is_none() {
@@ -140,12 +139,12 @@ pub(crate) async fn unless<F: Future>(end: &mut (impl Future<Output = ()> + Unpi
     .await
 }
 
-/// What a panic carries.
+/// The value of a panic.
 pub(crate) type Panic = Box<dyn Any + Send>;
 
 /// Runs code of the service, and returns its panic as an error. The code is dropped before this returns.
 ///
-/// After a panic, the caller must look at nothing that the code may have left half changed.
+/// After a panic, the caller must not read data that the code may have left half changed.
 pub(crate) fn caught<T>(code: impl Future<Output = T>) -> impl Future<Output = Result<T, Panic>> {
     // Boxed before the first await, for the reason in session/bounded.rs.
     let mut code = Box::pin(code);
@@ -158,14 +157,14 @@ pub(crate) fn caught<T>(code: impl Future<Output = T>) -> impl Future<Output = R
     }
 }
 
-/// A time between half of the pause and the whole pause, so that callers that asked together do not ask again together.
+/// A random time between half of the pause and the whole pause, so that callers that tried together do not try again
+/// together.
 pub(crate) fn jittered(pause: Duration) -> Duration {
     let random = getrandom::u32().unwrap_or(u32::MAX);
     pause.mul_f64(0.5 + f64::from(random) / f64::from(u32::MAX) / 2.0)
 }
 
-/// Rotates by a random number of places, so that processes that have found the same at the same time begin with
-/// different ones.
+/// Rotates by a random number of places, so that processes with the same list begin at different places.
 pub(crate) fn begin_anywhere<T>(found: &mut [T]) {
     if !found.is_empty() {
         let first = getrandom::u32().unwrap_or_default() as usize % found.len();

@@ -1,7 +1,7 @@
 //! How the service reaches the database.
 
-/// How the service reaches the database. [`Idempotency`](crate::Idempotency),
-/// [`LeaseOptions`](crate::lease::LeaseOptions) and [`MarkOptions`](crate::mark::MarkOptions) take this value.
+/// How the service reaches the database: a setting of [`Idempotency`](crate::Idempotency),
+/// [`LeaseOptions`](crate::lease::LeaseOptions) and [`MarkOptions`](crate::mark::MarkOptions).
 ///
 /// ```
 /// use pg_idempotency::{Deployment, Idempotency};
@@ -15,7 +15,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deployment {
     pub(crate) prepared: bool,
-    /// Only the statements ask ([`record`](crate::record)). The rest of the crate asks the functions below.
+    /// Only the statements in [`record`](crate::record) read it. Other code asks the functions below.
     pub(crate) distributed: bool,
 }
 
@@ -27,12 +27,12 @@ impl Deployment {
         Self { prepared: true, distributed: cfg!(idempotency_distributed) }
     }
 
-    /// Whether each connection keeps the crate's statements prepared. The default is `true`. If this is `false`, the
-    /// connection prepares a statement for each use, which costs one more round trip per statement.
+    /// Whether each connection keeps the crate's statements prepared. The default is `true`. If `false`, each statement
+    /// is prepared for each use, which costs one more round trip.
     ///
     /// **Turn this off behind PgBouncer in transaction mode**, unless PgBouncer tracks prepared statements
     /// (`max_prepared_statements`, from version 1.21). Without tracking, the name of a kept statement may mean another
-    /// statement on another server connection. Your own statements need `.persistent(false)` there too.
+    /// statement on another server connection. Your own statements then need `.persistent(false)`, too.
     #[must_use]
     pub const fn prepared_statements(self, prepared: bool) -> Self {
         Self { prepared, ..self }
@@ -42,18 +42,18 @@ impl Deployment {
     /// `false`.
     ///
     /// The crate then sends other statements, because a worker would evaluate parts of the usual ones by its own clock
-    /// and with its own locks. The answers are the same. A first call takes three round trips more.
+    /// and with its own locks. The answers are the same. A first call takes three more round trips. The guide's page
+    /// `larger` explains the set-up.
     ///
     /// The setting must fit the table. If the table is distributed and the setting is `false`, every call fails with
-    /// [`Misuse::WrongDeployment`](crate::Misuse::WrongDeployment), in each database of the process, and also if the
-    /// table was distributed a moment ago. On a plain table the statements for a distributed one are right, but slower;
-    /// the process looks at the first table that it claims in, and logs a warning.
+    /// [`Misuse::WrongDeployment`](crate::Misuse::WrongDeployment). If it is `true` for a plain table, calls are
+    /// slower, and the process logs a warning before its first claim.
     #[must_use]
     pub const fn distributed(self, distributed: bool) -> Self {
         Self { distributed, ..self }
     }
 
-    /// Whether a claim cannot look for a record itself, so that a look comes first.
+    /// Whether a look must come before a claim, because the claim cannot look itself.
     pub(crate) fn looks_first(self) -> bool {
         self.distributed
     }

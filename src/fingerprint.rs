@@ -1,5 +1,5 @@
-//! The fingerprint: what makes two requests under one key the same request. How it is digested, and how it compares
-//! with a stored one. `canonical` turns a JSON text into canonical JSON.
+//! The fingerprint of a request: its digest, and the comparison with a stored one. `canonical` turns a JSON text into
+//! canonical JSON.
 
 mod canonical;
 
@@ -13,20 +13,20 @@ use canonical::canonical;
 /// Version 1: SHA-256 of one byte for the kind (`j` canonical JSON, `t` a JSON text that has no canonical form, `h` an
 /// HTTP request with one of them as its body) and the content.
 const JSON: u8 = 1;
-/// Version 2, over HTTP, if the service has chosen what makes two requests the same: eight bytes that stand for the
-/// choice, and 24 bytes of the SHA-256 of `c`, the choice, and the chosen parts of the request. Fingerprints of two
-/// different choices are not compared, because they say nothing about whether the requests are the same.
+/// Version 2, over HTTP, if the service has chosen what makes two requests the same: eight bytes for the choice, and 24
+/// bytes of the SHA-256 of `c`, the choice, and the chosen parts of the request. Fingerprints of two different choices
+/// are not compared, because they say nothing about whether the requests are the same.
 const CHOSEN: u8 = 2;
 const CHOICE: std::ops::Range<usize> = 1..9;
 /// Version 3: SHA-256 of the bytes as they are, so that every language computes it alike. `idempotency.fingerprint` of
 /// the schema is the same function.
 const BYTES: u8 = 3;
 
-/// A digest of what makes two requests the same: a version byte and a SHA-256. (Over HTTP, a service may choose what
-/// counts; then eight bytes of the SHA-256 give way to the choice.)
+/// A digest of everything that makes two requests the same: a version byte and a SHA-256. (If a service behind the HTTP
+/// layer chooses what counts, eight bytes of the SHA-256 stand for the choice.)
 ///
-/// The version with which a record was *stored* decides how later requests are compared with it. So a new release that
-/// hashes in another way does not take every key in flight for reused.
+/// A later request is compared in the version of the *stored* fingerprint. So after a release that hashes in another
+/// way, keys in flight are not refused as reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint([u8; 33]);
 
@@ -34,10 +34,10 @@ impl Fingerprint {
     /// The fingerprint of raw bytes, as they came over the wire: the byte 3 and a SHA-256 of the bytes.
     ///
     /// Use this for bodies that are not JSON, and if every byte counts: white space, the order and repetition of
-    /// members, numbers with more digits than an `f64` holds. Use it too for keys that this service shares with callers
-    /// in other languages, because they can compute it: `idempotency.fingerprint` of the schema returns the same.
+    /// members, numbers with more digits than an `f64` holds. Use it also for keys that this service shares with
+    /// callers in other languages: `idempotency.fingerprint` of the schema returns the same.
     ///
-    /// A fingerprint of bytes and a fingerprint of JSON cannot be compared, even for the same content: such a retry is
+    /// A fingerprint of bytes and one of JSON cannot be compared, even for the same content: the retry gets
     /// [`Incompatible::UnknownFingerprint`](crate::Incompatible::UnknownFingerprint).
     ///
     /// ```
@@ -52,22 +52,24 @@ impl Fingerprint {
 
     /// The fingerprint of a value as canonical JSON, which is made from the value's JSON text.
     ///
-    /// The canonical form has no white space; members are sorted by their names; strings are escaped only where JSON
-    /// demands it; numbers are compared by value, with every digit they have. So `{"a":1,"b":2}` and `{"b":2,"a":1}`
-    /// are one request, and so are `1.0` and `1` and `1e0`; `9007199254740993` and `9007199254740992` are two, and so
-    /// are `1` and `"1"`, and `[1,2]` and `[2,1]`.
+    /// The canonical form has no white space. Members are sorted by their names. Strings are escaped only where JSON
+    /// demands it. Numbers are compared by value, with every digit.
     ///
-    /// A field that the value's [`Serialize`] leaves out, by `#[serde(skip_serializing)]`, does not count. A `HashSet`
-    /// writes its elements in no fixed order, so it has a new fingerprint each time: use a `BTreeSet` or a sorted
-    /// `Vec`. (Maps are sorted.) JSON has no NaN and no infinity: serde_json writes `null` for both, so they and `None`
-    /// are the same.
+    /// - One request: `{"a":1,"b":2}` and `{"b":2,"a":1}`; `1.0`, `1` and `1e0`.
+    /// - Two requests: `9007199254740993` and `9007199254740992`; `1` and `"1"`; `[1,2]` and `[2,1]`.
     ///
-    /// A number that was *parsed* into an `f64` (as [`serde_json::Value`] does beyond 64-bit integers) has lost its
-    /// further digits before it comes here. If those count, use [`Fingerprint::of_bytes`], or a
-    /// [`RawValue`](https://docs.rs/serde_json/latest/serde_json/value/struct.RawValue.html), which is JSON text.
+    /// These values need care:
     ///
-    /// The JSON text is compared byte by byte if it has no canonical form: an object has two members of the same name,
-    /// a string of a `RawValue` has half of a surrogate pair (`"\ud800"`), or the value is more than 128 levels deep.
+    /// - A field that [`Serialize`] leaves out, by `#[serde(skip_serializing)]`, does not count.
+    /// - A `HashSet` has no fixed order, and so a new fingerprint each time. Use a `BTreeSet` or a sorted `Vec`. (Maps
+    ///   are sorted.)
+    /// - NaN, infinity and `None` are the same, because serde_json writes `null` for each.
+    /// - A number that was *parsed* into an `f64` has already lost its further digits, as in a [`serde_json::Value`]
+    ///   beyond 64-bit integers. If they count, use [`Fingerprint::of_bytes`], or a
+    ///   [`RawValue`](https://docs.rs/serde_json/latest/serde_json/value/struct.RawValue.html), which is JSON text.
+    ///
+    /// A text without a canonical form is compared byte by byte. Such a text has two members of the same name in an
+    /// object, half of a surrogate pair (`"\ud800"`) in a string of a `RawValue`, or more than 128 levels.
     ///
     /// # Errors
     ///
@@ -113,8 +115,8 @@ impl Fingerprint {
         Self::of_version(JSON, hash_parts(b"h", &[method.as_bytes(), target.as_bytes(), body.as_bytes()]))
     }
 
-    /// The fingerprint of a request under the service's own choice: the `request` as the choice compares it, and
-    /// `further` parts of it.
+    /// The fingerprint of a request under the service's choice: the `request` as the choice compares it, and `further`
+    /// parts of it.
     #[cfg(feature = "http")]
     pub(crate) fn of_choice(choice: &[u8], request: &Self, further: &[u8]) -> Self {
         let hasher = hash_parts(b"c", &[choice, request.as_bytes(), further]);
@@ -124,7 +126,7 @@ impl Fingerprint {
         Self(bytes)
     }
 
-    /// A fingerprint as a record stores it. `None` if its length is none of the known versions'.
+    /// A fingerprint as a record stores it. `None` if no known version has its length.
     pub(crate) fn stored(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }
@@ -180,10 +182,8 @@ pub(crate) enum Comparison {
     UnknownVersion(u8),
 }
 
-/// A body that has a fingerprint: any [`Serialize`] value, as canonical JSON, or a [`Fingerprint`] that was made
-/// before.
-///
-/// The trait is sealed: there are no other implementations.
+/// A body with a fingerprint: any [`Serialize`] value, as canonical JSON, or a ready [`Fingerprint`]. The trait is
+/// sealed.
 pub trait Body: sealed::Sealed {
     /// The fingerprint of this body.
     ///
@@ -209,7 +209,7 @@ impl Body for Fingerprint {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidBody {
-    /// The body that came over the wire is not JSON.
+    /// The body of the HTTP request is not JSON.
     #[error("the body is not JSON: {0}")]
     NotJson(String),
     /// serde_json cannot write the value: a map's key is no string, or the value's own
@@ -259,7 +259,7 @@ mod sealed {
     use super::InvalidBody;
 
     pub trait Sealed {
-        /// The body as JSON. `None` if there is only a fingerprint of it.
+        /// The body as JSON. `None` for a fingerprint.
         fn json(&self) -> Option<Result<Vec<u8>, InvalidBody>>;
     }
 

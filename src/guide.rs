@@ -2,8 +2,9 @@
 #![doc = include_str!("guide/guide.md")]
 // Only in the documentation and its tests: the guide has pages instead of items.
 //
-// `guide/links.md` gives each label of a link its target in the documentation. Each page ends with the targets of its labels in the
-// repository, where a forge shows it. Of two definitions of one label, Markdown takes the first. `tests/docs.rs` checks both.
+// `guide/links.md` gives each label of a link its target in the documentation. Each page ends with the targets of its
+// labels in the repository, where a forge shows it. Of two definitions of one label, Markdown takes the first.
+// `tests/docs.rs` checks both.
 
 macro_rules! pages {
     ($($name:ident: $summary:literal $(, $picture:literal)* $(with $code:literal)?;)*) => {

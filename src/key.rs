@@ -10,16 +10,16 @@ pub(crate) const MAX_PART_BYTES: usize = 255;
 
 /// The name of one operation that must happen once.
 ///
-/// - `scope`: whose operation it is: the tenant, account or user, **from the authenticated identity**, never from
-///   the request's body. Two scopes never see each other's responses, even under the same value.
+/// - `scope`: the owner of the operation, such as a tenant, account or user. Take it **from the authenticated
+///   identity**, and never from the request's body. A key of one scope never finds the response of another.
 /// - `operation`: the kind of operation, from a fixed set of names: `POST /payments`, `order.created`.
-/// - `value`: the value that the client sent: an `Idempotency-Key`, an event's id, a nonce.
+/// - `value`: the client's value: an `Idempotency-Key`, an event's id, a nonce.
 ///
-/// Each part is 1 to 255 bytes long, contains no control characters, and at least one visible character. Parts are
-/// compared byte by byte: case, accents and Unicode normal forms make a difference.
+/// Each part has 1 to 255 bytes of UTF-8, no control characters, and at least one visible character. Parts are compared
+/// byte by byte: case, accents and Unicode normal forms make a difference.
 ///
-/// Keys are ordered by scope, operation and value. If one transaction claims several keys, claim them in this order:
-/// two transactions that claim the same keys in opposite orders deadlock.
+/// Keys are ordered by scope, operation and value. Claim several keys of one transaction in this order, because
+/// opposite orders deadlock.
 ///
 /// ```
 /// # use pg_idempotency::Key;
@@ -50,9 +50,9 @@ impl Key {
         Self::of(checked, scope.into(), operation.into(), value.into())
     }
 
-    /// The key of a record that may exist already, for the functions of [`operator`](crate::operator). A part may have
-    /// white space and invisible characters only: a person who edits the table, or an unreleased build, may have
-    /// written such a record, and it has to be settled.
+    /// The key of an existing record, for the functions of [`operator`](crate::operator). A part may have no visible
+    /// character: a person who edits the table, or an unreleased build, may have written such a record, and it has to
+    /// be settled.
     ///
     /// # Errors
     ///
@@ -73,7 +73,7 @@ impl Key {
         })
     }
 
-    /// Whose operation it is.
+    /// The owner of the operation.
     #[must_use]
     pub fn scope(&self) -> &str {
         &self.scope
@@ -122,8 +122,8 @@ impl Key {
     }
 }
 
-/// Prints the operation alone. The scope is somebody's identity, and the value gives access to the response: neither
-/// belongs in a log.
+/// Prints only the operation. The scope is an identity, and the value gives access to the response: neither belongs in
+/// a log.
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Key").field("operation", &self.operation).finish_non_exhaustive()
@@ -133,7 +133,7 @@ impl fmt::Debug for Key {
 /// One of the three parts of a [`Key`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeyPart {
-    /// Whose operation it is.
+    /// The owner of the operation.
     Scope,
     /// The kind of operation.
     Operation,
@@ -170,7 +170,10 @@ pub enum InvalidKey {
         bytes: usize,
     },
     /// The part contains a control character: U+0000 to U+001F, or U+007F to U+009F.
-    #[error("the key's {part} contains the control character U+{:04X} at byte {at}; remove it or encode it", *.character as u32)]
+    #[error(
+        "the key's {part} contains the control character U+{:04X} at byte {at}; remove it or encode it",
+        *.character as u32
+    )]
     ControlCharacter {
         /// Which part.
         part: KeyPart,
@@ -179,11 +182,9 @@ pub enum InvalidKey {
         /// Its offset, in bytes.
         at: usize,
     },
-    /// The part has white space and invisible characters only, such as U+200B. A program that lost the value sends such
-    /// a text, and then all its operations would be one.
-    #[error(
-        "the key's {part} contains only white space or invisible characters; send a text that can be seen, such as a UUID"
-    )]
+    /// The part has only white space and invisible characters, such as U+200B. A program that has lost the value sends
+    /// such a text, and all its operations would be one.
+    #[error("the key's {part} contains only white space or invisible characters; send a visible text, such as a UUID")]
     NothingVisible {
         /// Which part.
         part: KeyPart,
@@ -207,7 +208,7 @@ impl InvalidKey {
 /// A rule for the text of a part.
 pub(crate) type Check = fn(KeyPart, String) -> Result<String, InvalidKey>;
 
-/// The rule for a key that comes in.
+/// The rule for a new key.
 pub(crate) fn checked(part: KeyPart, text: String) -> Result<String, InvalidKey> {
     let text = checked_recorded(part, text)?;
     if text.chars().all(is_invisible) { Err(InvalidKey::NothingVisible { part }) } else { Ok(text) }

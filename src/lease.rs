@@ -1,20 +1,17 @@
-//! Lease mode: effects outside the database, at least once or at most once, by choice, and operations of several steps.
+//! Lease mode: effects outside the database.
 //!
 //! A payment gateway, an SMS or another service cannot share a transaction with a key. So one transaction claims the
-//! key, the work runs, and another transaction stores its result. If the process dies between the two, nobody can tell
+//! key, the work runs, and another transaction stores its result. If the process dies between the two, it is unknown
 //! whether the work took effect. Your [`Policy`] decides what the next caller does:
 //!
-//! - [`AtLeastOnce`](Policy::AtLeastOnce) takes a lapsed claim over and does the work again. **The effect can happen
-//!   twice.** If the other service deduplicates by a key, give it [`Lease::downstream_key`], and it sees one operation
-//!   for as long as it remembers the key.
-//! - [`AtMostOnce`](Policy::AtMostOnce) does not do the work again before the retention ends. **The effect can stay
-//!   unknown**: the key is [indeterminate](crate::Error::Indeterminate) until a [`Reconciler`] or an operator finds
-//!   out: [`resolve`](crate::operator::Shown::resolve) or [`release`](crate::operator::Shown::release).
-//! - [`InSteps`](Policy::InSteps) is for work of several named parts, in this database and outside. The result of each
-//!   part is stored when the part is done, so the next attempt continues after the last one. [`Lease::step`],
-//!   [`Lease::step_at_least_once`] and [`Lease::step_at_most_once`] are the kinds of parts. A step at most once that
-//!   was begun and has no result makes the key indeterminate, until a [`Reconciler`] or an operator settles the
-//!   [step](crate::operator::Shown::step).
+//! - [`AtLeastOnce`](Policy::AtLeastOnce): it does the work again. **The effect can happen twice.** If the other
+//!   service deduplicates by a key, send it [`Lease::downstream_key`].
+//! - [`AtMostOnce`](Policy::AtMostOnce): it does nothing. **The effect can stay unknown**: the key is
+//!   [indeterminate](crate::Error::Indeterminate) until a [`Reconciler`] or an [operator](crate::operator) settles it,
+//!   or its retention ends.
+//! - [`InSteps`](Policy::InSteps): it continues after the last stored step. Each part of the work is a
+//!   [`step`](Lease::step) in this database, a [`step_at_least_once`](Lease::step_at_least_once) or a
+//!   [`step_at_most_once`](Lease::step_at_most_once). The guide's page `steps` has a whole program.
 //!
 //! Under every policy at most one result is stored. A stale owner can neither store nor undo anything, because every
 //! write demands the fencing token of the claim. For an effect in this database alone, use
@@ -42,16 +39,17 @@
 //!
 //! # The lease
 //!
-//! A claim lasts for the length of its lease, by the database's clock. While the work runs, the claim renews itself at
-//! a third of the lease, in a Tokio task. The owner has a clock of its own. It starts before the claim is sent, so the
-//! owner's deadline comes before the database's. If nine tenths of the lease pass without a renewal, the work is
-//! dropped at its next await, and the call ends in [`Error::LeaseLost`](crate::Error::LeaseLost). The owner's clock
-//! stops while the machine sleeps, and work that does not await is not dropped. So only the fencing token makes sure
-//! that a stale owner stores nothing.
+//! A claim lasts for the length of its lease, by the database's clock. While the work runs, a Tokio task renews it
+//! after each third of the lease. The owner has a clock of its own, which starts before the claim is sent, so its
+//! deadline comes first. If nine tenths of the lease pass without a renewal, the work is dropped at its next await, and
+//! the call returns [`Error::LeaseLost`](crate::Error::LeaseLost).
 //!
-//! Make the lease several times as long as a database outage that the work should survive, and no longer than the next
-//! attempt may wait: 40 seconds is usual. If a queue delivers a message again before the lease has lapsed, the call
-//! only returns [`Error::InFlight`](crate::Error::InFlight).
+//! Work that does not await is not dropped, and the owner's clock stops while the machine sleeps. So only the fencing
+//! token guarantees that a stale owner stores nothing.
+//!
+//! Choose a lease that is several times as long as a database outage that the work should survive, and no longer than
+//! the next attempt may wait. 40 seconds is usual. A message that a queue delivers again before the lease has lapsed
+//! gets [`Error::InFlight`](crate::Error::InFlight).
 
 mod call;
 mod finding;

@@ -1,13 +1,12 @@
-//! Limits of durations: how long a key is remembered, and how long a call waits for another caller. Setters and calls
-//! check them, because `lock_timeout` takes zero for no limit, and a retention of zero would protect nothing.
+//! Limits of retentions and waits. Setters and calls check them: a `lock_timeout` of zero would mean no limit, and a
+//! retention of zero would protect nothing.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use crate::{Error, Misuse};
 
-/// The default retention: 24 hours. Stripe documents the same for its idempotency keys, and it is longer than clients
-/// usually retry.
+/// The default retention: 24 hours, which is longer than most clients retry. Stripe documents the same.
 pub const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 /// A retention above ten years is probably a typing error.
 pub(crate) const RETENTION: RangeInclusive<Duration> =
@@ -24,32 +23,29 @@ pub(crate) const WAIT: RangeInclusive<Duration> = Duration::from_millis(1)..=Dur
 #[non_exhaustive]
 pub enum OnDuplicate {
     /// Wait for the other transaction, at most this long in total. If it commits, replay its response. If it rolls
-    /// back, perform. When the time is over, return [`Error::InFlight`](crate::Error::InFlight): **a transaction of the
-    /// caller is still usable** then. A shorter `lock_timeout` of the caller's session ends the wait earlier, in the
-    /// same way. A `statement_timeout` is an error, and aborts the transaction.
+    /// back, perform. At the end of the wait, return [`Error::InFlight`](crate::Error::InFlight): **a transaction of
+    /// the caller is still usable**. A shorter `lock_timeout` of the session ends the wait earlier, in the same way. A
+    /// `statement_timeout` is an error, and aborts the transaction.
     ///
     /// **In transaction and mark mode, a caller that waits holds its connection.** Many duplicates of one slow
-    /// operation can hold all connections of a pool, and other calls then wait for a connection, so make the limit
-    /// shorter than the pool's `acquire_timeout`. If anybody may call, use [`Reject`](Self::Reject), and send the
-    /// client a `Retry-After`. In lease mode and behind the HTTP layer, a caller polls and holds no connection between
-    /// two polls.
+    /// operation can hold all connections of a pool. So make the wait shorter than the pool's `acquire_timeout`, or use
+    /// [`Reject`](Self::Reject) if any client may call. In lease mode and behind the HTTP layer, a caller polls, and
+    /// holds no connection between two polls.
     ///
-    /// PostgreSQL measures `lock_timeout` by the server's clock. If that clock is set back during a wait in transaction
-    /// or mark mode, the wait lasts longer by as much, or until the other transaction ends.
-    ///
-    /// If the owner's process dies, the server notices this only when the owner's current statement ends. If statements
-    /// are long, set `client_connection_check_interval` (PostgreSQL 14).
+    /// If the owner's process dies, the server notices it when the owner's current statement ends. For long statements,
+    /// set `client_connection_check_interval` (PostgreSQL 14). If the server's clock is set back during a wait, the
+    /// wait lasts longer.
     Wait(Duration),
     /// Return [`Error::InFlight`](crate::Error::InFlight) at once, and leave the transaction usable.
     Reject,
 }
 
-/// Whether a setter may take the duration. `Duration` cannot be compared in a const fn.
+/// Whether the duration is in the range. (`Duration` cannot be compared in a const fn.)
 pub(crate) const fn is_in(range: &RangeInclusive<Duration>, given: Duration) -> bool {
     range.start().as_nanos() <= given.as_nanos() && given.as_nanos() <= range.end().as_nanos()
 }
 
-/// Panics for a wait that no setter takes.
+/// Panics for a wait that is out of range.
 #[track_caller]
 pub(crate) const fn assert_wait(on_duplicate: OnDuplicate) {
     if let OnDuplicate::Wait(limit) = on_duplicate {
@@ -57,13 +53,13 @@ pub(crate) const fn assert_wait(on_duplicate: OnDuplicate) {
     }
 }
 
-/// Panics for a retention that no setter takes.
+/// Panics for a retention that is out of range.
 #[track_caller]
 pub(crate) const fn assert_retention(retention: Duration) {
     assert!(is_in(&RETENTION, retention), "a retention must be between a millisecond and ten years");
 }
 
-/// Returns the duration that a call has got as an argument, or checks a relation between two settings.
+/// The duration, if it is in the range. For an argument of a call, or a relation between two settings.
 pub(crate) fn in_range(what: &str, given: Duration, range: RangeInclusive<Duration>) -> Result<Duration, Error> {
     if range.contains(&given) {
         return Ok(given);

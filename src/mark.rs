@@ -1,9 +1,8 @@
-//! Mark mode: "have I seen this before?", in the consumer's own transaction.
+//! Mark mode: "have I seen this before?", in the caller's transaction. For webhooks, events and nonces.
 //!
-//! For webhooks, event consumers and nonces, and as the last check before a change (a *mutation back-stop*). The first
-//! caller that marks a key sees [`Marked::First`], every other caller sees [`Marked::Duplicate`], and nothing else is
-//! stored. The mark is part of the caller's transaction. Process the event in the same transaction: then both commit,
-//! or neither does.
+//! The first caller that marks a key gets [`Marked::First`], and every other caller gets [`Marked::Duplicate`]. The
+//! mark is part of the caller's transaction. Process the event in the same transaction: then both commit, or neither
+//! does. The guide's page `events` has whole programs.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -22,37 +21,29 @@
 //! # }
 //! ```
 //!
-//! # Duplicate, or in flight?
-//!
-//! There are two answers, because the caller has to do two different things:
-//!
-//! - [`Marked::Duplicate`]: the first caller's transaction **has committed**. Do not process the event. Acknowledge it
-//!   to the sender.
-//! - [`Error::InFlight`]: the first caller's transaction **is open**, and may still roll back.
-//!   Do not acknowledge the event, so that the sender delivers it again.
-//!
-//! While a mark is not committed, no other call becomes a duplicate. By default the second caller waits for the first
-//! caller's transaction. If that transaction rolls back, the second caller gets [`Marked::First`].
+//! A second caller waits for the first caller's transaction by default. If that one rolls back, the second caller gets
+//! [`Marked::First`]. While it is open, no caller gets [`Marked::Duplicate`]. A caller that may not wait any longer
+//! gets [`Error::InFlight`]: **do not acknowledge the event then**, so that the sender delivers it again.
 //!
 //! # What a mark cannot see
 //!
-//! The mark is written before the processing, and nothing is written after it. So it cannot notice these mistakes:
+//! The mark is written before the processing, and nothing is written after it. So it cannot notice two mistakes:
 //!
-//! - The processing swallows a SQL error, which has aborted the transaction. Then `tx.commit()` returns `Ok` and saves
+//! - The processing ignores a SQL error, which has aborted the transaction. Then `tx.commit()` returns `Ok` and saves
 //!   nothing.
-//! - The processing sends a COMMIT or ROLLBACK, or drops the future of a nested `conn.begin()` while the future waits
-//!   (sqlx 0.9 then rolls back the *outer* transaction). Then the rest runs in autocommit, without the mark.
+//! - The processing sends a COMMIT or ROLLBACK, or drops the future of a nested `conn.begin()` that waits (sqlx 0.9
+//!   then rolls back the *outer* transaction). Then the rest runs in autocommit, without the mark.
 //!
-//! [`commit`](crate::commit()) returns an error in all of these cases. So use it, before you acknowledge anything. It
-//! misses [a few raw statements](crate::commit()#what-it-cannot-see), such as a raw COMMIT followed by a raw BEGIN.
-//! [`ensure_idempotent`](crate::ensure_idempotent()) detects these too, because it ends in a fenced write.
+//! [`commit`](crate::commit()) returns an error in these cases, except for [a few raw
+//! statements](crate::commit()#what-it-cannot-see), such as a raw COMMIT followed by a raw BEGIN. So use it before you
+//! acknowledge anything. [`ensure_idempotent`](crate::ensure_idempotent()) detects these statements, too, because its
+//! last write demands the claim.
 //!
 //! # Which mode?
 //!
-//! A mark stores no answer. If a duplicate needs one (the message that the first call created), use
-//! [`ensure_idempotent`](crate::ensure_idempotent()) with a short retention. If the processing has effects outside the
-//! database, use a [`lease`](crate::lease). A key belongs to one mode; a call in another mode returns
-//! [`Error::OtherMode`].
+//! A mark stores no answer. If a duplicate needs one, use [`ensure_idempotent`](crate::ensure_idempotent()) with a
+//! short retention. If the processing has effects outside the database, use a [`lease`](crate::lease). A key belongs to
+//! one mode: a call in another mode returns [`Error::OtherMode`].
 
 use std::time::Duration;
 
@@ -66,22 +57,22 @@ use crate::session::Savepoint;
 use crate::trace::Trace;
 use crate::{Deployment, Error, Key, Misuse, Mode, OnDuplicate, observe};
 
-/// The most keys of a batch. Each takes an advisory lock until the end of the transaction, in the server's lock table,
-/// which all sessions share.
+/// The most keys of a batch. Each takes an advisory lock until the end of the transaction, in the lock table that all
+/// sessions of the server share.
 const MOST_KEYS: usize = 100;
 
-/// How often a batch asks again without waiting, if other transactions were committing or deleting the records of its
-/// keys at that moment.
+/// How often a batch tries again without waiting, if other transactions commit or delete the records of its keys at
+/// that moment.
 const ROUNDS: usize = 3;
 
-/// The answer to a mark.
+/// The result of a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "a duplicate must not be processed"]
 pub enum Marked {
     /// The key was new, or its retention was over. Process the event, in this transaction.
     First,
-    /// The key is marked: by a transaction that has committed, by this transaction, or by an earlier place in the same
-    /// batch. Do not process the event.
+    /// The key is already marked: by a transaction that **has committed**, by this transaction, or by an earlier place
+    /// in the same batch. Do not process the event, and acknowledge it to the sender.
     Duplicate,
 }
 
@@ -94,22 +85,18 @@ impl Marked {
     }
 }
 
-/// Marks a key for `retention`, in the caller's transaction. Waits for another transaction that is marking it, for at
-/// most 5 seconds and at most half the retention.
+/// Marks a key for `retention`, in the caller's transaction. Waits for another transaction that marks it, for 5
+/// seconds, or for half the retention if that is shorter.
 ///
-/// # Errors
+/// # Errors and cancellation
 ///
 /// As [`MarkOptions::mark`], and [`Error::Misuse`] for a retention under a millisecond or over ten years.
-///
-/// # Cancellation
-///
-/// As [`MarkOptions::mark`].
 pub async fn mark(conn: &mut PgConnection, key: &Key, retention: Duration) -> Result<Marked, Error> {
     in_range("retention", retention, RETENTION)?;
     MarkOptions::new(retention).mark(conn, key).await
 }
 
-/// How keys are marked: the retention, and what to do about a mark that is not committed yet.
+/// The options of marks. The setters are `const`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MarkOptions {
     retention: Duration,
@@ -119,9 +106,8 @@ pub struct MarkOptions {
 }
 
 impl MarkOptions {
-    /// Makes options for marks that last for `retention`. The retention counts from the mark, by the database's clock,
-    /// and does not depend on sweeps. Make it longer than the transaction that marks and processes: if the retention
-    /// ends first, the mark is expired as soon as others can see it.
+    /// Options for marks that last for `retention`, counted from the mark by the database's clock. Make it longer than
+    /// the transaction that marks and processes. Otherwise the mark has expired as soon as others can see it.
     ///
     /// # Panics
     ///
@@ -136,7 +122,7 @@ impl MarkOptions {
     /// What to do about a mark whose transaction is still open. The default is to wait for 5 seconds, or for half the
     /// retention if that is shorter.
     ///
-    /// The wait must be shorter than the retention. A call with other options returns [`Error::Misuse`], and no SQL
+    /// The wait must be shorter than the retention. A call with a longer wait returns [`Error::Misuse`], and no SQL
     /// runs.
     ///
     /// # Panics
@@ -170,15 +156,15 @@ impl MarkOptions {
     ///
     /// - [`Misuse::NotInTransaction`]: the connection is in autocommit, where the mark would commit without the
     ///   processing.
-    /// - [`Error::InFlight`]: another transaction is marking the key, and did not end in time. This transaction is
-    ///   still usable.
+    /// - [`Error::InFlight`]: another transaction marks the key, and did not end in time. This transaction is still
+    ///   usable.
     /// - [`Error::OtherMode`]: the key belongs to another mode.
     ///   [`Incompatible::UnknownMode`](crate::Incompatible::UnknownMode): to a mode of a newer release.
     /// - [`Error::Retryable`], [`Error::Database`], [`Error::SchemaMissing`].
     ///
     /// # Cancellation
     ///
-    /// Drop the transaction together with this future: the transaction may have marked the key.
+    /// Drop the transaction together with this future, because it may have marked the key.
     pub async fn mark(self, conn: &mut PgConnection, key: &Key) -> Result<Marked, Error> {
         let span = call_span!("mark", Mode::Mark, key);
         let outcome =
@@ -219,29 +205,27 @@ impl MarkOptions {
 }
 
 impl MarkOptions {
-    /// Marks up to a hundred different keys in one statement. The result has one place for each key. If the input
-    /// contains a key twice, the first place may be [`Marked::First`], and the others are [`Marked::Duplicate`].
-    /// Without keys it sends nothing.
+    /// Marks up to a hundred different keys in one statement, and returns one result for each place of the input. If a
+    /// key occurs twice, only its first place may be [`Marked::First`]. Without keys, no SQL runs.
     ///
-    /// If another transaction is marking one of the keys, the batch waits for it, as a single [`mark`](Self::mark)
-    /// does. It marks all keys or, if one is held, none; *Errors* names the exception.
+    /// If another transaction marks one of the keys, the batch waits for it, as [`mark`](Self::mark) does. It marks all
+    /// keys, or none if one is in flight, with the exception below.
     ///
-    /// **More keys are several calls**, each in a transaction of its own. Every key holds a lock until the transaction
-    /// ends, and all sessions share the server's lock table: at PostgreSQL's defaults, a few transactions with a
+    /// **For more keys, make several calls**, each in a transaction of its own. Every key holds a lock until the
+    /// transaction ends, in a lock table that all sessions share. At PostgreSQL's defaults, a few transactions with a
     /// thousand keys each would fill it.
     ///
-    /// The batch takes its keys in their own order, so that overlapping batches and single marks queue. They deadlock
-    /// only if one transaction takes keys in another order than the next does, in several calls. Then one of them
+    /// The batch takes its keys in their order, so overlapping batches and single marks queue instead of deadlocking. A
+    /// deadlock is possible only between transactions that make several calls, in different orders. Then one of them
     /// returns [`Error::Retryable`], or [`Error::InFlight`] when its wait ends.
     ///
-    /// On a [distributed](crate::Deployment::distributed) table, it marks one key after the other, so a batch
-    /// saves no time there. A batch of one scope is one shard and one COMMIT; a batch of many scopes commits in two
-    /// phases.
+    /// On a [distributed](crate::Deployment::distributed) table, a batch marks one key after the other, so it saves no
+    /// time. A batch of many scopes commits in two phases.
     ///
     /// # Errors
     ///
     /// As [`mark`](Self::mark), and [`Misuse::TooManyKeys`] for more than a hundred different keys. **After any error
-    /// roll back**, even if the transaction is still usable: if other transactions changed several of the keys while
+    /// roll back**, even if the transaction is still usable. If other transactions changed several of the keys while
     /// the batch ran, a part of it may be marked.
     ///
     /// # Cancellation
@@ -286,7 +270,7 @@ impl MarkOptions {
     }
 }
 
-/// A batch under way.
+/// A batch that is being marked.
 struct Batch<'k> {
     options: MarkOptions,
     keys: &'k [Key],
@@ -307,7 +291,7 @@ impl<'k> Batch<'k> {
         Ok(Self { options, keys, open, marked: vec![Marked::Duplicate; keys.len()] })
     }
 
-    /// Marks the keys. Those that stay open are in flight.
+    /// Marks the keys. A key that stays open is in flight.
     async fn mark(&mut self, conn: &mut PgConnection) -> Result<(), Error> {
         let deployment = self.options.deployment;
         let mut patience = Patience::of(self.options.on_duplicate, self.options.retention);
@@ -327,7 +311,7 @@ impl<'k> Batch<'k> {
                 (Some((place, MarkOf::Held)), Some(left)) => {
                     let record = Record { key: &self.keys[place], deployment };
                     if let Awaited::TimedOut = record.await_key(conn, left, asked, Mode::Mark).await? {
-                        // One more round, because the owner may have ended at this moment.
+                        // One more round, because the owner may just have ended.
                         patience.end();
                     }
                 }
@@ -341,8 +325,8 @@ impl<'k> Batch<'k> {
     }
 
     /// For a distributed table, where one statement cannot look, lock and write. The wait of the whole batch has the
-    /// limit of a single mark. The savepoint makes the batch all or nothing, as the one statement does: without it, a
-    /// caller that goes on after *in flight* would commit marks of events that nobody has processed.
+    /// limit of a single mark. The savepoint makes the batch all or nothing. Without it, a caller that goes on after
+    /// `InFlight` would commit marks of events that were not processed.
     async fn mark_one_by_one(&mut self, conn: &mut PgConnection, patience: &Patience) -> Result<(), Error> {
         let mut asked = CalledAt::now();
         let savepoint = Savepoint::set(conn, draw_token()?).await?;
@@ -361,8 +345,8 @@ impl<'k> Batch<'k> {
         savepoint.release(conn).await
     }
 
-    /// Closes the keys that are decided, and returns what is in the way of the others, with its place: a key that is
-    /// held, or an expired record whose row is locked.
+    /// Closes the keys that are decided, and returns the obstacle of the others with its place: a key that is held, or
+    /// an expired record whose row is locked.
     fn close(&mut self, decided: &[MarkOf]) -> Result<Option<(usize, MarkOf)>, Error> {
         let mut obstacle = None;
         let mut open = Vec::new();

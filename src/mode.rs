@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The mode in which a record was claimed. The mode decides what the crate promises. A key belongs to one mode.
+/// The mode of a record. The mode decides what the crate promises. A key belongs to one mode.
 //
 // The column is `text`: a new mode in an enum type would need a migration that old processes must survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,5 +1,6 @@
-//! Metrics, spans and logs. They never contain the key's value or scope, and neither does the text of an error, which a
-//! log may contain: the value may be a secret, and each of the two would create one series of metrics per client.
+//! Metrics, spans and logs. They never contain the value or the scope of a key, and neither does the text of an error,
+//! because a log may contain it. The value may be a secret, and each of the two would create one time series for each
+//! client.
 
 use std::panic::resume_unwind;
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use crate::background::Panic;
 use crate::trace::trace_id;
 use crate::{Error, Key, Mode, Outcome};
 
-/// The span of one call. A macro, because the name of a span is a part of its static metadata.
+/// The span of one call. A macro, because the name of a span is part of its static metadata.
 macro_rules! call_span {
     ($name:literal, $mode:expr, $key:expr) => {
         tracing::debug_span!(
@@ -40,7 +41,7 @@ pub(crate) async fn spanned<R, E>(
     result
 }
 
-/// As [`spanned`], and counts the outcome. That of a lease which was [claimed](CLAIMED) counts when its work ends.
+/// As [`spanned`], and counts the outcome. A lease that was [claimed](CLAIMED) is counted when its work ends.
 pub(crate) async fn counted<R, E>(
     span: Span,
     mode: Mode,
@@ -72,7 +73,7 @@ pub(crate) async fn performing<R>(mode: Mode, operation: &str, work: impl Future
     ended
 }
 
-/// The call has found a response to replay, which a call of this trace has stored.
+/// Notes the trace of the call that stored the replayed response.
 pub(crate) fn replaying(trace: Option<&str>) {
     // If the call's span is disabled, the current span is the caller's, which may have a field of this name.
     let span = Span::current();
@@ -98,7 +99,7 @@ where
     result.map_err(Failure::into_callers)
 }
 
-/// The times of one call. Drop records them, so that a call whose future is dropped counts too.
+/// The times of one call. They are recorded at the drop, so that a call counts also if its future is dropped.
 pub(crate) struct Watch<'k> {
     operation: &'k str,
     started: Instant,
@@ -131,7 +132,7 @@ impl Drop for Watch<'_> {
     }
 }
 
-/// The error of a call, before it becomes the caller's own type. That type does not show where the error came from.
+/// The error of a call, before it becomes the caller's type, which does not show where the error came from.
 pub(crate) enum Failure<E> {
     Crate(Error),
     Perform(E),
@@ -149,7 +150,7 @@ impl<E> Failure<E> {
 }
 
 impl<E: From<Error>> Failure<E> {
-    /// A panic goes on from here.
+    /// Resumes a panic.
     pub(crate) fn into_callers(self) -> E {
         match self {
             Self::Crate(error) => error.into(),
@@ -199,8 +200,8 @@ fn claimed(mode: Mode, operation: &str, took: Duration) {
     .record(took);
 }
 
-/// A step that an attempt asked for, and how that ended: performed, replayed, or in doubt. Errors after which the step
-/// may be performed again are not counted. Names of steps are no labels, because a loop makes many.
+/// A step that an attempt called, and how the call ended: performed, replayed, or in doubt. Errors after which the step
+/// may be performed again are not counted. The names of steps are no labels, because a loop makes many.
 pub(crate) fn step(operation: &str, outcome: &'static str) {
     tracing::debug!(operation, outcome, "step");
     metrics::counter!("idempotency_steps_total", "operation" => operation.to_owned(), "outcome" => outcome)
@@ -228,7 +229,7 @@ pub(crate) fn reconciled(operation: &str, outcome: &'static str) {
         .increment(1);
 }
 
-/// Before the first batch, because a rate begins with the second value of a counter.
+/// Exports the counters before the first batch, because a rate begins with the second value of a counter.
 pub(crate) fn sweeps(kinds: [(&'static str, u64); 4]) {
     for (kind, _) in kinds {
         metrics::counter!("idempotency_cleanup_rows_total", "kind" => kind).increment(0);
@@ -243,7 +244,7 @@ pub(crate) fn swept(kinds: [(&'static str, u64); 4], took: Duration) {
     metrics::histogram!("idempotency_cleanup_batch_duration_seconds").record(took);
 }
 
-/// For how long the oldest expired record has been expired; 0 if there is none.
+/// The time since the oldest expired record expired. 0 if there is none.
 pub(crate) fn oldest_expired(oldest: Option<Duration>) {
     metrics::gauge!("idempotency_oldest_expired_age_seconds").set(oldest.unwrap_or_default().as_secs_f64());
 }
@@ -256,18 +257,17 @@ pub(crate) fn records(by_state: impl IntoIterator<Item = (String, u64)>) {
 }
 
 pub(crate) const PERFORMED: &str = "performed";
-/// For a span only: the work has not ended yet.
+/// Only for a span: the work has not ended yet.
 pub(crate) const CLAIMED: &str = "claimed";
 pub(crate) const REPLAYED: &str = "replayed";
-/// Of a step only.
+/// Only for a step.
 pub(crate) const IN_DOUBT: &str = "in_doubt";
 /// The work failed: `perform` returned an error, or the handler answered with an error that is not stored. Many of
-/// these are the mistake of a client, such as a body that is not valid.
+/// these are mistakes of clients.
 pub(crate) const FAILED: &str = "failed";
-/// The crate could not do its part: an error of the database or of the schema, an answer that does not decode, a
-/// mistake of the service.
+/// An error of the database or of the schema, an answer that does not decode, or a mistake of the service.
 pub(crate) const ERROR: &str = "error";
-/// The operation has failed as often as it may.
+/// The operation has used up its attempts.
 pub(crate) const EXHAUSTED: &str = "exhausted";
 /// The service refuses a stored request.
 #[cfg(feature = "http")]

@@ -1,21 +1,26 @@
-//! Every SQL statement on `idempotency.record`, one function each.
+//! The SQL statements on `idempotency.record`, one function for each.
 //!
-//! All statements are literals, but those of the option *fewest round trips* and the sweep of a named leaf. They name
-//! the schema, and cast each parameter (sqlx caches a prepared statement under its text alone). The operands of an
-//! operator have types for which `pg_catalog` has an exact one, because PostgreSQL would prefer an exact one of another
-//! schema. Statements on one record contain the whole key. Time is the database's: `statement_timestamp()` decides
-//! about expiry, because `now()` is the start of the transaction.
+//! These rules hold for every statement. All are literals, except for those of `RoundTrips::Fewest` and the sweep of a
+//! named leaf.
 //!
-//! - `claim`: winning the right to perform, one key at a time or a batch of marks. `look`: what is in the way, and
-//!   waiting for it.
+//! - It names the schema, and casts each parameter: sqlx caches a prepared statement under its text alone.
+//! - The operands of an operator have types for which `pg_catalog` has an exact operator, because PostgreSQL would
+//!   prefer an exact one of another schema.
+//! - A statement on one record contains the whole key.
+//! - `statement_timestamp()` of the database decides about expiry, because `now()` is the start of the transaction.
+//!
+//! The files:
+//!
+//! - `claim`: to win the right to perform, for one key or a batch of marks. `look`: to read the record that is in the
+//!   way, and to wait.
 //! - `distributed`: the choice between the usual statements and those for a distributed table.
 //! - `opening`: how a transaction of the crate begins.
 //! - The end of a claim: `complete` in transaction mode, `lease` in lease mode, `release` without a response.
-//! - `step`: the steps of an operation. `resume`: operations that a resumer may take over. `doubt`, `looks`: those that
-//!   a reconciler looks up.
-//! - `table`: the sweep, sizes and counts. `show`: records for an operator, `settle`: what the operator decides.
-//!   `schema`: whose the schema is, and the tables of the service that are written inside operations only.
-//! - `statement`, `fragment`: what statements share.
+//! - `step`: the steps of an operation. `resume`: operations that a resumer may take over. `doubt`, `looks`: operations
+//!   that a reconciler settles.
+//! - `table`: the sweep, sizes and counts. `show`: records for an operator. `settle`: the operator's decisions.
+//!   `schema`: the owner of the schema, and protected tables.
+//! - `statement`, `fragment`: shared parts of statements.
 
 mod claim;
 mod complete;

@@ -6,12 +6,11 @@ use chrono::{DateTime, Utc};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
-/// The state of a record, as of one moment. Operators and the janitor's counts get it from one SQL expression, and a
-/// call derives the same from what it reads.
+/// The state of a record at one moment.
 ///
-/// A record in lease mode whose attempts are used up is [`Lapsed`](Self::Lapsed) or [`Released`](Self::Released) here,
-/// because the record does not know the service's limit. If you know it,
-/// [`Shown::is_exhausted`](crate::operator::Shown::is_exhausted) tells.
+/// A record in lease mode whose attempts are used up is [`Lapsed`](Self::Lapsed) or [`Released`](Self::Released),
+/// because the record does not know the service's limit: see
+/// [`Shown::is_exhausted`](crate::operator::Shown::is_exhausted).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum State {
@@ -25,8 +24,8 @@ pub enum State {
     Released,
     /// Its lease has lapsed, and its policy lets the next caller do the work again.
     Lapsed,
-    /// Its owner is gone, and nobody knows whether it, or a step of it, took effect. It waits for an operator, or,
-    /// in lease mode, for a [`Reconciler`](crate::lease::Reconciler).
+    /// Its owner is gone, and it is unknown whether it, or a step of it, took effect. An operator has to settle it, or,
+    /// in lease mode, a [`Reconciler`](crate::lease::Reconciler).
     Indeterminate,
     /// Its retention has ended: the key is new, whether or not a sweep has deleted the record.
     Expired,
@@ -69,20 +68,19 @@ impl fmt::Display for State {
     }
 }
 
-/// What a record was like when it was read: who had claimed it, until when, with which steps, and whether it was
-/// completed. Two versions of one key are equal if nothing of this has changed.
+/// The version of a record when it was read: its claim, the end of its lease, its steps, and whether it was completed.
+/// Two versions of one key are equal if none of these has changed.
 ///
-/// The fencing token alone does not show that. A machine that slept wakes, and its heartbeat revives the lapsed lease
-/// **under the same token**; or it finishes a step. So a service that settles an operation by its
-/// [error](crate::Error::Indeterminate) calls [`show`](crate::operator::show), and goes on only if
-/// [`Shown::version`](crate::operator::Shown::version) is that of the error. The text of a version is for a form, which
-/// sends back the version that its page has shown.
+/// The fencing token alone is not enough: a machine that slept may wake and renew its lapsed lease **under the same
+/// token**, or finish a step. So a service that settles an operation by its [error](crate::Error::Indeterminate) calls
+/// [`show`](crate::operator::show), and goes on only if [`Shown::version`](crate::operator::Shown::version) is that of
+/// the error. The text of a version is for a form, which sends it back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {
     pub(crate) token: i64,
-    /// Of a released one, the first day of year 1.
+    /// The first day of year 1 for a released record.
     pub(crate) lease_until: Option<DateTime<Utc>>,
-    /// Stands for the steps with their results.
+    /// A hash of the steps with their results.
     pub(crate) steps_hash: Option<i64>,
     pub(crate) completed: bool,
 }
@@ -98,12 +96,12 @@ impl Version {
         })
     }
 
-    /// Whether it is still the same claim with the same end of its lease. Its steps may be others.
+    /// Whether the claim and the end of its lease are the same. The steps may differ.
     pub(crate) fn has_claim_of(&self, other: &Self) -> bool {
         (self.token, self.lease_until, self.completed) == (other.token, other.lease_until, other.completed)
     }
 
-    /// Of a record that no database has.
+    /// For tests.
     #[cfg(test)]
     pub(crate) fn sample() -> Self {
         Self { token: 0, lease_until: None, steps_hash: None, completed: false }

@@ -1,7 +1,9 @@
-//! Tools for the tests of your own service (feature `testing`): they move time, and race calls.
+//! Tools for the tests of your service (feature `testing`): they move time, and race calls. The guide's page `testing`
+//! is a tutorial.
 //!
-//! **Make a record by the call that would leave it**, and then let time pass. With `#[sqlx::test]`, which gives each
-//! test a database of its own, [`MIGRATOR`](crate::MIGRATOR) creates the table:
+//! **Make a record by the call that would leave it**, and then move its time by the database's clock, so that no test
+//! sleeps. With `#[sqlx::test]`, which gives each test a database of its own, [`MIGRATOR`](crate::MIGRATOR) creates the
+//! table:
 //!
 //! ```no_run,test_harness
 //! # use pg_idempotency::{Error, Idempotency, Key, testing};
@@ -27,12 +29,6 @@
 //! | the SQL functions for other languages | [`ANY_LANGUAGE_MIGRATOR`] |
 //! | a write that does not go through the transaction of the call | [`protect`](crate::protect()) |
 //! | the record that remains | [`operator::show`](crate::operator::show()) |
-//!
-//! The guide's page `testing` is a tutorial, with the call that leaves each state, and a lost connection. It also
-//! covers databases with migrations of their own.
-//!
-//! The times of a record are moved by the database's clock, so that no test sleeps. A clock of the tests' own would
-//! hide a comparison with the wrong clock.
 
 use std::fmt::Debug;
 use std::future::{Future, poll_fn};
@@ -48,19 +44,11 @@ pub use crate::migrate::ANY_LANGUAGE_MIGRATOR;
 use crate::record::{Record, changes_a_row, interval};
 use crate::{Deployment, Error, Key, Outcome};
 
-/// How long a race waits for its connections, and for their end. A test that works is much faster.
+/// How long a race waits for its connections, and for their end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Lets this much time pass for the record: it was claimed and completed earlier by that much, and its lease and
-/// retention end that much sooner. Takes a pool or a connection. A record of an open transaction cannot be moved.
-///
-/// ```no_run
-/// # use pg_idempotency::{Key, testing};
-/// # use std::time::Duration;
-/// # async fn f(pool: sqlx::PgPool, key: Key) -> Result<(), pg_idempotency::Error> {
-/// testing::age(&pool, &key, Duration::from_secs(25 * 3600)).await?; // a day, and the retention is over
-/// # Ok(()) }
-/// ```
+/// Lets time pass for the record: it was claimed and completed earlier by this time, and its lease and retention end
+/// earlier. Takes a pool or a connection. A record of an open transaction cannot be moved.
 ///
 /// # Errors
 ///
@@ -80,8 +68,8 @@ pub async fn age(executor: impl PgExecutor<'_>, key: &Key, by: Duration) -> Resu
     moved(executor, update.bind(interval(by))).await
 }
 
-/// Moves the end of the retention, and of a live lease, to a moment ago. Then the key is new, whatever the state of its
-/// record was, and no sweep has deleted the record yet.
+/// Moves the end of the retention, and of a live lease, to a moment ago. Then the key is new, and its record still
+/// exists.
 ///
 /// # Errors
 ///
@@ -102,18 +90,17 @@ pub async fn expire(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Erro
     moved(executor, update).await
 }
 
-/// Lets the lease lapse a moment ago, as if its owner had died long enough before.
+/// Lets the lease lapse, as if its owner had died long enough before.
 ///
-/// An owner that is alive does not notice: it goes on, and its next heartbeat prolongs the lease again, unless another
-/// call has taken the claim over by then.
+/// An owner that is alive continues, and its next renewal prolongs the lease again, unless another call has taken the
+/// claim over.
 ///
 /// Over HTTP, a retry through the same router gets 409 `in-flight`, because its layer knows that its own run is alive.
-/// **A second router, with a layer of its own, is the other process.** The guide's page `testing` has an example, and
-/// shows how a test makes the key of a request.
+/// **Use a second router with a layer of its own as the other process**: see the guide's page `testing`.
 ///
 /// # Errors
 ///
-/// As [`age`]; also if the record is completed, released, or never had a lease.
+/// As [`age`], also if the record is completed, released, or never had a lease.
 pub async fn lapse(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Error> {
     let update = record(key).query(
         "
@@ -136,10 +123,10 @@ async fn moved(executor: impl PgExecutor<'_>, update: Query<'_, Postgres, PgArgu
     if moved { Ok(()) } else { Err(Error::Database(sqlx::Error::RowNotFound)) }
 }
 
-/// Makes `calls` calls at once, and returns all answers.
+/// Makes `calls` calls at once, and returns all results.
 ///
-/// The race has a pool of its own to the same database, with a connection for each call. All connections are open
-/// before the first call begins. On the five connections of `#[sqlx::test]` most calls would queue instead of racing.
+/// The race opens a pool of its own to the same database, with a connection for each call, before the first call
+/// begins. On the five connections of `#[sqlx::test]` most calls would queue.
 ///
 /// ```no_run
 /// # use pg_idempotency::{Error, Idempotency, Key, testing::{assert_performed_once, race}};
@@ -152,8 +139,7 @@ async fn moved(executor: impl PgExecutor<'_>, update: Query<'_, Postgres, PgArgu
 /// # Ok(()) }
 /// ```
 ///
-/// All calls run in the caller's task and wait for the database concurrently. A call that blocks its thread blocks all
-/// others.
+/// All calls run in the caller's task. A call that blocks its thread blocks all others.
 ///
 /// # Errors
 ///
@@ -190,8 +176,8 @@ async fn all<F: Future>(calls: impl Iterator<Item = F>) -> Vec<F::Output> {
     calls.into_iter().filter_map(|(_, answer)| answer).collect()
 }
 
-/// Asserts that exactly one of these calls performed, that all others replayed, and that all gave the same answer.
-/// Returns the answer.
+/// Asserts that exactly one of these calls performed, and that all others replayed the same response. Returns the
+/// response.
 ///
 /// ```
 /// # use pg_idempotency::{Error, Outcome, testing::assert_performed_once};
@@ -199,12 +185,12 @@ async fn all<F: Future>(calls: impl Iterator<Item = F>) -> Vec<F::Output> {
 /// assert_eq!(assert_performed_once(answers), 17);
 /// ```
 ///
-/// Under [`OnDuplicate::Reject`](crate::OnDuplicate::Reject) a duplicate may get [`Error::InFlight`]:
-/// filter these errors out first.
+/// Under [`OnDuplicate::Reject`](crate::OnDuplicate::Reject) a duplicate may get [`Error::InFlight`]: filter these
+/// errors out first.
 ///
 /// # Panics
 ///
-/// If two calls performed, or none, or if a call failed, or if the answers differ.
+/// If two calls performed, or none, if a call failed, or if the responses differ.
 #[track_caller]
 pub fn assert_performed_once<T, E>(answers: impl IntoIterator<Item = Result<Outcome<T>, E>>) -> T
 where
@@ -220,7 +206,7 @@ where
         }
     }
     assert!(performed.len() <= 1, "performed {} times, with {performed:?}", performed.len());
-    let Some(first) = performed.pop() else { panic!("performed by nobody; replayed {replayed:?}") };
+    let Some(first) = performed.pop() else { panic!("no call performed; replayed {replayed:?}") };
     for answer in replayed {
         assert_eq!(answer, first, "a replay gave another answer than the call that performed");
     }

@@ -13,7 +13,7 @@ impl Trace {
     /// No trace.
     pub(crate) const NONE: Self = Self(None);
 
-    /// None, if the text is not valid by the standard.
+    /// No trace if the text is not valid by the standard.
     pub(crate) fn of(traceparent: &str) -> Self {
         Self(known_part(traceparent).and_then(|known| known.as_bytes().try_into().ok()))
     }
@@ -29,7 +29,7 @@ impl fmt::Debug for Trace {
     }
 }
 
-/// The version, the ids of the trace and of the parent, and the flags. A later version than 00 may add to them.
+/// The version, the ids of the trace and of the parent, and the flags. A version after 00 may append more.
 fn known_part(traceparent: &str) -> Option<&str> {
     let (known, rest) = traceparent.split_at_checked(LENGTH)?;
     let parts: Vec<&str> = known.split('-').collect();

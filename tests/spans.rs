@@ -216,7 +216,7 @@ async fn a_lease_that_gets_no_connection_for_its_renewal_is_a_warning(
         .await;
     assert!(matches!(error, Err(Error::LeaseLost)), "{error:?}");
     let text = listener.text();
-    assert!(text.contains("the pool lent no connection for its renewal"), "{text}");
+    assert!(text.contains("the pool had no connection for the renewal"), "{text}");
     Ok(())
 }
 
@@ -354,8 +354,8 @@ async fn a_request_that_meets_a_step_in_doubt_is_a_warning(pool: PgPool) -> anyh
     Ok(())
 }
 
-/// The layer logs the cause of a mistake in the set-up. The server's detail would quote the key. A client's mistake must not
-/// look like one of them.
+/// The layer logs the cause of a mistake in the set-up. The server's detail would quote the key. A client's mistake
+/// must not look like one of them.
 #[cfg(feature = "axum")]
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn mistakes_in_the_set_up_of_the_layer_are_errors_without_the_key(pool: PgPool) -> anyhow::Result<()> {

@@ -1,5 +1,5 @@
-//! The bodies of requests and responses: read whole up to a limit, or passed on. A limit also holds for the bytes that
-//! all requests of a layer keep in memory.
+//! The bodies of requests and responses: read to the end up to a limit, or passed on. Another limit is for the bytes
+//! that all requests of a layer keep in memory.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -18,8 +18,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::BoxError;
 
-/// An upload has this time, and the time of its bytes at a pace of so many for each millisecond, which is that of a bad
-/// mobile connection. Otherwise uploads that are nearly complete, and never end, would keep their bytes for nothing.
+/// An upload may take this time, and a millisecond more for each `UPLOAD_PACE` bytes, which is the pace of a bad mobile
+/// connection. Without a limit, uploads that never end would keep their bytes.
 const UPLOAD_TIME: Duration = Duration::from_secs(30);
 const UPLOAD_PACE: u64 = 16;
 
@@ -32,9 +32,9 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> ByteBody for B {}
 /// the original.
 pub struct LayerBody<B> {
     data: Bytes,
-    /// Passed on, and not stored with a response.
+    /// Sent on with a response, and not stored.
     trailers: Option<HeaderMap>,
-    /// Of the data of a request.
+    /// For the data of a request.
     hold: Option<Hold>,
     rest: Option<Pin<Box<B>>>,
 }
@@ -48,7 +48,7 @@ impl<B> LayerBody<B> {
         Self { data, trailers: None, hold: None, rest: None }
     }
 
-    /// What has been read.
+    /// The part that has been read.
     pub(super) fn data(&self) -> &Bytes {
         &self.data
     }
@@ -94,9 +94,9 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
         Ok(body)
     }
 
-    /// Reads the body of a response, which has none if `empty`, whatever it announces. Stops at the end, when it has
-    /// more bytes than the limit, or at the deadline: after it, a body counts as a stream that may never end. A body
-    /// that announces a length over the limit is not touched.
+    /// Reads the body of a response until its end, the deadline, or more bytes than the limit. After the deadline, a
+    /// body counts as a stream that may never end. A body that announces a length over the limit is not touched.
+    /// `empty`: the response has no body, whatever it announces.
     pub(super) async fn of_response(body: B, empty: bool, limit: usize, deadline: Instant) -> Result<Self, Broken> {
         let announced = if empty { 0 } else { body.size_hint().lower() };
         let mut body = Self::untouched(body);
@@ -125,8 +125,8 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
         match frame.map(Frame::into_data) {
             Some(Ok(chunk)) if self.data.is_empty() => self.data = chunk,
             Some(Ok(chunk)) => {
-                // Joined as they come, in a buffer that grows: a body may arrive byte by byte, and a list of chunks
-                // would take a hundred times its size.
+                // Joined in a buffer that grows. A body may arrive byte by byte, and a list of chunks would then take a
+                // hundred times its size.
                 let mut joined = BytesMut::from(std::mem::take(&mut self.data));
                 joined.extend_from_slice(&chunk);
                 self.data = joined.freeze();
@@ -140,13 +140,13 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
         Ok(())
     }
 
-    /// Nothing has been read, so a client that [asks first](http::header::EXPECT) has not begun to send.
+    /// Nothing has been read. A client that [asks first](http::header::EXPECT) has not begun to send.
     pub(super) fn is_unread(&self) -> bool {
         self.data.is_empty() && self.rest.is_some()
     }
 
-    /// Reads on to the end and throws the data away, for at most this time and about this number of bytes. A body that
-    /// announces more is not touched.
+    /// Reads on and throws the data away: to the end, for at most this time, and for about this number of bytes. A body
+    /// that announces more is not touched.
     pub(super) async fn discard(self, most: usize, time: Duration) {
         drop(self.data);
         let Some(mut rest) = self.rest.filter(|rest| rest.size_hint().lower() <= most as u64) else { return };
@@ -208,7 +208,7 @@ impl<B> fmt::Debug for LayerBody<B> {
     }
 }
 
-/// Why a body has no end.
+/// Why a body was not read to its end.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
     #[error("{0}")]
@@ -225,8 +225,8 @@ impl Broken {
         self.causes().any(|cause| cause.is::<LengthLimitError>())
     }
 
-    /// A decoder's error: the same bytes would meet it again. Decoders name it by these kinds, and by `UnexpectedEof`
-    /// if the rest of the bytes is missing.
+    /// An error of a decoder, which the same bytes would cause again. Decoders use these kinds, and `UnexpectedEof` if
+    /// the rest of the bytes is missing.
     pub(super) fn is_final(&self) -> bool {
         let errors = self.causes().filter_map(|cause| cause.downcast_ref::<io::Error>());
         let mut kinds = errors.map(io::Error::kind).peekable();
@@ -258,13 +258,13 @@ pub(super) fn has_no_body(to_head: bool, status: StatusCode) -> bool {
     to_head || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
 }
 
-/// The bytes of the requests that arrive or wait, of a layer and its clones. No place bounds them, because a request
-/// has its place only later.
+/// The bytes of the requests that arrive or wait, of a layer and its clones. The places do not bound these requests,
+/// because a request gets its place later.
 ///
-/// One account that stalls many uploads must not fill the memory, nor keep others from uploading. So the bytes of a
-/// layer have a bound, and one scope may hold half of it. They count as they arrive: a client can announce any length
-/// for nothing. A request that finds no room is refused at once, because half-sent uploads that waited for each other
-/// would wait for ever.
+/// One account that stalls many uploads must not fill the memory or keep others from uploading. So the bytes of a layer
+/// have a bound, and one scope may hold half of it. Bytes count when they arrive, because a client can announce any
+/// length. A request that finds no room is refused at once: half-sent uploads that waited for each other would wait for
+/// ever.
 #[derive(Clone, Default)]
 pub(super) struct HeldBytes(Arc<Mutex<Counts>>);
 
@@ -284,7 +284,7 @@ pub(super) struct Hold {
 }
 
 impl HeldBytes {
-    /// A request that holds nothing yet, where the layer may hold `most` bytes.
+    /// Begins to count the bytes of a request. The layer may hold `most` bytes.
     pub(super) fn hold(&self, scope: Option<&str>, most: usize) -> Hold {
         Hold { held: self.clone(), scope: scope.map(Arc::from), most, bytes: 0 }
     }

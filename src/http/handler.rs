@@ -1,4 +1,5 @@
-//! The call of the handler, bounded in time and with its panics caught; and what its response means for the key.
+//! The call of the handler, with a limit of its time and with its panics caught. Its response decides what happens to
+//! the key.
 
 use std::future::{Future, poll_fn};
 use std::time::Duration;
@@ -20,8 +21,8 @@ use crate::session::{Opening, in_pooled_transaction, or_closed};
 /// A response of unknown length that does not end within this time counts as a stream. The transaction is open
 /// meanwhile. A response that is known to be small enough is not a stream, and may take the rest of the run's time.
 const STREAM_TIME: Duration = Duration::from_secs(1);
-/// The same for `text/event-stream`. Most of these have no end that is worth waiting for, and their client waits for
-/// the first event. A short one has ended by then, and can be replayed.
+/// The same for `text/event-stream`. Most event streams have no end, and their client waits for the first event. A
+/// short one has ended by then, and can be replayed.
 const EVENT_STREAM_TIME: Duration = Duration::from_millis(100);
 
 /// How large a rebuilt answer may be, in bytes. References are for large answers, but an answer without an end must not
@@ -101,7 +102,7 @@ where
 
     async fn call(mut self, limit: Duration) -> Result<Response<R>, NoResponse<S::Error>> {
         let answering = caught(async {
-            // That of a resumed request has not been polled. Another one is still ready.
+            // The service of a resumed request has not been polled. Any other service is still ready.
             poll_fn(|context| self.service.poll_ready(context)).await?;
             self.service.call(self.request).await
         });
@@ -120,19 +121,19 @@ where
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoStore;
 
-/// Put this into the extensions of an error response to say why the operation failed. In a leased layer it becomes the
-/// last error of the record, which the console and `idempotency-janitor show` print, in place of *the handler answered
-/// 503 Service Unavailable*. With axum: `(Extension(LastError(reason)),
+/// Put this into the extensions of an error response to say why the operation failed. A leased layer stores its first
+/// 2000 characters as the last error of the record, which the console and `idempotency-janitor show` print. The default
+/// is *the handler answered 503 Service Unavailable*. With axum: `(Extension(LastError(reason)),
 /// StatusCode::SERVICE_UNAVAILABLE).into_response()`.
 ///
-/// The client does not see it. The record keeps the first 2000 characters. A transactional layer keeps nothing of a
-/// failure, and ignores it. So does every layer for a response that it stores.
+/// The client does not see it. A transactional layer ignores it, because it keeps nothing of a failure. A layer that
+/// stores the response ignores it, too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastError(pub String);
 
 /// What happens to the key.
 pub(super) enum Conclusion<R> {
-    /// The operation is done: store it with the key, then send the response. `undo`: without the handler's writes.
+    /// The operation is done: store the response, then send it. `undo`: without the handler's writes.
     Store { stored: Stored, response: Response<LayerBody<R>>, undo: bool },
     /// The operation failed: free the key, then send the response.
     Free { response: Response<LayerBody<R>> },
@@ -141,7 +142,7 @@ pub(super) enum Conclusion<R> {
 /// The call of a handler.
 #[derive(Clone, Copy)]
 pub(super) struct Called {
-    /// Without a key nothing is stored, and only success or failure counts.
+    /// Without a key the layer stores no response, and distinguishes only success and failure.
     keyed: bool,
     head: bool,
     pub(super) at: Instant,
@@ -202,7 +203,7 @@ async fn judge<R: ByteBody>(
     Ok(Conclusion::Store { stored, response: Response::from_parts(parts, body), undo })
 }
 
-/// Whether a call with this content type has the status 200 even if it fails: gRPC, and the streams of Connect.
+/// Whether a failed call with this content type has the status 200: gRPC, and the streams of Connect.
 fn fails_with_success(content_type: &[u8]) -> bool {
     [&b"application/grpc"[..], b"application/connect+"]
         .iter()

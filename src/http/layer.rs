@@ -24,11 +24,11 @@ use crate::{Error, Idempotency, Mode, OnDuplicate};
 /// requests are stored.
 const BODY_LIMIT: usize = 1024 * 1024;
 /// The default number of runs for each connection of the pool. A connection serves about 30 transactions of 150 ms each
-/// in the 5 seconds for which it should wait. A run further back in the queue would wait, keep its body in memory also
-/// if its client hangs up, and fail all the same.
+/// in the 5 seconds for which it should wait. A run further back in the queue would wait, keep its body in memory even
+/// if its client hangs up, and then fail.
 const RUNS_PER_CONNECTION: usize = 32;
-/// The default time for a handler. Common proxies and load balancers give up after a minute, so no client has waited
-/// for the answer for a while. Work that takes longer on purpose belongs into a queue.
+/// The default time for a handler. Common proxies and load balancers give up after a minute, so no client waits any
+/// more. Work that takes longer on purpose belongs into a queue.
 const RUN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 /// A bound for a pool that waits for ever, so that the deadline is a time. It is longer than any wait for another
@@ -40,9 +40,8 @@ type KeyOf = dyn Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + S
 type OperationOf = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 type ResponseOf = dyn Fn(&Rejection) -> Response<Bytes> + Send + Sync;
 
-/// Makes the requests that pass through it idempotent. The [module documentation](super) describes the behaviour.
-///
-/// It is cheap to clone.
+/// Makes the requests that pass through it idempotent. The [module](super) describes the behaviour, and the guide's
+/// page `settings` lists all settings. A clone is cheap.
 #[derive(Clone)]
 #[must_use = "a setter returns the layer with the setting"]
 pub struct IdempotencyLayer {
@@ -77,19 +76,17 @@ pub struct IdempotencyLayer {
 }
 
 impl IdempotencyLayer {
-    /// A layer for effects in this database. Key, effects and response commit in one transaction, which the handler
-    /// takes as [`IdempotentTx`](super::IdempotentTx), before the first byte is sent. Writes by another connection are
-    /// not a part of it, and happen as often as the handler runs. A handler without effects in this database takes the
-    /// transaction, too.
+    /// A layer for effects in this database. Key, effects and response commit in one transaction, before the first byte
+    /// is sent. The handler takes this transaction as [`IdempotentTx`](super::IdempotentTx), even if it has no effects
+    /// in this database. Writes by another connection are outside of it, and happen each time the handler runs.
     ///
-    /// `options` are those of a call: retention, deployment, round trips, and what to do about a concurrent duplicate.
-    /// Over HTTP the default for a duplicate is [`Reject`](crate::OnDuplicate::Reject), because anybody may send one. A
-    /// request that [waits](crate::OnDuplicate::Wait) polls, and holds no connection between two polls. **Tell your
-    /// clients the retention**: a retry that comes later is performed.
+    /// `options` are those of a call. Over HTTP the default for a duplicate is [`Reject`](crate::OnDuplicate::Reject),
+    /// because any client may send one. A request that [waits](crate::OnDuplicate::Wait) polls, and holds no connection
+    /// between two polls. **Tell your clients the retention**: a retry that comes later is performed.
     ///
-    /// `scope` returns the tenant, account or user of the request. It must come **from the authenticated identity**,
-    /// which a layer further out has put into the request's extensions, and never from an unauthenticated part of the
-    /// request. If `scope` returns an error, that is the response.
+    /// `scope` returns the tenant, account or user of the request **from the authenticated identity**, which a layer
+    /// further out has put into the request's extensions. Never use an unauthenticated part of the request. An error of
+    /// `scope` is the response.
     ///
     /// # Panics
     ///
@@ -103,12 +100,12 @@ impl IdempotencyLayer {
         Self::new(pool, LayerMode::Transactional(options), Arc::new(scope))
     }
 
-    /// A layer for effects outside this database. The key is claimed under a lease, which renews itself while the
-    /// handler runs, and the response is stored afterwards. The [policy](crate::lease) of the options decides what
-    /// happens if the handler dies in between. `scope` is as for a [transactional layer](Self::transactional).
+    /// A layer for effects outside this database. The key is claimed under a lease, which is renewed while the handler
+    /// runs. The response is stored afterwards. The [policy](crate::lease) of the options decides what happens if the
+    /// process dies in between. `scope` is as for a [transactional layer](Self::transactional).
     ///
-    /// With [`store_request`](LeaseOptions::store_request), a [`RequestResumer`](super::RequestResumer) finishes
-    /// the requests whose clients do not come back.
+    /// With [`store_request`](LeaseOptions::store_request), a [`RequestResumer`](super::RequestResumer) finishes the
+    /// requests whose clients do not come back.
     ///
     /// # Panics
     ///
@@ -159,38 +156,38 @@ impl IdempotencyLayer {
 
 /// Which requests have a key, and which key it is.
 impl IdempotencyLayer {
-    /// The methods that the layer covers; it passes on all others unchanged. The default is POST and PATCH. HTTP
+    /// The methods that the layer covers. It passes on all others unchanged. The default is POST and PATCH. HTTP
     /// defines the other methods as idempotent (RFC 9110, section 9.2.2), and your handlers must make them so.
     ///
-    /// axum answers HEAD by the handler of GET. If you cover GET, also cover HEAD, or route it by itself: otherwise its
-    /// handler finds no transaction or lease, and answers 500. With one key, GET and HEAD are two operations.
+    /// axum answers HEAD by the handler of GET. If you cover GET, also cover HEAD, or route it by itself. Otherwise the
+    /// handler finds no transaction or lease at a HEAD, and the answer is a 500. GET and HEAD with one key are two
+    /// operations.
     pub fn methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
         Self { methods: methods.into_iter().collect(), ..self }
     }
 
-    /// Whether requests without a key are performed, each time they come. The default is `false`. A transactional layer
-    /// gives them a transaction, too, so the handler needs no second form.
-    ///
-    /// Their bodies are read to the end before the handler runs, and [limited](Self::request_limit), as those with
-    /// a key are. So set that limit to the one of the route, and leave routes that stream a body outside the layer.
+    /// Whether requests without a key are performed, each time. The default is `false`. A transactional layer gives
+    /// them a transaction, too. Their bodies are read to the end before the handler runs, up to the
+    /// [limit](Self::request_limit). So set this limit to the route's, and leave routes that stream a body outside the
+    /// layer.
     pub fn optional_key(self, optional: bool) -> Self {
         Self { key_required: !optional, ..self }
     }
 
-    /// The fewest characters that the value of a key may have. The default is no minimum. A client that counts its
-    /// requests repeats a short key by mistake, and then gets the answer to another request, or a 422. With 8
-    /// characters, most counters are refused, and no UUID is. The answer is a 400 `malformed-key`, and nothing is done.
+    /// The fewest characters that the value of a key may have. The default is no minimum. The answer to a shorter key
+    /// is a 400 `malformed-key`, and nothing is done. A client that counts its requests repeats short keys by mistake,
+    /// and then gets the answer to another request, or a 422. A minimum of 8 refuses most counters, and no UUID.
     ///
-    /// The minimum holds for the header and for [`key_from`](Self::key_from). **A retry of an earlier request with a
-    /// shorter key is refused, too**, and its client may take a new key and so repeat the operation. So set the minimum
+    /// The minimum applies to the header and to [`key_from`](Self::key_from). **A retry of an earlier request with a
+    /// shorter key is refused, too**, and its client may use a new key and so repeat the operation. So set the minimum
     /// before clients send keys. A stored request is resumed and settled under any key.
     pub fn shortest_key(self, characters: usize) -> Self {
         Self { shortest_key: characters, ..self }
     }
 
     /// Takes the value of the key from another place than `Idempotency-Key`: from another header, or from a field of
-    /// the body. `Ok(None)` means that the key is missing. If the function returns an error, that is the response. No
-    /// response echoes such a key.
+    /// the body. `Ok(None)` means that the key is missing. An error of the function is the response. No response echoes
+    /// such a key.
     pub fn key_from(
         self,
         value: impl Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + Sync + 'static,
@@ -199,16 +196,17 @@ impl IdempotencyLayer {
     }
 
     /// Names the operation by a function of the request. The default is the method and the route that axum has matched,
-    /// without the names of its parameters: `POST /payments/{}`, and `{*}` for the rest of a path. `None` is a mistake
-    /// of the service, and the answer is a 500. Return such a template: with real ids, every payment would be an
-    /// operation and a time series of its own. If you use the path all the same, decode its percent-encoding, because
-    /// `/a` and `/%61` would be two operations. If a [`Key`](crate::Key) refuses the text, the answer is a 400
+    /// without the names of its parameters: `POST /payments/{}`, and `{*}` for the rest of a path. Return such a
+    /// template: with real ids, every payment would be an operation and a time series of its own. If you do use the
+    /// path, decode its percent-encoding, because `/a` and `/%61` would be two operations.
+    ///
+    /// The answer to `None` is a 500 `misconfigured`. The answer to a text that a [`Key`](crate::Key) refuses is a 400
     /// `malformed-key`.
     ///
-    /// **The operation is a part of the key: if it changes, a retry of an earlier request is performed again.** A
-    /// parameter that gets another name changes nothing. Another prefix or method does, and so does a route that is
-    /// split, merged, or gets a `{*rest}` in place of a parameter. Before such a change, return the old text here,
-    /// until the retention has passed. So does a [`RequestResumer`](super::RequestResumer) of the old operation.
+    /// **The operation is a part of the key: if it changes, a retry of an earlier request is performed again.** Another
+    /// name of a parameter changes nothing. Another prefix or method changes the operation, and so does a route that is
+    /// split, merged, or gets a `{*rest}` instead of a parameter. With such a change, return the old text here until
+    /// the retention has passed, and keep the [`RequestResumer`](super::RequestResumer) of the old operation.
     pub fn operation(self, operation: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         Self { operation: Some(Arc::new(operation)), ..self }
     }
@@ -216,15 +214,15 @@ impl IdempotencyLayer {
 
 /// The fingerprint.
 impl IdempotencyLayer {
-    /// Compares bodies as canonical JSON instead of byte by byte: for clients that build the request anew for each
-    /// retry. A body that is not JSON is then refused with a 400. A body without a canonical form is compared byte by
-    /// byte, also in the parts that should be ignored: an object has two members of the same name, a string has half of
-    /// a surrogate pair (`"\ud800"`), or the body is more than 128 levels deep.
+    /// Compares bodies as canonical JSON instead of byte by byte, for clients that build the request anew for each
+    /// retry. A body that is not JSON is refused with a 400. A body without a canonical form is compared byte by byte,
+    /// also in the ignored parts. Such a body has two members of the same name in an object, half of a surrogate pair
+    /// (`"\ud800"`) in a string, or more than 128 levels.
     ///
-    /// It ignores the parts at these JSON pointers (RFC 6901), for clients that put a timestamp or the number of the
-    /// attempt into each body: `layer.canonical_json(["/sent_at", "/client/attempt"])`. The body need not have
-    /// these parts. **Ignore only parts on which the handler does not act**: two requests that differ only in them are
-    /// the same, and the second gets the response of the first.
+    /// `ignored` are JSON pointers (RFC 6901) to parts that do not count, for clients that put a timestamp or the
+    /// number of the attempt into each body: `layer.canonical_json(["/sent_at", "/client/attempt"])`. The body need not
+    /// have these parts. **Ignore only parts on which the handler does not act**: two requests that differ only in them
+    /// are the same, and the second one gets the response of the first.
     ///
     /// # Panics
     ///
@@ -241,14 +239,14 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Also stores this header with a [stored request](crate::lease::LeaseOptions::store_request), in plain text.
-    /// `Content-Type`, `Content-Encoding`, `Idempotency-Key` and the headers of the fingerprint are always stored. A
-    /// resumed request has no other header, so name each one by which the handler decides, and that of
-    /// [`key_from`](Self::key_from).
+    /// Also stores this header with a [stored request](crate::lease::LeaseOptions::store_request), in plain text. A
+    /// resumed request has only stored headers, so name each header by which the handler or
+    /// [`key_from`](Self::key_from) decides. `Content-Type`, `Content-Encoding`, `Idempotency-Key` and the headers of
+    /// the fingerprint are always stored.
     ///
     /// # Panics
     ///
-    /// For `Authorization`, `Cookie` and `Proxy-Authorization`, which are not stored as headers of the fingerprint
+    /// For `Authorization`, `Cookie` and `Proxy-Authorization`. They are not stored as headers of the fingerprint
     /// either.
     #[track_caller]
     pub fn store_header(mut self, name: HeaderName) -> Self {
@@ -260,8 +258,8 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Adds this header, with all its lines, to the fingerprint: one by which the handler selects an account, a
-    /// currency or a language, and not one that a client changes with each attempt, such as a trace or a date. For
+    /// Adds this header, with all its lines, to the fingerprint. Use a header by which the handler selects an account,
+    /// a currency or a language. Do not use one that a client changes with each attempt, such as a trace or a date. For
     /// `Host`, the authority of the URI counts, too, as HTTP/2 sends it, unless the header says the same.
     pub fn fingerprint_header(mut self, name: HeaderName) -> Self {
         self.fingerprint.add_header(name);
@@ -271,12 +269,12 @@ impl IdempotencyLayer {
 
 /// Which responses are stored, and how rejections look.
 impl IdempotencyLayer {
-    /// Also stores responses of these statuses, from 400 to 499, which otherwise free the key, such as "card declined".
+    /// Also stores responses of these statuses, from 400 to 499, such as "card declined". Otherwise they free the key.
     /// A transactional layer undoes the handler's writes by a savepoint, which costs every request one round trip.
     ///
     /// # Panics
     ///
-    /// For any other status: a success is stored anyway, and a 5xx must stay open to a retry.
+    /// For any other status. A success is always stored, and a retry must be able to repeat a 5xx.
     #[track_caller]
     pub fn store_errors(self, statuses: impl IntoIterator<Item = StatusCode>) -> Self {
         let statuses: Vec<_> = statuses.into_iter().collect();
@@ -305,17 +303,17 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Rebuilds the answers of which the record keeps a [reference](super::AnswerBy) and no body: for answers
-    /// that hold credentials, are large, or must show the present state. Stored bodies are replayed as without this
-    /// setting. One layer has one type of reference. A layer without this setting that meets a reference answers 500
-    /// `misconfigured`.
+    /// Rebuilds an answer from the [reference](super::AnswerBy) in the record. Use references for answers that hold
+    /// credentials, are large, or must show the present state. Stored bodies are replayed as without this setting. One
+    /// layer has one type of reference. A layer without this setting answers 500 `misconfigured` to a record with a
+    /// reference.
     pub fn replay(self, replay: impl Replay) -> Self {
         Self { replay: Some(Arc::new(replay)), ..self }
     }
 
-    /// The function that makes a response of a rejection. The default is [`problem`](super::problem). The
-    /// function may change what `problem` returns, for example add a `Link` to your documentation of the key, as the
-    /// draft demands.
+    /// The function that makes a response of a rejection. The default is [`problem`](super::problem). The function may
+    /// change the response of `problem`, for example add a `Link` to your documentation of the key, as the draft
+    /// demands.
     pub fn on_rejection(self, rejection: impl Fn(&Rejection) -> Response<Bytes> + Send + Sync + 'static) -> Self {
         Self { rejection: Arc::new(rejection), ..self }
     }
@@ -323,9 +321,9 @@ impl IdempotencyLayer {
 
 /// Settling a request whose outcome is unknown.
 impl IdempotencyLayer {
-    /// What a [`Reconciler`](crate::lease::Reconciler) answers of an operation of this layer that took effect: the
-    /// response that the handler would have sent. It is stored as the layer stores the handler's: the status, the
-    /// replayed headers and the body. Of a step, it answers [`Finding::took_effect`] with the result of the step.
+    /// The finding of a [`Reconciler`](crate::lease::Reconciler) for an operation of this layer that took effect, with
+    /// the response that the handler would have sent. It is stored like the handler's response: the status, the
+    /// replayed headers and the body. For a step, return [`Finding::took_effect`] with the result of the step.
     ///
     /// # Errors
     ///
@@ -345,54 +343,56 @@ impl IdempotencyLayer {
 
 /// The bounds of sizes and runs.
 impl IdempotencyLayer {
-    /// The largest request body, in bytes. The default is 1 MiB. It also determines how many [bytes](crate::http#runs)
-    /// the requests that upload or wait may hold together.
+    /// The largest request body, in bytes. The default is 1 MiB. The limit also decides how many
+    /// [bytes](crate::http#runs) the requests that upload or wait may hold together.
     pub fn request_limit(self, bytes: usize) -> Self {
         Self { request_limit: bytes, ..self }
     }
 
-    /// The largest response body that is stored, in bytes. The default is 1 MiB. A larger one is sent and not stored.
+    /// The largest response body that is stored, in bytes. The default is 1 MiB. A larger one is sent, and not stored.
     pub fn response_limit(self, bytes: usize) -> Self {
         Self { response_limit: bytes, ..self }
     }
 
-    /// The greatest number of [runs](crate::http#runs) at a time. A further request waits for a place, as long as the
-    /// pool waits for a connection (`acquire_timeout`) or for the wait if that is longer, and then is
-    /// [`Overloaded`](Rejection::Overloaded). The default is 32 for each connection that the pool may have. With the 5
-    /// seconds that the crate recommends, each run gets a connection in time if the transactions take about 150 ms.
-    /// Raise the limit for a leased layer whose handlers wait for other services, without a connection.
+    /// The greatest number of [runs](crate::http#runs) at a time. The default is 32 for each connection that the pool
+    /// may have: with the 5 seconds that the crate recommends, each run gets a connection in time if a transaction
+    /// takes about 150 ms. Raise the limit for a leased layer whose handlers wait for other services, because they hold
+    /// no connection. A request that gets no place in time is [`Overloaded`](Rejection::Overloaded).
     ///
-    /// A replay counts as a run. A duplicate that waits for another request does not: it has a place only while it asks
-    /// the database. A layer and its clones share their places. A clone with another limit has places of its own.
+    /// A replay counts as a run. A duplicate that waits for another request has a place only while it asks the
+    /// database. A layer and its clones share their places. A clone with another limit has its own.
     pub fn max_runs(self, runs: usize) -> Self {
         Self { max_runs: runs, ..self }
     }
 
     /// The greatest number of [runs](crate::http#runs) of one scope at a time, so that no account takes the places of
-    /// the others. The requests without a key count as one scope. The default is seven eighths of the places. In a
-    /// transactional layer, each run has a connection, so it is seven eighths of the connections if these are fewer. Of
-    /// two places or more, at least one is left to other scopes. **Of a pool of one connection, none is left.**
+    /// the others. The requests without a key count as one scope. The default is seven eighths of the places. For a
+    /// transactional layer it is seven eighths of the pool's connections if these are fewer, because each run has a
+    /// connection. Of two places or more, at least one is left to other scopes. **Of a pool of one connection, none is
+    /// left.**
     ///
-    /// The requests with one key that do not perform have at most half of these places, and at most as many as the pool
-    /// has connections, but at least one.
+    /// Of these places, the requests with one key that do not perform have at most half, and at most as many as the
+    /// pool has connections, but at least one.
     pub fn max_runs_of_one_scope(self, runs: usize) -> Self {
         Self { max_runs_of_one_scope: Some(runs), ..self }
     }
 
-    /// How long a handler may take, from its call to its response. After that the layer drops it at its next await, as
-    /// a failure: [`TimedOut`](Rejection::TimedOut). The default is 5 minutes: common proxies give up after one. Choose
-    /// a longer time than the time-outs further out, which answer the client and leave the run alone.
+    /// How long a handler may take, from its call to its response. The default is 5 minutes. After that the layer drops
+    /// it at its next await, as a failure: [`TimedOut`](Rejection::TimedOut). Choose a longer time than the time-outs
+    /// further out, which answer the client and leave the run alone.
     ///
     /// Dropping a handler stops neither its statement nor a task that it has spawned. PostgreSQL ends the statement by
-    /// its own `statement_timeout`, and the transaction is open until then.
+    /// `statement_timeout`, and the transaction is open until then.
     ///
-    /// The layer's own statements are bounded, too, because a connection can vanish without a word: the claim, and the
-    /// completion with its COMMIT or the ROLLBACK, each by this limit, but by 30 seconds at most and a second at least.
-    /// A claim may also wait for the pool's `acquire_timeout`. After that the answer is
-    /// [`Unavailable`](Rejection::Unavailable), the key is free in this process, and the connection is closed and
-    /// leaves the pool. **After a COMMIT it is unknown whether the operation took effect.** Under a lease, a claim may
-    /// take the length of the lease, but 2 seconds at least and 30 at most, and a response is stored by tries for that
-    /// length.
+    /// The layer's own statements are bounded, too, because a connection can vanish without an error:
+    ///
+    /// - the claim, and the completion with its COMMIT or the ROLLBACK: each by this limit, but between 1 and 30
+    ///   seconds. A claim may also wait for the pool's `acquire_timeout`.
+    /// - under a lease, a claim: by the length of the lease, but between 2 and 30 seconds. The layer tries to store a
+    ///   response for the length of the lease.
+    ///
+    /// After that the answer is [`Unavailable`](Rejection::Unavailable), the key is free in this process, and the
+    /// connection is closed. **After a COMMIT it is unknown whether the operation took effect.**
     ///
     /// # Panics
     ///
@@ -403,7 +403,7 @@ impl IdempotencyLayer {
         Self { run_timeout: limit, ..self }
     }
 
-    /// The runs of this layer and its clones. A graceful shutdown waits for them.
+    /// The runs of this layer and its clones. A graceful shutdown has to wait for them.
     #[must_use]
     pub fn runs(&self) -> Runs {
         self.places.runs()
@@ -434,7 +434,7 @@ impl LayerMode {
         }
     }
 
-    /// How long a request waits for another one with its key. Zero: not at all.
+    /// How long a request waits for another one with its key. Zero if it does not wait.
     pub(super) fn wait(self) -> Duration {
         match self {
             Self::Transactional(Idempotency { on_duplicate: Some(OnDuplicate::Wait(limit)), .. }) => limit,
@@ -446,7 +446,7 @@ impl LayerMode {
 
 /// What the settings mean for a request.
 impl IdempotencyLayer {
-    /// The operation of a request. `None` if nothing names it.
+    /// The operation of a request. `None` if it has no name.
     pub(super) fn operation_of(&self, parts: &Parts) -> Option<String> {
         self.operation.as_ref().map_or_else(|| matched_operation(parts), |named| named(parts))
     }
@@ -466,14 +466,14 @@ impl IdempotencyLayer {
         Bounds::of(self.max_runs, self.max_runs_of_one_scope, at_once, connections)
     }
 
-    /// How many bytes the bodies that arrive or wait may have together: those of a largest body for each place, because
-    /// more requests than that would wait in vain. The half that one scope may have is at least one such body.
+    /// How many bytes the bodies that arrive or wait may have together: one largest body for each place. More requests
+    /// than that would wait in vain. The half for one scope is at least one such body.
     pub(super) fn most_held(&self) -> usize {
         self.request_limit.saturating_mul(self.max_runs.max(2))
     }
 
-    /// The longest wait for the database, before and after the handler. It is not longer than the handler may take, but
-    /// a busy server has a second.
+    /// The longest wait for the database, before and after the handler. It is the time of the handler, within limits: a
+    /// busy server has at least a second.
     pub(super) fn answer_time(&self) -> Duration {
         self.run_timeout.clamp(Duration::from_secs(1), ANSWER_TIME)
     }

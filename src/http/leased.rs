@@ -1,5 +1,5 @@
-//! The run of a leased layer: claim, lend the lease to the handler, store its response. Or free the key, with the proof
-//! that the request was refused before its handler began.
+//! The run of a leased layer: claim, lend the lease to the handler, and store its response or free the key. Also the
+//! proof that a request was refused before its handler began.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -49,8 +49,8 @@ pub(super) struct Performed<H: Handler> {
     pub(super) stored: bool,
 }
 
-/// Calls the handler and stores its response, or releases the claim. A claim of a resumer is given back if its request,
-/// `resumed`, met another key.
+/// Calls the handler and stores its response, or releases the claim. For a resumed request, gives the claim back if the
+/// request met another key.
 pub(super) async fn perform<H: Handler>(
     layer: &IdempotencyLayer,
     mut owner: LeaseOwner,
@@ -69,7 +69,8 @@ pub(super) async fn perform<H: Handler>(
     let concluded = lease.unless_lost(work).await;
     observe::performed(lease.mode(), lease.key().operation(), called.at.elapsed());
     let Some(concluded) = concluded else { return failed(Err(owner.failed(Error::LeaseLost).into())) };
-    // Whatever the service has made of the layer's refusal, it is no answer to the request.
+    // The layer has refused the request. The service may have changed that response, but it is no answer to the
+    // request.
     if let Some((resumed, mistake)) = resumed.and_then(|resumed| Some((resumed, resumed.mistake()?))) {
         owner.give_back(&mistake, &resumed.expires_at).await;
         return failed(concluded.map(|(Conclusion::Store { response, .. } | Conclusion::Free { response })| response));
@@ -93,7 +94,7 @@ pub(super) async fn perform<H: Handler>(
             // The rejection of another layer says nothing about the request.
             if status.is_client_error() && response.extensions().get::<Rejection>().is_none() {
                 return failed(match owner.refuse(&reason, is_final(status), not_begun).await {
-                    // The client would not come back, and a resumer could carry the request out after all.
+                    // The record would still have the request, so a resumer could perform what the client was refused.
                     Err(error) if is_final(status) => Err(error.into()),
                     _ => Ok(response),
                 });
@@ -106,7 +107,7 @@ pub(super) async fn perform<H: Handler>(
     failed(reply)
 }
 
-/// Whether this 4xx says that the request is refused. The others ask the client to repeat it.
+/// Whether this 4xx is a refusal. The others ask the client to repeat the request.
 fn is_final(status: StatusCode) -> bool {
     !matches!(
         status,
@@ -125,14 +126,14 @@ fn reason<E>(error: &NoResponse<E>) -> &'static str {
     }
 }
 
-/// The key of a resumed request. The layer that passes the request on takes it away.
+/// The key of a resumed request, in its extensions. The layer that passes the request on removes it.
 #[derive(Clone)]
 pub(super) struct Resumed {
     key: Key,
     /// The end of the retention before the claim.
     expires_at: String,
-    /// Why the layer that the request met last did not pass it on. The resumer reads it here, because something between
-    /// the two may make another response of the layer's.
+    /// Why the layer in the service refused the request. The resumer reads it here, because code between the two may
+    /// change the layer's response.
     mistake: Arc<Mutex<Option<String>>>,
 }
 
@@ -141,8 +142,8 @@ impl Resumed {
         Self { key: found.key, expires_at: found.expires_at, mistake: Arc::default() }
     }
 
-    /// The layer has this key of the request. Under another one than that of the record the effect would have another
-    /// downstream key, and happen twice.
+    /// Compares the key that the layer has found with the record's. Under another key the effect would have another
+    /// downstream key, and could happen twice.
     pub(super) fn meets(&self, key: &Key) -> Result<(), Rejection> {
         let mistake = (self.key != *key).then(|| Mistake::ResumedUnderAnotherKey {
             recorded: self.key.operation().to_owned(),
@@ -165,8 +166,8 @@ pub enum NoLease {
     /// No leased layer is in front of this handler, or the layer does not cover this method, or the request has no key.
     #[error("there is no lease here: no leased IdempotencyLayer covers this request, or the request has no key")]
     NotLent,
-    /// Under `AtMostOnce`, a lease is lent once. Something inside the layer calls the handler a second time, and the
-    /// first call may have had its effect. Or a middleware has taken the lease.
+    /// Under `AtMostOnce`, a lease is lent once. Code inside the layer calls the handler a second time, and the first
+    /// call may have had its effect. Or a middleware has taken the lease.
     #[error(
         "the lease was taken before, and under AtMostOnce it is lent once; put the code that retries outside the layer, \
          and let a middleware read the Key of the request's extensions instead"
@@ -210,14 +211,14 @@ impl IntoResponse for NoLease {
 }
 
 /// In the extensions of a response: no handler has begun under the claim with this token. Only the functions of this
-/// file write it, because a status proves nothing. A handler may answer 404 itself, and may have sent its text before.
+/// file write it. A status is no proof: a handler that has had an effect may also answer 404.
 #[derive(Clone, Copy)]
 struct NotBegun {
     token: i64,
 }
 
-/// The lease of a request, in its extensions, and whether code of the service has taken it. After that nothing is a
-/// proof: something inside the layer may call the handler again, and the first call may have had its effect.
+/// The lease of a request, in its extensions, and whether code of the service has taken it. After that there is no
+/// proof any more: code inside the layer may call the handler again, and the first call may have had its effect.
 #[derive(Clone)]
 pub(super) struct LentLease {
     pub(super) lease: Lease,
@@ -233,7 +234,7 @@ impl LentLease {
         extensions.get()
     }
 
-    /// Whether it was taken before.
+    /// Takes the lease. Returns whether it was taken before.
     fn take(&self) -> bool {
         self.taken.swap(true, Ordering::Relaxed)
     }
@@ -247,10 +248,9 @@ impl LentLease {
 /// The [`Lease`] of a request, together with its body. `B` is any extractor of axum that takes the body, such as
 /// `Json<T>`, or a tuple that ends with one, such as `(Path<T>, Json<U>)`.
 ///
-/// It reads and checks the request first, and lends the [`Lease`] then. If the request is refused, the layer knows that
-/// the handler has not begun: **the key is free, also under `AtMostOnce`**, and the corrected request may use it. After
-/// a refusal by any other extractor the key is indeterminate under `AtMostOnce`, and waits for an operator. So put each
-/// extractor that can refuse a request into this one.
+/// The extractor `B` runs first. If it refuses the request, the layer knows that the handler has not begun: **the key
+/// is free, also under `AtMostOnce`**, and a corrected request may use it. After a refusal by any other extractor, the
+/// key is indeterminate under `AtMostOnce`. So put each extractor that can refuse a request into this one.
 ///
 /// ```
 /// # use axum::{Json, Router, extract::Path, http::StatusCode, routing::post};
@@ -272,9 +272,9 @@ impl LentLease {
 /// # }
 /// ```
 ///
-/// A middleware between the layer and the handler runs before: it must have no effect of its own. If it takes the
-/// [`Lease`], a refusal proves nothing. A handler that takes a `Result<LeasedBody<_>, _>` returns the refusal only if
-/// it has done nothing.
+/// A middleware between the layer and the handler runs before the check, so it must have no effect of its own. If it
+/// takes the [`Lease`], a refusal is no proof. A handler that takes a `Result<LeasedBody<_>, _>` must return the
+/// refusal only if it has done nothing.
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 #[derive(Debug)]
@@ -295,7 +295,7 @@ impl<S: Send + Sync, B: FromRequest<S>> FromRequest<S> for LeasedBody<B> {
     }
 }
 
-/// A 404 for `Router::fallback`, after which the key is free, as after a refusal by [`LeasedBody`]. After any other 404
+/// A 404 for `Router::fallback`, after which the key is free, as after a refusal by [`LeasedBody`]. After another 404,
 /// the key is indeterminate under `AtMostOnce`.
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
@@ -311,7 +311,7 @@ pub async fn method_not_allowed(request: Request) -> Response {
     unbegun(request.extensions(), StatusCode::METHOD_NOT_ALLOWED.into_response())
 }
 
-/// The response to a request that no handler has seen.
+/// The response to a request that has reached no handler.
 #[cfg(feature = "axum")]
 fn unbegun(extensions: &Extensions, mut response: Response) -> Response {
     if let Some(lent) = LentLease::of(extensions)

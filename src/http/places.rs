@@ -1,12 +1,12 @@
 //! The places of the runs, and the queues for them.
 //!
-//! A run has three places: one of its key's, one of its scope's and one of the layer's. It queues for them in this
-//! order, so a storm of one key, or of one scope, waits in a queue of its own. While a request of this process
-//! performs, its duplicates queue for nothing and need no connection. While another process performs, its duplicates
-//! here poll, and have no place between two polls. The database alone decides which request performs.
+//! A run has three places: of its key, of its scope and of the layer. A request queues for them in this order, so a
+//! storm of one key, or of one scope, waits in its own queue. While a request of this process performs, its duplicates
+//! have no place and no connection. While another process performs, its duplicates here poll, and have no place between
+//! two polls. The database alone decides which request performs.
 //!
-//! A request queues in the task of its run. The runtime polls this task, also if a service further out does not poll
-//! the request, so each queue is fair and never waits for a request that is not polled.
+//! A request queues in the task of its run. The runtime polls this task even if a service further out does not poll the
+//! request, so a queue never waits for a request that is not polled.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -34,40 +34,40 @@ impl Runs {
         *self.0.borrow()
     }
 
-    /// Waits until no run is in progress. Stop accepting requests first. Put a time-out around this, shorter than the
-    /// one after which your platform kills the process: a run that is cut off is rolled back, or its lease lapses.
+    /// Waits until no run is in progress. Stop accepting requests first. Put a time-out around this that is shorter
+    /// than your platform's grace period. A run that is cut off is rolled back, or its lease lapses.
     pub async fn finished(&self) {
         // The sender is in `self`, so the channel stays open.
         let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
     }
 }
 
-/// What a run needs of its request.
+/// The parts of a request that its run needs.
 pub(super) struct Ticket {
     pub(super) key: Key,
     pub(super) fingerprint: Fingerprint,
     pub(super) trace: Trace,
     /// A record is judged as of this moment.
     pub(super) arrived: std::time::Instant,
-    /// What the claim stores, so that a resumer can finish the request.
+    /// The request as the claim stores it, so that a resumer can finish it.
     pub(super) stored: Option<Vec<u8>>,
 }
 
-/// How many runs there are at a time.
+/// The greatest numbers of runs at a time.
 #[derive(Clone, Copy)]
 pub(super) struct Bounds {
     all: usize,
     of_one_scope: usize,
-    /// Of the requests with one key that do not perform.
+    /// For the requests with one key that do not perform.
     of_one_key: usize,
 }
 
 impl Bounds {
-    /// Of `at_once` runs that have what they need, one scope has seven eighths, if the service has not set its number.
+    /// Without a number from the service, one scope has seven eighths of the `at_once` runs that can work at a time.
     pub(super) fn of(all: usize, of_one_scope: Option<usize>, at_once: usize, connections: usize) -> Self {
-        // At least one is left, if there are two, and at least one is given.
+        // Of two or more, at least one is left to other scopes. At least one is given.
         let of_one_scope = of_one_scope.unwrap_or_else(|| (at_once - at_once.div_ceil(8)).max(1));
-        // At least half of the places of the scope are left to other keys, if there are two.
+        // At least half of the scope's places are left to its other keys, if it has two.
         Self { all, of_one_scope, of_one_key: connections.min(of_one_scope / 2).max(1) }
     }
 }
@@ -88,7 +88,7 @@ pub(super) struct Places {
     queues: Arc<Mutex<HashMap<Of, Queue>>>,
 }
 
-/// Whose places they are. Clones of a layer that have another bound have other places.
+/// The owner of a queue. Clones of a layer with another bound have queues of their own.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Of {
     All(usize),
@@ -107,16 +107,16 @@ struct Queue {
     holder: Option<Holder>,
 }
 
-/// What this process knows of the request that holds a key.
+/// The request that holds a key, as far as this process knows.
 #[derive(Clone)]
 enum Holder {
     /// A request of this process performs. The channel closes when that request has ended.
     Here(Fingerprint, watch::Receiver<()>),
-    /// A poll has found the key in flight. The next poll, of whichever duplicate, is not before this time.
+    /// A poll has found the key in flight. No duplicate polls again before this time.
     Elsewhere(Instant),
 }
 
-/// A request in a queue. It has a place if there is a permit.
+/// A request in a queue. With a permit, it has a place.
 struct Queued {
     places: Places,
     of: Of,
@@ -157,7 +157,7 @@ impl Places {
         self.runs.clone()
     }
 
-    /// Waits for the places of a request. Its client is there until `client` closes.
+    /// Waits for the places of a request. `client` closes when the client has gone.
     pub(super) async fn place<'t>(
         &self,
         bounds: Bounds,
@@ -184,7 +184,7 @@ impl Places {
         ];
         let taken = places.into_iter().map(|(of, most)| {
             let mut queued = self.queue(of, most);
-            // A free place belongs to the first in the queue, so this overtakes nobody.
+            // If others wait in the queue, no place is free, so this does not overtake them.
             queued.permit = Some(queued.semaphore.clone().try_acquire_owned().ok()?);
             Some(queued)
         });
@@ -216,7 +216,7 @@ impl Place<'_> {
         // Nothing is ever sent.
         let mut gone = pin!(async move { while client.changed().await.is_ok() {} });
         let taken = unless(&mut gone, self.wait(deadline)).await;
-        // Nobody reads this error.
+        // The client has gone, so this error is never read.
         taken.unwrap_or_else(|| Err(Rejection::of(Error::Unanswered)))
     }
 
@@ -234,10 +234,10 @@ impl Place<'_> {
         Ok(())
     }
 
-    /// Call this only after the claim is won, so that replays of one key do not wait for each other. From now on, the
-    /// requests with this key find this one, and its place among them is free.
+    /// The request performs from now on: the other requests with this key find it, and its place among them is free.
+    /// Call this only after the claim is won, or replays of one key would wait for each other.
     ///
-    /// `None` if another request of this process performs: the owner of a lease that has lost it and has not noticed.
+    /// `None` if another request of this process performs. That one has lost its lease and has not noticed.
     pub(super) fn performing(&mut self) -> Option<Performing> {
         let (ticket, mut of_key) = (self.ticket?, self.of_key.take()?);
         let (ending, ended) = watch::channel(());
@@ -254,7 +254,8 @@ impl Place<'_> {
 }
 
 impl Polls for Place<'_> {
-    /// Gives the places back, so that a pause holds none. Until its end, no other request with the key asks either.
+    /// Gives the places back, so that a pause holds none. Until the end of the pause, no other request with the key
+    /// polls.
     async fn rest(&mut self) -> bool {
         self.run = None;
         let now = Instant::now();
@@ -272,13 +273,12 @@ impl Polls for Place<'_> {
 }
 
 impl Queued {
-    /// Returns with a place among the requests with this key, at a moment at which nothing in this process says that
-    /// the key is held.
+    /// Waits for a place among the requests with this key, and until this process knows of no holder of the key.
     async fn turn(&mut self, ticket: &Ticket, first: Instant, deadline: Instant) -> Result<(), Error> {
         loop {
             let holder = self.holder_until(first);
             if holder.is_some() {
-                // Found after the wait for the place.
+                // The holder was found after the wait for the place.
                 self.permit = None;
             }
             match holder {
@@ -293,7 +293,8 @@ impl Queued {
                 }
                 Some(Holder::Elsewhere(next)) => sleep_until(next).await,
                 None if self.permit.is_some() => return Ok(()),
-                // After the deadline, others with the key are still waiting for the first request, or for the database.
+                // After the deadline, other requests with the key still wait for the first request, or for the
+                // database.
                 None => self.admitted(deadline).await.ok_or(Error::InFlight { retry_after: RETRY_AFTER })?,
             }
         }
@@ -311,7 +312,7 @@ impl Queued {
     }
 
     fn with_holder<R>(&self, change: impl FnOnce(&mut Option<Holder>) -> R) -> R {
-        // The queue is there while this value lives.
+        // The queue exists while this value lives.
         change(self.places.queues().get_mut(&self.of).map_or(&mut None, |queue| &mut queue.holder))
     }
 
@@ -324,7 +325,7 @@ impl Queued {
 
 impl Drop for Queued {
     fn drop(&mut self) {
-        // Before the queue may go, and with it the count of its places.
+        // Before the queue is removed, together with the count of its places.
         self.permit = None;
         let mut queues = self.places.queues();
         if let Some(queue) = queues.get_mut(&self.of) {

@@ -1,5 +1,4 @@
-//! Why a request gets no answer of its handler, and the response that says so: a rejection of the layer, or a refusal
-//! of the service.
+//! Why a request gets no answer of its handler: a rejection of the layer, or a refusal of the service.
 
 use std::collections::HashMap;
 use std::error::Error as StdError;
@@ -17,22 +16,24 @@ use super::request::MalformedKey;
 use crate::claim::RETRY_AFTER;
 use crate::{Error, InvalidBody, InvalidKey, InvalidRequest, KeyPart, observe};
 
-/// The line of the log about an operation that is for a person to settle.
+/// The line of the log about an operation that a person has to settle.
 const WAITS: &str = "a request met an operation that waits for an operator";
 
 /// Why the layer refused a request. **The request performed nothing**, unless the variant says otherwise.
 ///
-/// The response has it in its extensions, for your logs and metrics. Its text is for the client. Its `source()`, which
-/// `unavailable` and `misconfigured` have, is for the service. Each variant names its [`kind`](Self::kind) and its
-/// status. A retry may succeed after `broken-body` and after those with `Retry-After`.
+/// The response has the rejection in its extensions, for your logs and metrics. Its text is for the client. Its
+/// `source()`, which `unavailable` and `misconfigured` have, is for the service. Each variant begins with its
+/// [`kind`](Self::kind) and its status. A retry may succeed after `broken-body`, and after a rejection with
+/// `Retry-After`.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rejection {
     /// `missing-key`, 400: the key is required here.
     #[error("this operation requires an Idempotency-Key: a new one for each operation, the same one for each retry")]
     MissingKey,
-    /// `malformed-key`, 400: there are several keys, or the text says why the key cannot be used. So is an
-    /// [operation](super::IdempotencyLayer::operation) that a part of the path makes unusable.
+    /// `malformed-key`, 400: there are several keys, or the key cannot be used. An
+    /// [operation](super::IdempotencyLayer::operation) can also be the reason, if a part of the path is in it. The text
+    /// says why.
     #[error("{0}")]
     MalformedKey(String),
     /// `body-too-large`, 413: the request body is over its limit.
@@ -49,7 +50,7 @@ pub enum Rejection {
     /// `invalid-body`, 400: the request body could not be decoded, for example decompressed by a layer further out.
     #[error("the body could not be decoded; nothing was done, correct it")]
     UndecodableBody,
-    /// `invalid-body`, 400: the fingerprint covers the body as JSON, and it is not JSON.
+    /// `invalid-body`, 400: the layer compares bodies as JSON, and the body is not JSON.
     #[error("{0}")]
     InvalidBody(InvalidBody),
     /// `key-reused`, 422: an earlier request had this key and was different.
@@ -77,7 +78,7 @@ pub enum Rejection {
         /// The names of all steps in doubt, if the operation is in steps.
         steps: Vec<String>,
     },
-    /// `exhausted`, 409: the operation has failed as often as it may.
+    /// `exhausted`, 409: the operation has used up its attempts.
     #[error(
         "the operation was attempted {attempts} times without an answer, which is the limit; it is not tried again"
     )]
@@ -97,23 +98,23 @@ pub enum Rejection {
         /// The status of the first response, if it is known.
         status: Option<StatusCode>,
     },
-    /// `gone`, 410: the operation is done, and what the record [refers to](super::AnswerBy) is no longer there.
+    /// `gone`, 410: the operation is done, and the [reference](super::AnswerBy) in its record does not resolve any
+    /// more.
     #[error("the operation was completed before, and its result no longer exists; do not repeat it")]
     Gone,
     /// `unavailable`, 503 with `Retry-After`: the database is unreachable, the connection or the lease was lost, or the
     /// transaction lost against a concurrent one. **If the connection was lost at COMMIT, it is unknown whether the
-    /// operation took effect; a retry with the same key gives the answer.** Under a lease the effect may have happened
+    /// operation took effect. A retry with the same key gives the answer.** Under a lease the effect may have happened
     /// although no answer is stored: the retry may perform again, or be `indeterminate`.
     #[error("the service cannot process this request at the moment; ask again with the same key")]
     Unavailable(#[source] Arc<Error>),
-    /// `overloaded`, 503 with `Retry-After`: the number of runs, or of those of this scope, is at its limit, and no
-    /// place became free in time. Or the requests that upload or wait, or those of this scope, [hold as many
-    /// bytes](super#runs) as they may. Nothing began.
+    /// `overloaded`, 503 with `Retry-After`: no place among the runs, of all scopes or of this one, became free in
+    /// time. Or the requests that upload or wait [hold too many bytes](super#runs). Nothing began.
     #[error("too many requests are in progress; ask again with the same key")]
     #[non_exhaustive]
     Overloaded {
-        /// The limit: of [all runs](super::IdempotencyLayer::max_runs), or of [those of one
-        /// scope](super::IdempotencyLayer::max_runs_of_one_scope). Of bytes, it is that of all runs.
+        /// The limit of [all runs](super::IdempotencyLayer::max_runs), or of [those of one
+        /// scope](super::IdempotencyLayer::max_runs_of_one_scope). For too many bytes, the limit of all runs.
         limit: usize,
     },
     /// `timed-out`, 503 with `Retry-After`: the handler took too long and was dropped. In a transactional layer its
@@ -124,14 +125,14 @@ pub enum Rejection {
         /// [The limit](super::IdempotencyLayer::run_timeout).
         limit: Duration,
     },
-    /// `misconfigured`, 500: a mistake of the service, or an error of the database that a retry would meet again. The
-    /// service's log has the source, which says what to do: an [`Error`](crate::Error), or an error of the layer alone.
-    /// The layer has committed nothing. **Effects outside the layer's transaction, or under a lease, remain.**
+    /// `misconfigured`, 500: a mistake of the service, or an error of the database that a retry would get again. The
+    /// service's log has the source, which says what to do: an [`Error`](crate::Error), or an error of the layer. The
+    /// layer has committed nothing. **Effects outside the layer's transaction, or under a lease, remain.**
     #[error("the service failed in a way that a retry does not fix; do not repeat the operation under another key")]
     Misconfigured(#[source] Arc<dyn StdError + Send + Sync>),
 }
 
-/// A mistake of the service that the layer notices itself.
+/// A mistake of the service that the layer notices.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Mistake {
     #[error(
@@ -139,11 +140,11 @@ pub(super) enum Mistake {
          feature axum, or name the operation by IdempotencyLayer::operation"
     )]
     NoOperation,
-    /// The effect would happen under another downstream key. Nothing was performed, and it costs no attempt.
+    /// The effect would happen under another downstream key. Nothing was performed, and no attempt was used up.
     #[error(
         "a resumed request has another key here, of the operation {found:?}, than its record, of the operation \
          {recorded:?}; if these differ, name the operation of the record with IdempotencyLayer::operation; otherwise \
-         let the function that decides put into the request what gives the scope and the value of the record"
+         let `decide` put the same identity into the request as your authentication does"
     )]
     ResumedUnderAnotherKey { recorded: String, found: String },
     /// For example by two `route_layer` on one router. Nothing was performed.
@@ -158,11 +159,11 @@ pub(super) enum Mistake {
     TransactionNotTaken,
     /// The writes of the first call are still in the transaction.
     #[error(
-        "the IdempotentTx was given back and asked for again, but it is lent once; put the code that retries outside \
-         the layer"
+        "the IdempotentTx was given back and taken again, but the layer lends it once; put the code that retries \
+         outside the layer"
     )]
     TransactionTakenAgain,
-    #[error("the record has a reference in place of a response; add IdempotencyLayer::replay, which rebuilds it")]
+    #[error("the record has a reference instead of a response; add IdempotencyLayer::replay, which rebuilds it")]
     NoReplay,
     #[error("the response could not be read to its end: {0}")]
     BrokenResponse(String),
@@ -222,7 +223,7 @@ impl Rejection {
         matches!(self, Self::BrokenBody) || self.retry_after().is_some()
     }
 
-    /// When to ask again: the value of `Retry-After`, for rejections that have one.
+    /// When to send the request again: the value of `Retry-After`. `None` for a rejection without one.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -232,7 +233,7 @@ impl Rejection {
         }
     }
 
-    /// The rejection for an error of this crate's own statements. There is no `From`: the handler judges its own
+    /// The rejection for an error of the crate's own statements. There is no `From`, because the handler judges its own
     /// errors.
     pub(crate) fn of(error: Error) -> Self {
         match error {
@@ -243,7 +244,7 @@ impl Rejection {
             Error::Undecodable { .. } => Self::NotReplayable { status: None },
             Error::InvalidRequest(InvalidRequest::Body(source)) => Self::InvalidBody(source),
             error if error.is_transient() => Self::Unavailable(Arc::new(error)),
-            // A client that obeys `Retry-After` would ask forever, and the handler would run each time.
+            // A client that obeys `Retry-After` would retry for ever, and the handler would run each time.
             error => Self::misconfigured(error),
         }
     }
@@ -261,7 +262,7 @@ impl Rejection {
         }
     }
 
-    /// The rejection for a request whose body has no end.
+    /// The rejection for a request whose body was not read to its end.
     pub(super) fn of_body(broken: &Broken) -> Self {
         match broken {
             broken if broken.is_over_a_limit() => Self::BodyTooLarge { limit: None },
@@ -276,8 +277,7 @@ impl Rejection {
         if error.is_write_in_read_only() { Self::misconfigured(error) } else { Self::of(error) }
     }
 
-    /// The outcome of a transactional run that ended in this rejection, or of a request that had no run, for the
-    /// metrics and the span.
+    /// The outcome for the metrics and the span, of a transactional run or of a request that had no run.
     pub(super) fn outcome(&self) -> &'static str {
         match self {
             Self::KeyReused => "key_reused",
@@ -291,13 +291,13 @@ impl Rejection {
         }
     }
 
-    /// Writes a line about what a person has to know, unless one like it was written in the last minute. The line names
-    /// the operation, which a span at `debug` may not.
+    /// Logs a rejection that a person has to know about. It is left out if a line of its kind was written in the last
+    /// minute. The line names the operation, because a span at `debug` may be off.
     pub(super) fn log(&self, operation: Option<&str>, lines: &Seldom) {
         let kind = match self {
             Self::Unavailable(error) => error.to_string(),
             Self::Misconfigured(error) => error.to_string(),
-            // The metrics count each of them, and `unsettled` lists the tokens.
+            // The metrics count every rejection, and `unsettled` lists the tokens.
             Self::TimedOut { .. } | Self::Indeterminate { .. } | Self::Exhausted { .. } => self.kind().to_owned(),
             _ => return,
         };
@@ -347,8 +347,8 @@ pub fn problem(rejection: &Rejection) -> Response<Bytes> {
     response
 }
 
-/// A response of the service itself to a request that it does not admit, from its function for the scope or for the
-/// key. A status converts into one with an empty body: `.ok_or(StatusCode::UNAUTHORIZED)?`.
+/// A response of the service to a request that it does not admit, returned by its function for the scope or for the
+/// key. A status converts into a response with an empty body: `.ok_or(StatusCode::UNAUTHORIZED)?`.
 // Boxed, because every successful result would have the size of a response.
 #[derive(Debug)]
 pub struct Denied(pub(super) Box<Response<Bytes>>);
@@ -367,10 +367,10 @@ impl From<StatusCode> for Denied {
     }
 }
 
-/// The response of a handler that cannot have what it asks for. The text of the mistake is for the service's log.
+/// The response of a handler whose extractor has failed. The text of the mistake is for the service's log.
 #[cfg(feature = "axum")]
 pub(super) fn cannot_have(what: &str, error: &(dyn StdError + 'static)) -> axum::response::Response {
-    // Also for a request of anybody, if the route has no layer.
+    // If the route has no layer, any client can cause this line.
     static LINES: LazyLock<Seldom> = LazyLock::new(Seldom::default);
     if let Some(left_out) = LINES.due(None, &error.to_string()) {
         tracing::error!(error, left_out, "a handler cannot have its {what}");
@@ -378,17 +378,17 @@ pub(super) fn cannot_have(what: &str, error: &(dyn StdError + 'static)) -> axum:
     axum::response::IntoResponse::into_response(StatusCode::INTERNAL_SERVER_ERROR)
 }
 
-/// Of the lines of the log that clients can cause, one is written in this time for each operation and kind.
+/// The log gets at most one line in this time for each operation and kind, because clients can cause these lines.
 const PACE: Duration = Duration::from_secs(60);
-/// A service may make operations of what clients send. The lines above this number are of one kind.
+/// A service may put text of its clients into its operations. Above this number, all lines are of one kind.
 const KINDS: usize = 256;
 
-/// When which line was written last, and how many were left out since.
+/// The time of each line, and how many lines of its kind were left out since.
 #[derive(Default)]
 pub(super) struct Seldom(Mutex<HashMap<(String, String), (Instant, u64)>>);
 
 impl Seldom {
-    /// Whether to write a line, and how many like it were left out since the last one. `None`: this one is left out.
+    /// Whether to write a line, and how many of its kind were left out since the last one. `None`: leave the line out.
     pub(super) fn due(&self, operation: Option<&str>, kind: &str) -> Option<u64> {
         self.due_at(operation, kind, Instant::now())
     }
@@ -397,7 +397,7 @@ impl Seldom {
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut line = (operation.unwrap_or_default().to_owned(), kind.to_owned());
         if !lines.contains_key(&line) && lines.len() >= KINDS {
-            // A line that has left nothing out is not missed.
+            // Forgetting a line loses nothing if none of its kind was left out.
             lines.retain(|_, (written, left_out)| *left_out > 0 || now.duration_since(*written) < PACE);
             if lines.len() >= KINDS {
                 line = Default::default();

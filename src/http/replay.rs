@@ -1,5 +1,5 @@
-//! Responses on their way into a record, and out of it again as replays. A record keeps the response itself, or a
-//! reference of which a replay builds the answer anew.
+//! How a response is stored in a record, and read from it as a replay. A record keeps the response, or a reference from
+//! which a replay rebuilds the answer.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::request::{IDEMPOTENCY_KEY, as_text, headers_of};
 use crate::outcome::{Response as Stored, to_json, unquoted};
 use crate::{BoxError, Error};
 
-/// `Idempotent-Replayed`: `true` on every replay, absent from every other response. Stripe and the agentic-commerce
+/// `Idempotent-Replayed`: `true` on every replay, and absent from every other response. Stripe and the agentic-commerce
 /// protocol use the same name.
 pub const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
@@ -74,12 +74,12 @@ pub(super) fn replay<B>(stored: Stored) -> Result<Response<LayerBody<B>>, Reject
     Ok(response)
 }
 
-/// Stored in place of the headers. A list of headers is a JSON array, so it never equals this string.
+/// Stored instead of the headers. A list of headers is a JSON array, so it never equals this string.
 const IS_REFERENCE: &str = "\"reference\"";
 
-/// A part of a response whose record keeps this reference and the status, but neither headers nor body. The client gets
-/// the response as the handler made it. A retry gets one that the layer's [`Replay`](super::Replay) makes of the
-/// reference. A transactional layer that could not replay the reference undoes everything, and answers 500.
+/// A reference to the answer, which the record keeps instead of headers and body. The client gets the response as the
+/// handler made it. A retry gets the answer that the layer's [`Replay`](super::Replay) makes from the reference. If a
+/// transactional layer could not replay the reference, it undoes everything and answers 500.
 ///
 /// With axum: `(StatusCode::CREATED, AnswerBy(order.id), Json(order))`. A reference that has no JSON form makes the
 /// response a 500. The guide's page `by_reference` has examples.
@@ -96,7 +96,7 @@ impl<T: Serialize> AnswerBy<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Unencodable`]. Answer with an error then.
+    /// [`Error::Unencodable`]. Then answer with an error.
     pub fn put_into(&self, extensions: &mut Extensions) -> Result<(), Error> {
         extensions.insert(Reference(to_json(&self.0)?));
         Ok(())
@@ -143,11 +143,11 @@ impl Reference {
     }
 }
 
-/// Rebuilds the answer to a retry from the stored reference: for [`replay`](super::IdempotencyLayer::replay).
+/// Rebuilds the answer to a retry from the stored reference, for [`replay`](super::IdempotencyLayer::replay).
 pub trait Replay: Send + Sync + 'static {
-    /// What the handlers give to [`AnswerBy`](super::AnswerBy). Keep it able to read older values.
+    /// The type of the handlers' [`AnswerBy`](super::AnswerBy). Keep it able to decode older values.
     type Reference: DeserializeOwned + Send;
-    /// The body of the answer, which is read to its end before the transaction ends. It may have 64 MiB.
+    /// The body of the answer, of up to 64 MiB. It is read to its end before the transaction ends.
     type Body: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send;
 
     /// Rebuilds the answer. `request` is the retry, and its extensions contain the [`Key`](crate::Key). The connection
@@ -156,13 +156,13 @@ pub trait Replay: Send + Sync + 'static {
     /// - A response below 400 gets the status of the first answer, and `Idempotent-Replayed: true`. Its headers are
     ///   sent as they are.
     /// - Another response is sent as it is: for example a 403 for an account that may no longer see the order.
-    /// - `None` means that the reference no longer resolves: 410 [`gone`](Rejection::Gone).
+    /// - `None`, for a reference that does not resolve any more, is a 410 [`gone`](Rejection::Gone).
     ///
     /// # Errors
     ///
-    /// A transient error is a 503, which the client retries, and any other is a 500. A panic is treated as one of the
-    /// handler. [`run_timeout`](super::IdempotencyLayer::run_timeout) limits the time. The handler does not
-    /// run in any of these cases.
+    /// A transient error is a 503, which the client retries. Any other error is a 500. A panic is treated like one of
+    /// the handler. [`run_timeout`](super::IdempotencyLayer::run_timeout) limits the time. In none of these cases the
+    /// handler runs.
     fn replay(
         &self,
         reference: Self::Reference,

@@ -1,5 +1,5 @@
-//! What the layer reads of a request: its operation, its key, its fingerprint, and the form in which it is stored for a
-//! resumer.
+//! The parts of a request that the layer reads: its operation, its key, its fingerprint, and the form in which it is
+//! stored for a resumer.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -26,24 +26,26 @@ pub(super) enum MalformedKey {
     /// There are several header lines, or a proxy has joined them with a comma. Taking the first would hide a mistake.
     #[error("there are several Idempotency-Key values; send one")]
     Several,
-    /// The key is empty, is longer than 255 bytes, or has white space only. A key that does not come from the header
-    /// may also contain a control character, or invisible characters only. Or this is so of the
-    /// [operation](super::IdempotencyLayer::operation), which may contain a part of the path.
+    /// The key is empty, is longer than 255 bytes, or has only white space. A key that does not come from the header
+    /// may also contain a control character, or only invisible characters. The
+    /// [operation](super::IdempotencyLayer::operation), which may contain a part of the path, can have the same faults.
     #[error("the Idempotency-Key cannot be used: {0}")]
     Invalid(#[from] InvalidKey),
     /// The value is neither a string of structured fields nor a bare word.
     #[error("the Idempotency-Key is neither a quoted string (RFC 9651) nor a word of visible ASCII; send \"a-uuid\"")]
     NeitherStringNorWord,
-    /// The key has fewer characters than the [shortest](super::IdempotencyLayer::shortest_key) that the service takes.
-    #[error("the Idempotency-Key has fewer than {shortest} characters; send one that nobody guesses, such as a UUID")]
+    /// The key is shorter than the [shortest](super::IdempotencyLayer::shortest_key) that the service accepts.
+    #[error(
+        "the Idempotency-Key has fewer than {shortest} characters; send one that cannot be guessed, such as a UUID"
+    )]
     TooShort { shortest: usize },
     /// The quoted string has parameters after it, which this header does not allow.
     #[error("the Idempotency-Key has parameters after the string; send the string alone")]
     Parameters,
 }
 
-/// The method, and the route that axum has matched. Without the names of its parameters: with them, a service that
-/// renames one would make every key new, and a retry would perform again.
+/// The method, and the route that axum has matched, without the names of its parameters. With the names, every key
+/// would be new after a parameter is renamed, and a retry would perform again.
 pub(super) fn matched_operation(parts: &Parts) -> Option<String> {
     #[cfg(feature = "axum")]
     let route = parts.extensions.get().map(axum::extract::MatchedPath::as_str);
@@ -123,8 +125,8 @@ pub(super) struct FingerprintChoice {
 /// How the request as a whole is compared.
 #[derive(Clone, Default)]
 pub(super) enum Compared {
-    /// `method SP path?query LF body`, byte by byte, so that every language can compute it. Without the content type: a
-    /// client that adds a charset in a retry sends the same request.
+    /// `method SP path?query LF body`, byte by byte, so that every language can compute it. The content type does not
+    /// count: a client that adds a charset in a retry sends the same request.
     #[default]
     Bytes,
     /// Method, path with query, and the body as canonical JSON, without these parts.
@@ -152,8 +154,8 @@ impl FingerprintChoice {
         })
     }
 
-    /// A text that differs for every choice; `None` for the choices of fingerprint versions 1 and 3, whose digests must
-    /// not change. The text is made of JSON lists, because no feature of serde_json changes how those are written.
+    /// A text that differs for every choice. `None` for the choices of fingerprint versions 1 and 3, whose digests must
+    /// not change. The text is made of JSON lists, because no feature of serde_json changes how they are written.
     fn described(&self) -> Option<String> {
         let compared = match &self.compared {
             Compared::Bytes if self.headers.is_empty() => return None,
@@ -192,8 +194,8 @@ fn target(parts: &Parts) -> Cow<'_, str> {
     if target.starts_with('?') { Cow::Owned(format!("/{target}")) } else { Cow::Borrowed(target) }
 }
 
-/// The host of the URI, unless a header `Host` says the same: HTTP/2 names the host only there, and a client of
-/// HTTP/1.1 may name it there, too.
+/// The host of the URI, unless a header `Host` says the same. HTTP/2 names the host only in the URI, and a client of
+/// HTTP/1.1 may do so, too.
 fn host_of_uri(parts: &Parts) -> Option<&str> {
     let host = uri(parts).authority().map(Authority::as_str)?;
     let is_named = parts.headers.get_all(header::HOST).iter().any(|line| line.as_bytes() == host.as_bytes());
@@ -210,14 +212,14 @@ fn uri(parts: &Parts) -> &Uri {
     &parts.uri
 }
 
-/// What a handler needs to read the body, and the layer to know the key.
+/// The headers that a handler needs to read the body, and the layer to know the key.
 pub(super) const STORED: [HeaderName; 3] = [header::CONTENT_TYPE, header::CONTENT_ENCODING, IDEMPOTENCY_KEY];
 
-/// They prove who the client is. The table, the WAL and backups keep no such proof.
+/// These headers prove who the client is. The table, the WAL and backups keep no such proof.
 pub(super) const NEVER_STORED: [HeaderName; 3] = [header::AUTHORIZATION, header::COOKIE, header::PROXY_AUTHORIZATION];
 
-/// The request as it is stored, with these headers. An error is the response: the head is too large, or a request with
-/// this target, such as one to open a tunnel, could not be restored. The limit of the body has been checked.
+/// The request as it is stored, with these headers. The limit of the body has been checked. An error is the response:
+/// the head is too large, or the target could not be restored, such as that of a request to open a tunnel.
 pub(super) fn to_store(
     parts: &Parts,
     body: &[u8],
@@ -249,7 +251,7 @@ pub(super) fn as_text(value: &[u8]) -> String {
     value.iter().copied().map(char::from).collect()
 }
 
-/// The headers of which [`as_text`] has written the values. `None` if it has not written these.
+/// The headers whose values [`as_text`] has written. `None` for other texts.
 pub(super) fn headers_of(stored: Vec<(String, String)>) -> Option<HeaderMap> {
     let mut headers = HeaderMap::new();
     for (name, value) in stored {

@@ -1,4 +1,4 @@
-//! Requests whose clients do not come back: one is taken over, sent to the service, and its answer is stored.
+//! Finishes requests whose clients do not come back: takes one over, sends it to the service, and stores the answer.
 
 use std::fmt::Display;
 use std::pin::pin;
@@ -26,13 +26,11 @@ use crate::route::has_names;
 use crate::session::{Opening, bounded, ended_or_closed, in_pooled_transaction};
 use crate::{BoxError, Error, Key, Misuse, observe};
 
-/// The number of requests that one resumer sends at a time. They are in the way of the clients that wait.
+/// The number of requests that one resumer sends at a time. They compete with clients that wait.
 const AT_A_TIME: usize = 4;
 
-/// Finishes the requests of a leased layer whose clients do not come back. `examples/http_resumer.rs` is a service with
-/// it.
-///
-/// It runs in each process of a fleet, or in one: several share the work.
+/// Finishes the requests of a leased layer whose clients do not come back. Run one in each process of a fleet, or in
+/// one of them. `examples/http_resumer.rs` is a service with a resumer.
 #[derive(Clone, Debug)]
 pub struct RequestResumer {
     layer: IdempotencyLayer,
@@ -41,8 +39,8 @@ pub struct RequestResumer {
 }
 
 impl RequestResumer {
-    /// A resumer for the requests of one operation behind this layer, for example `POST /payments` or
-    /// `POST /accounts/{}/pay`.
+    /// A resumer for the requests of one operation behind this layer, for example `POST /payments` or `POST
+    /// /accounts/{}/pay`.
     ///
     /// # Errors
     ///
@@ -66,15 +64,15 @@ impl RequestResumer {
         Self { interval, ..self }
     }
 
-    /// [Resumes](IdempotencyLayer::resume_one) requests until `shutdown` is ready. Then it finishes those in progress,
-    /// and ends. It logs errors, and goes on.
+    /// [Resumes](IdempotencyLayer::resume_one) requests until `shutdown` is ready. Then it finishes the requests in
+    /// progress. After an error, it logs the error and goes on.
     ///
-    /// It sends up to four requests at a time, and of each scope one after the other. **So a request that takes long
-    /// delays the others of its scope**, and four such scopes delay all: give the calls of the operation a time-out.
+    /// It sends up to four requests at a time, and only one of each scope. **So a request that takes long delays the
+    /// others of its scope**, and four such scopes delay all. Give the calls of the operation a time-out.
     ///
     /// # Cancellation
     ///
-    /// The requests in progress lapse, as after a crash.
+    /// The leases of the requests in progress lapse, as after a crash.
     pub async fn run<D, E, S, R>(self, shutdown: impl Future<Output = ()> + Send, decide: D, service: S)
     where
         D: AsyncFnOnce(&Key, &mut Request<Bytes>) -> Result<Decision, E> + Clone,
@@ -116,12 +114,12 @@ impl RequestResumer {
     }
 }
 
-/// What the service decides about a stored request, before its operation is claimed.
+/// The decision of the service about a stored request, before its operation is claimed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// The user may still do this.
     Resume,
-    /// The request is not resumed, now or later, for this reason. It uses up no attempt. The record forgets the
+    /// The request is not resumed, now or later, for this reason. No attempt is used up. The record forgets the
     /// request, its `last_error` is `refused: …`, and [`unsettled`](crate::operator::unsettled) lists it. A retry of
     /// the client is performed.
     Refuse(String),
@@ -135,13 +133,13 @@ pub enum ResumedRequest {
     Answered(Key, StatusCode),
     /// The service refused the request before its operation was claimed.
     Refused(Key),
-    /// The attempt failed. The next one comes later, unless this was the last, or a 4xx has refused the request. If the
-    /// layer that the request met has [another key](super::Rejection::Misconfigured) for it, nothing was
+    /// The attempt failed. The next one comes later, unless this was the last one, or a 4xx has refused the request. If
+    /// the layer in the service has [another key](super::Rejection::Misconfigured) for the request, nothing was
     /// performed, and the attempt does not count.
     Failed(Key),
 }
 
-/// What became of an abandoned request in a search.
+/// The result of a search for an abandoned request.
 enum Abandoned {
     /// The service refused it.
     Refused(Key),
@@ -158,21 +156,21 @@ struct Taken {
 }
 
 impl IdempotencyLayer {
-    /// Takes over one request of this operation that has lapsed or was released, and whose client has not come back for
-    /// the time of [`resume_after`](LeaseOptions::resume_after). Sends it to `service`, and stores the answer as
-    /// this layer would: a retry gets it. `None` means that there is no such request at this moment, or no
-    /// [place](Self::max_runs) for it: it counts as a run. In this process, one request of each scope is resumed at a
-    /// time.
+    /// Takes over one abandoned request of this operation, sends it to `service`, and stores the answer as this layer
+    /// would. A request is abandoned if its operation has lapsed or was released, and its client has not come back for
+    /// the time of [`resume_after`](LeaseOptions::resume_after). `None` means that there is no such request, or no
+    /// [place](Self::max_runs) for it, because it counts as a run. In this process, one request of each scope is
+    /// resumed at a time.
     ///
-    /// First, `decide` finds out who the user is, from the scope of the key, and whether they may still do this. It
-    /// puts into the request what the service expects from its authentication. Nothing is claimed yet, so it may be
-    /// asked again, also by another resumer at the same time. If it returns an error, panics, or takes longer than the
-    /// [time of a run](Self::run_timeout), the request is left for the next search, and another one is tried.
+    /// First, `decide` gets the key and the request. From the scope of the key it finds out whether the user may still
+    /// do this, and it puts into the request what the service expects from its authentication. Nothing is claimed yet,
+    /// so `decide` may be called again for a request, also by another resumer at the same time. If it returns an error,
+    /// panics, or takes longer than the [time of a run](Self::run_timeout), the request is left for a later search.
     ///
-    /// The request has its method, the path with its query, its body, and the [stored
-    /// headers](Self::store_header). Its extensions contain the [`Key`] and the [`Lease`], with which this layer
-    /// passes it on. `service` is **the router without its authentication**, which would answer 401: a final
-    /// refusal, after which the record forgets the request.
+    /// The request has its method, the path with its query, its body, and the [stored headers](Self::store_header). Its
+    /// extensions contain the [`Key`] and the [`Lease`], so that this layer passes it on. `service` is **the router
+    /// without its authentication**. The authentication would answer 401, which is a final refusal: the record then
+    /// forgets the request.
     ///
     /// # Errors
     ///
@@ -257,7 +255,7 @@ impl IdempotencyLayer {
     /// The options with which requests of this operation are resumed.
     fn resumable(&self, operation: &str) -> Result<LeaseOptions, Error> {
         if self.operation.is_none() && has_names(operation) {
-            // It would find nothing, and nobody would notice.
+            // The search would find nothing, without an error.
             let problem = "a layer without IdempotencyLayer::operation leaves the names of parameters out; write \
                            {} for each {name}, and {*} for each {*name}, as in POST /accounts/{}/pay";
             return Err(Misuse::options(problem));

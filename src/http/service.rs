@@ -1,4 +1,4 @@
-//! The service: admit a request, run it in a task of its own, answer.
+//! The service: admits a request, runs it in a task of its own, and answers.
 
 use std::future::{Future, poll_fn};
 use std::panic::resume_unwind;
@@ -31,10 +31,10 @@ use crate::{BoxError, Error, Key, observe};
 /// `traceparent`, of W3C Trace Context. Several lines are invalid.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// How much of a body that is too large is read and thrown away, in limits. A client that sends more is not one that
-/// has misjudged the limit.
+/// How much of a body that is too large is read and thrown away, in limits. A client that sends more has not misjudged
+/// the limit by mistake.
 const DISCARDED: usize = 8;
-/// The longest time for this. A client that needs longer waits for an answer that it could have now.
+/// The longest time for this. A slower client should get its answer now.
 const DISCARD_TIME: Duration = Duration::from_secs(10);
 
 /// The service that [`IdempotencyLayer`](super::IdempotencyLayer) makes of an inner service. A run that has begun
@@ -65,8 +65,8 @@ where
     type Error = S::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
-    /// Always ready: what the inner service may reserve for a request, such as a place of a limit, is taken once the
-    /// body is there.
+    /// Always ready. The inner service is polled after the body was read, because it may reserve something for a
+    /// request, such as a place of a limit.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         Poll::Ready(Ok(()))
     }
@@ -98,11 +98,11 @@ where
                 }
                 Err(NoResponse::Denied(Denied(response))) => response.map(LayerBody::whole),
                 Err(NoResponse::Failed(error)) => return Err(error),
-                // The panic goes on in the connection's task, where it would be without the layer.
+                // The panic continues in the connection's task, as without the layer.
                 Err(NoResponse::Panicked(panic)) => resume_unwind(panic),
             };
             if let Some(key) = echo {
-                // Also over the echo of another service, which a handler has passed on.
+                // This replaces the key of another service's response that a handler has passed on.
                 response.headers_mut().insert(IDEMPOTENCY_KEY, key);
             }
             Ok(response)
@@ -110,14 +110,14 @@ where
     }
 }
 
-/// The key that the response repeats. No log of response headers may show it.
+/// The key for the response. It is marked sensitive, so that no log of headers shows it.
 fn echo(layer: &IdempotencyLayer, headers: &HeaderMap) -> Option<HeaderValue> {
     let mut key = only_line(headers, &IDEMPOTENCY_KEY).filter(|_| layer.key_from.is_none())?.clone();
     key.set_sensitive(true);
     Some(key)
 }
 
-/// What becomes of a request, and its operation, if the layer covers it and something names it.
+/// Whether a request is admitted, and its operation, if the layer covers the request and it has one.
 struct Admitted<B, E> {
     operation: Option<String>,
     admission: Result<Admission<B>, NoResponse<E>>,
@@ -154,10 +154,10 @@ async fn admit_covered<B: ByteBody, E>(
     body: B,
 ) -> Result<Admission<B>, NoResponse<E>> {
     let arrived = time::Instant::now();
-    // The key of a resumed request is this layer's own, and its record exists.
+    // The key of a resumed request is of this layer, and its record exists.
     let resumed = parts.extensions.get::<Resumed>().filter(|_| matches!(layer.mode, LayerMode::Leased(_))).cloned();
-    // A layer in front holds a key or a transaction for this request: the claim would wait for it, or commit without
-    // it.
+    // A layer in front holds a key or a transaction for this request. The claim of this layer would wait for it, or
+    // commit without it.
     if resumed.is_none() && (parts.extensions.get::<Key>().is_some() || is_lent(&parts.extensions)) {
         return Err(Mistake::CoveredTwice.into());
     }
@@ -167,7 +167,7 @@ async fn admit_covered<B: ByteBody, E>(
         let body = read(layer, None, &parts, body).await?;
         return Ok(Admission::Covered { ticket: None, request: Request::from_parts(parts, body) });
     }
-    // Before any complaint about the key: a client without access gets the scope's answer.
+    // Before the checks of the key: a client without access gets the answer of the scope function.
     let scope = (layer.scope)(&parts).map_err(NoResponse::Denied)?;
     let from_header = from_header.transpose()?;
     if from_header == Some(None) {
@@ -234,20 +234,20 @@ async fn read<B: ByteBody>(
         Err(Unread::TooLarge(body)) => (body, Rejection::BodyTooLarge { limit: Some(limit) }),
         Err(Unread::NoRoom(body)) => (body, Rejection::Overloaded { limit: layer.max_runs }),
     };
-    // If the connection were closed while the client still writes, the client would see a reset in place of the answer.
-    // But a client that waits for `100 Continue` sends the body only if somebody reads it.
+    // If the connection were closed while the client still writes, the client would see a reset instead of the answer.
+    // But a client that waits for `100 Continue` sends nothing until the body is read.
     if !(parts.headers.contains_key(header::EXPECT) && unread.is_unread()) {
         unread.discard(limit.saturating_mul(DISCARDED), DISCARD_TIME).await;
     }
     Err(rejection)
 }
 
-/// Whether a resumer has claimed this key for the request. The layer would meet that claim.
+/// Whether a resumer has claimed this key for the request. The layer would find that claim.
 fn is_under_lease(extensions: &Extensions, key: &Key) -> bool {
     LentLease::of(extensions).is_some_and(|lent| lent.lease.key() == key && !lent.lease.is_lost())
 }
 
-/// Runs the request in a task of its own: when the client hangs up, a run that has its place continues to its end. A
+/// Runs the request in a task of its own. When the client hangs up, a run that has its place continues to its end. A
 /// request that waits for its place, or pauses, ends with its client.
 async fn run_in_task<H: Handler>(
     layer: &Arc<IdempotencyLayer>,

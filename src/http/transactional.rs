@@ -24,10 +24,10 @@ use crate::session::{Opening, Polls, Session, bounded, or_closed};
 use crate::transaction::{Call, Won};
 use crate::{Error, Idempotency, Key, Mode, OnDuplicate, observe};
 
-/// A claim that lost against a concurrent transaction, above READ COMMITTED or to a sweep, starts over this often.
+/// How often a claim starts over after it lost against a concurrent transaction, above READ COMMITTED or to a sweep.
 const RETRIES: usize = 3;
-/// An answer waits this long for the ROLLBACK, which takes a round trip. A retry that follows at once then finds the
-/// key free.
+/// How long an answer waits for the ROLLBACK, which takes a round trip. A retry that follows at once then finds the key
+/// free.
 const ROLLBACK_TIME: Duration = Duration::from_secs(1);
 
 /// The layer of a run, and the options of its calls.
@@ -48,7 +48,7 @@ struct Ran<R> {
 type Holding<'k> = (Session, Won<'k>);
 
 impl Transactional<'_> {
-    /// Without a key, the handler has a transaction of its own.
+    /// Runs a request without a key, in a transaction of its own.
     pub(super) async fn run_without_key<H: Handler>(self, handler: H) -> Reply<H> {
         let beginning = async {
             let mut session = Session::of(&self.layer.pool).await?;
@@ -87,7 +87,7 @@ impl Transactional<'_> {
     /// Claims the key, or finds the stored response. Waits for the first request as long as the ticket allows.
     async fn claim<'k>(self, ticket: &'k Ticket, place: &mut Place<'_>) -> Result<Claimed<Holding<'k>>, Error> {
         let isolated = !self.layer.stored_errors.is_empty();
-        // The call itself does not wait, because a request that waits holds no connection between two polls.
+        // The call does not wait: a request that waits must hold no connection between two polls.
         let options = Idempotency { trace: ticket.trace, ..self.options };
         let call = Call::new(&options, &ticket.key, ticket.fingerprint, Some(OnDuplicate::Reject), isolated);
         let call = call.made_at(ticket.arrived);
@@ -130,22 +130,22 @@ impl Transactional<'_> {
     ) -> Result<Ran<H::Body>, NoResponse<H::Error>> {
         let layer = self.layer;
         let key = won.as_ref().map(|won| won.record.key);
-        let loan = Loan::of(session, handler.extensions_mut());
+        let lender = Lender::of(session, handler.extensions_mut());
         let called = Called::now(&handler, key.is_some());
         let answered = handler.call(layer.run_timeout).await;
         if let Some(key) = key {
             observe::performed(Mode::Transaction, key.operation(), called.at.elapsed());
         }
         // Ended before the body is read: the body cannot use the transaction.
-        let lent = loan.end();
+        let lent = lender.end();
         let concluded = match answered {
             Ok(response) => conclude(layer, called, response).await,
             Err(error) => Err(error),
         };
         let undone = match concluded {
             Ok(Conclusion::Store { stored, response, undo }) => {
-                // Without a key, nothing commits with the effects. A chosen error may come before the handler needs the
-                // transaction, and undoes its writes anyway.
+                // Without a key, no response commits with the effects. A handler may return a chosen error before it
+                // needs the transaction, and its writes are undone anyway.
                 let session = self.committable(lent, key.is_some() && !undo).await?;
                 let committing = async move { self.commit(session, won, &stored, undo).await };
                 let committed = or_closed(layer.answer_time(), committing).await;
@@ -161,19 +161,19 @@ impl Transactional<'_> {
         undone
     }
 
-    /// The transaction, unless the handler did something with it that must not be committed.
+    /// Returns the transaction, unless it must not be committed because of the handler's mistake.
     async fn committable(self, lent: Option<Lent>, required: bool) -> Result<Session, Mistake> {
-        let Lent { session, loaned } = lent.ok_or(Mistake::TransactionKept)?;
-        let mistake = match loaned {
-            Loaned::Untouched if required => Mistake::TransactionNotTaken,
-            Loaned::AskedForAgain => Mistake::TransactionTakenAgain,
-            Loaned::Untouched | Loaned::Taken => return Ok(session),
+        let Lent { session, taken } = lent.ok_or(Mistake::TransactionKept)?;
+        let mistake = match taken {
+            Taken::Never if required => Mistake::TransactionNotTaken,
+            Taken::Again => Mistake::TransactionTakenAgain,
+            Taken::Never | Taken::Once => return Ok(session),
         };
         self.roll_back(session).await;
         Err(mistake)
     }
 
-    /// Stores the response and commits. `undo`: without the handler's writes. If this fails before the COMMIT, rolls
+    /// Stores the response and commits. `undo`: without the handler's writes. After an error before the COMMIT, rolls
     /// back.
     async fn commit(
         self,
@@ -208,12 +208,12 @@ impl Transactional<'_> {
         self.layer.pool.options().get_acquire_timeout().saturating_add(self.layer.answer_time())
     }
 
-    /// A failure to roll back means a broken connection, whose transaction the server rolls back.
+    /// Rolls back. If this fails, the connection is broken, and the server rolls back.
     ///
-    /// If the handler has dropped the future of a statement, by a time-out of its own, the statement still runs, and
-    /// the ROLLBACK waits behind it. The answer does not wait for longer than [`ROLLBACK_TIME`]. A task waits on,
-    /// because this connection may also have vanished. At the end of the answer time it closes the connection. The key
-    /// stays in flight for as long as the statement runs.
+    /// If the handler has dropped the future of a statement, for example by a time-out, the statement still runs, and
+    /// the ROLLBACK waits behind it. The answer does not wait longer than [`ROLLBACK_TIME`]. A task waits on, because
+    /// the connection may also have vanished, and closes it at the end of the answer time. The key stays in flight
+    /// while the statement runs.
     async fn roll_back(self, mut session: Session) {
         let rolling_back = async move { session.roll_back().await };
         let rolling_back = tokio::spawn(or_closed(self.layer.answer_time(), rolling_back));
@@ -229,19 +229,21 @@ fn outcome<R, E>(ran: &Result<Ran<R>, NoResponse<E>>) -> &'static str {
     }
 }
 
-/// The transaction that holds the key. What the handler writes through it commits with the response, or not at all.
+/// The transaction that holds the key. The handler's writes through it commit with the response, or not at all.
 ///
-/// It is a `PgConnection`: `sqlx::query(…).execute(&mut *tx)`, and `tx.begin()` for savepoints. With axum it is an
-/// extractor; elsewhere [`take`](Self::take) it from the request's extensions. Drop it before the response is returned.
-/// Do not send COMMIT or ROLLBACK through it, because the layer would answer 500. The layer lends it once for each
-/// request, so code that retries the handler belongs outside the layer.
+/// It dereferences to a `PgConnection`: `sqlx::query(…).execute(&mut *tx)`, and `tx.begin()` for savepoints. With axum
+/// it is an extractor. Elsewhere [`take`](Self::take) it from the request's extensions.
+///
+/// - Drop it before the response is returned.
+/// - Send no COMMIT or ROLLBACK through it: the layer would answer 500.
+/// - The layer lends it once for each request, so put code that retries the handler outside the layer.
 pub struct IdempotentTx {
     transaction: OwnedMappedMutexGuard<Lent, Session>,
     key: Option<Key>,
 }
 
-/// The layer's side of the loan. The handler's transaction keeps the loan alive, too, until it is dropped.
-struct Loan(Arc<Mutex<Lent>>);
+/// The layer's side of the transaction that the handler borrows. An [`IdempotentTx`] keeps the transaction alive, too.
+struct Lender(Arc<Mutex<Lent>>);
 
 /// The handler's side, in the request's extensions.
 #[derive(Clone)]
@@ -249,27 +251,26 @@ struct Slot(Weak<Mutex<Lent>>);
 
 struct Lent {
     session: Session,
-    loaned: Loaned,
+    taken: Taken,
 }
 
-enum Loaned {
-    /// The handler has not taken the transaction.
-    Untouched,
-    /// The handler has taken it. It is not lent again, because the handler's writes are still in it, and a retry of the
-    /// handler would write them twice.
-    Taken,
-    /// The handler has given it back, and has asked for it again.
-    AskedForAgain,
+/// How often the handler has taken the transaction.
+enum Taken {
+    Never,
+    /// It is not lent again, because the handler's writes are in it, and a retry of the handler would write them twice.
+    Once,
+    /// The handler has dropped it, and tried to take it again.
+    Again,
 }
 
-impl Loan {
+impl Lender {
     fn of(session: Session, extensions: &mut Extensions) -> Self {
-        let lent = Arc::new(Mutex::new(Lent { session, loaned: Loaned::Untouched }));
+        let lent = Arc::new(Mutex::new(Lent { session, taken: Taken::Never }));
         extensions.insert(Slot(Arc::downgrade(&lent)));
         Self(lent)
     }
 
-    /// Takes the transaction back. `None` if the handler, or a task that it spawned, still has it: it is then rolled
+    /// Takes the transaction back. `None` if the handler, or a task that it spawned, still has it. It is then rolled
     /// back when they drop it.
     fn end(self) -> Option<Lent> {
         Arc::into_inner(self.0).map(Mutex::into_inner)
@@ -287,14 +288,14 @@ pub(super) fn is_lent(extensions: &Extensions) -> bool {
 pub enum NoTransaction {
     /// No transactional layer is in front of this handler, or the layer does not cover this method.
     #[error(
-        "there is no idempotent transaction here: no transactional IdempotencyLayer covers this method and route (by default \
-         POST and PATCH, of the routes that the Router had when the layer was added)"
+        "there is no idempotent transaction here: no transactional IdempotencyLayer covers this method and route (by \
+         default POST and PATCH, of the routes that the Router had when the layer was added)"
     )]
     NotLent,
     /// Another extractor of the same handler, or a task that it spawned, has the transaction.
     #[error("the idempotent transaction is taken, and was not given back")]
     Taken,
-    /// Something inside the layer calls the handler a second time. The layer then commits nothing, and answers 500.
+    /// Code inside the layer calls the handler a second time. The layer then commits nothing, and answers 500.
     #[error("the idempotent transaction was given back, and is lent once; put the code that retries outside the layer")]
     GivenBack,
 }
@@ -309,11 +310,11 @@ impl IdempotentTx {
         let Slot(lent) = extensions.get().ok_or(NoTransaction::NotLent)?;
         let lent = lent.upgrade().ok_or(NoTransaction::GivenBack)?;
         let mut lent = lent.try_lock_owned().map_err(|_| NoTransaction::Taken)?;
-        if !matches!(lent.loaned, Loaned::Untouched) {
-            lent.loaned = Loaned::AskedForAgain;
+        if !matches!(lent.taken, Taken::Never) {
+            lent.taken = Taken::Again;
             return Err(NoTransaction::GivenBack);
         }
-        lent.loaned = Loaned::Taken;
+        lent.taken = Taken::Once;
         let transaction = OwnedMutexGuard::map(lent, |lent| &mut lent.session);
         Ok(Self { transaction, key: extensions.get().cloned() })
     }

@@ -20,52 +20,52 @@ use crate::record::{Claim, Record, StoredSteps, Terms};
 use crate::session::{ANSWER_TIME, Opening, Polls, PollsUntil, bounded, in_pooled_transaction};
 use crate::{Body, Error, Fingerprint, Key, Misuse, Mode, OnDuplicate, Outcome};
 
-/// A claim is a transaction of a millisecond. A longer wait means a stuck server, or a caller that uses the key in
-/// transaction mode.
+/// A claim takes a millisecond. A longer wait means a stuck server, or a caller that uses the key in transaction mode.
 const CLAIM_WAIT: Duration = Duration::from_secs(1);
 
-/// The answer of [`LeaseOptions::acquire`].
+/// The result of [`LeaseOptions::acquire`].
 #[allow(clippy::large_enum_variant, reason = "moved once for each claim, which costs two transactions")]
 #[derive(Debug)]
 #[must_use = "a lease that is dropped is neither completed nor released"]
 pub enum Acquired<T> {
     /// This caller has to do the work.
     Owner(LeaseOwner),
-    /// An earlier owner has done the work. This is its response.
+    /// An earlier owner has done the work, with this response.
     Replayed(T),
 }
 
 impl LeaseOptions {
     /// Does the work under a lease, stores at most one result for each key, and returns it to every retry.
     ///
-    /// `work` runs under a [`Lease`] that renews itself. When the lease is lost, `work` is dropped. When `work` returns
-    /// an error, `AtLeastOnce` releases the claim, so that the next caller tries again, and so does `InSteps` unless a
-    /// step is in doubt. `AtMostOnce` leaves the key indeterminate, unless the work has called
-    /// [`Lease::not_performed`].
+    /// `work` runs under a [`Lease`], which is renewed. If the lease is lost, `work` is dropped. An error of `work`
+    /// ends the attempt:
+    ///
+    /// - Under `AtLeastOnce` and `InSteps`, the claim is released, and the next caller tries again. If a step is in
+    ///   doubt, the key is indeterminate.
+    /// - Under `AtMostOnce`, the key is indeterminate, unless the work has called [`Lease::not_performed`].
     ///
     /// # Errors
     ///
-    /// - An error of `work` comes back unchanged. The record keeps its text, as `last_error`.
-    /// - Errors because an earlier call has the key: [`KeyReused`](Error::KeyReused), [`InFlight`](Error::InFlight)
-    ///   with the rest of the lease, [`Indeterminate`](Error::Indeterminate), [`Exhausted`](Error::Exhausted),
-    ///   [`OtherMode`](Error::OtherMode), [`Undecodable`](Error::Undecodable),
-    ///   [`Incompatible::UnknownFingerprint`](crate::Incompatible::UnknownFingerprint),
-    ///   [`Incompatible::UnknownMode`](crate::Incompatible::UnknownMode). The work did not begin.
-    /// - [`InvalidRequest::Body`](crate::InvalidRequest::Body), [`SchemaMissing`](Error::SchemaMissing): the work did
-    ///   not begin.
-    /// - [`LeaseLost`](Error::LeaseLost), [`Unencodable`](Error::Unencodable): the work has begun, and its result was
-    ///   not stored.
-    /// - Errors of the database: [`Retryable`](Error::Retryable), [`Database`](Error::Database).
+    /// - An error of `work` is returned unchanged. The record keeps its text, as `last_error`.
+    /// - An earlier call has the key, and the work did not begin: [`KeyReused`](Error::KeyReused),
+    ///   [`InFlight`](Error::InFlight) with the rest of the lease, [`Indeterminate`](Error::Indeterminate),
+    ///   [`Exhausted`](Error::Exhausted), [`OtherMode`](Error::OtherMode), [`Undecodable`](Error::Undecodable),
+    ///   [`Incompatible`](crate::Incompatible).
+    /// - Another error before the work: [`InvalidRequest::Body`](crate::InvalidRequest::Body),
+    ///   [`SchemaMissing`](Error::SchemaMissing), [`Misuse`].
+    /// - The work has begun, and its result was not stored: [`LeaseLost`](Error::LeaseLost),
+    ///   [`Unencodable`](Error::Unencodable).
+    /// - The database failed: [`Retryable`](Error::Retryable), [`Database`](Error::Database),
+    ///   [`Unanswered`](Error::Unanswered).
     ///
     /// # Cancellation
     ///
-    /// If the future is dropped before the work begins, nothing has happened: if the claim commits all the same, it is
-    /// released in the background, and does not count as an attempt. This also holds if the answer of the COMMIT is
-    /// lost. Later, the claim lapses: the next caller takes it over, or finds it indeterminate.
+    /// If the future is dropped before the work begins, no attempt counts, as for [`acquire`](Self::acquire). Later,
+    /// the claim lapses, and the policy decides what the next caller does.
     ///
     /// # Panics
     ///
-    /// A panic of `work` goes on, after it has ended the attempt as an error of `work` does.
+    /// A panic of `work` is resumed after it has ended the attempt, as an error does.
     pub async fn run<T, E, B, F>(self, pool: &PgPool, key: &Key, body: &B, work: F) -> Result<Outcome<T>, E>
     where
         T: Serialize + DeserializeOwned,
@@ -92,13 +92,13 @@ impl LeaseOptions {
     ///
     /// # Panics
     ///
-    /// If there is no Tokio runtime, because the renewal is a task. It panics before the claim.
+    /// If there is no Tokio runtime for the renewal. The panic comes before the claim.
     ///
     /// # Cancellation
     ///
-    /// Nothing has happened: if the claim commits all the same, it is released in the background, and does not count as
-    /// an attempt. This also holds if the answer of its COMMIT is lost. The release is tried for the length of one
-    /// lease. If it does not succeed, or the process ends, the claim lapses.
+    /// Nothing has happened. If the claim commits nevertheless, it is released in the background, and does not count as
+    /// an attempt. The same holds if the answer of its COMMIT is lost. The release is tried for the length of one
+    /// lease. If it fails, or the process ends, the claim lapses.
     pub async fn acquire<T, B>(self, pool: &PgPool, key: &Key, body: &B) -> Result<Acquired<T>, Error>
     where
         T: DeserializeOwned,
@@ -151,13 +151,13 @@ impl<'c> Call<'c> {
     ) -> Result<Self, Error> {
         options.check()?;
         if options.stored_request && request.is_none() {
-            let problem = "the call has no body to store; give the body itself, and not its fingerprint";
+            let problem = "the call has no body to store; pass the body itself, and not its fingerprint";
             return Err(Misuse::options(problem));
         }
         Ok(Self { options, pool, key, fingerprint, request, asked })
     }
 
-    /// The call of a resumer, whose request is stored already.
+    /// The call of a resumer. Its request is already stored.
     pub(super) fn again(options: LeaseOptions, pool: &'c PgPool, key: &'c Key, fingerprint: Fingerprint) -> Self {
         Self { options, pool, key, fingerprint, request: None, asked: CalledAt::now() }
     }
@@ -221,7 +221,7 @@ impl<'c> Call<'c> {
     /// The end of the claiming transaction: the COMMIT comes next.
     pub(super) async fn won(&self, conn: &mut PgConnection, claim: Claim) -> Result<Won, Error> {
         let policy = self.options.policy;
-        // Under the new token, because until the take-over the earlier owner could store another step.
+        // Read under the new token. Before the take-over, the earlier owner could still store a step.
         let steps = if claim.attempt > 1 && policy.mode() == Mode::InSteps {
             self.record().steps(conn, claim.token).await?.unwrap_or_default()
         } else {

@@ -18,8 +18,8 @@ use crate::{Error, Fingerprint, Key, Misuse, Mode};
 
 /// The lease under which the work runs: its facts, and the steps of the operation. Clones are of the same lease.
 ///
-/// Only the [`LeaseOwner`](super::LeaseOwner) completes or releases the claim. All clones are lost when it has ended,
-/// and before a release or a failure is sent.
+/// Only the [`LeaseOwner`](super::LeaseOwner) completes or releases the claim. All clones are lost when the claim has
+/// ended, and before its release is sent.
 ///
 /// A handler behind a leased layer of the feature `http` takes it with `Lease::of_request`, and with axum as
 /// `http::LeasedBody`.
@@ -33,7 +33,7 @@ pub struct Lease {
     pub(super) attempt: i32,
     pub(super) deadline: Arc<Deadline>,
     pub(super) not_performed: Arc<AtomicBool>,
-    /// What this attempt knows of its steps.
+    /// The steps, as far as this attempt knows them.
     pub(super) steps: Arc<Memory>,
 }
 
@@ -58,11 +58,10 @@ impl Lease {
     }
 
     /// A key for the next service, the same in every attempt of this operation: 32 hexadecimal digits of a SHA-256 of
-    /// the key and the fingerprint. A gateway that deduplicates by it sees one operation, however many attempts there
-    /// are, for as long as it remembers the key. An operator can look up an indeterminate operation there under this
-    /// key ([`Shown::downstream_key`](crate::operator::Shown::downstream_key)).
+    /// the key and the fingerprint. A gateway that deduplicates by it sees one operation, for as long as it remembers
+    /// the key. An operator can [look the operation up](crate::operator::Shown::downstream_key) there.
     ///
-    /// After the retention, the same key with the same body is a new operation, with the same downstream key. A gateway
+    /// After the retention, the same key with the same body is a new operation with the same downstream key. A gateway
     /// that remembers keys for longer than the retention would treat it as the earlier operation.
     #[must_use]
     pub fn downstream_key(&self) -> String {
@@ -75,36 +74,35 @@ impl Lease {
         self.deadline.get().map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Whether the lease is lost, or has ended. If it is lost, the work is dropped at its next await. Work with several
-    /// effects and no await between them should check this before each effect, and so should a task that may outlive
-    /// the work.
+    /// Whether the lease is lost, or has ended. If it is lost, the work is dropped at its next await. Check this before
+    /// each effect in work with several effects and no await between them, and in a task that may outlive the work.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.deadline.is_past()
     }
 
-    /// Declares that the work did nothing, so that its error allows a retry under `AtMostOnce` too. Returns the error:
+    /// Declares that the work had no effect, so that a retry is allowed also under `AtMostOnce`. Returns the error:
     /// `return Err(lease.not_performed(error))`.
     ///
-    /// **The declaration is for the work as a whole, and it is final.** Call this method only if the work ends with
-    /// this error. Do not call it for a first try if another try follows.
+    /// **The declaration is for the whole work, and it is final.** Call this only if the work ends with this error, and
+    /// not for a first try that another try follows.
     pub fn not_performed<E>(&self, error: E) -> E {
         self.not_performed.store(true, Ordering::Relaxed);
         error
     }
 
-    /// The result of the work, or `None` when the lease is lost. This polls the lease first: a process that was
+    /// The result of the work, or `None` when the lease is lost. The lease is polled first: a process that was
     /// suspended past its lease must not continue its work when it wakes.
     pub(crate) async fn unless_lost<R>(&self, work: impl Future<Output = R>) -> Option<R> {
         let result = unless(&mut pin!(self.deadline.past()), work).await;
-        // If the claim were known to be gone, there would be no deadline. The renewal cannot say this itself: it ends
-        // with the work.
+        // If the claim were known to be gone, there would be no deadline. The renewal task cannot log this, because it
+        // ends with the work.
         if result.is_none() && self.deadline.get().is_some() {
             tracing::warn!(
                 operation = self.key.operation(),
                 token = self.token,
-                "a lease was not renewed in time, so its work was dropped: the pool lent no connection for its renewal, the \
-                 server gave no answer, or the process was paused"
+                "a lease was not renewed in time, so its work was dropped: the pool had no connection for the renewal, the \
+                 server did not answer, or the process was paused"
             );
         }
         result
@@ -123,8 +121,8 @@ impl Lease {
     }
 }
 
-/// The owner stops when a tenth of the lease is left. This spare time is for the part of the work that is under way,
-/// and for clocks that run at different rates.
+/// The owner stops when a tenth of the lease is left. This time is for the part of the work that is under way, and for
+/// clocks that run at different rates.
 const SPARE: u32 = 10;
 
 /// The time until which the owner may work, by its own clock. The lease and its renewal task share the deadline.
@@ -150,7 +148,7 @@ impl Deadline {
         self.set(Some(end(sent_at, lease)));
     }
 
-    /// Ends it, because the claim is settled, given up or gone. A task that has kept a clone of the lease must stop.
+    /// Ends the claim, which is settled, given up or gone. A task with a clone of the lease must stop.
     pub(super) fn end(&self) {
         self.set(None);
     }
@@ -165,7 +163,7 @@ impl Deadline {
             let changed = self.changed.notified();
             match self.get() {
                 Some(at) if Instant::now() < at => {
-                    // The time-out ends the wait, or a change does. Then the loop reads the deadline again.
+                    // Ends at the deadline or at a change. Then the loop reads the deadline again.
                     let _ = timeout_at(at, changed).await;
                 }
                 _ => return,
@@ -192,8 +190,8 @@ const TRIES: u32 = 3;
 /// The pause between two tries, as a share of the lease: 2 s for a lease of 40 s.
 const PAUSES: u32 = 20;
 
-/// Tries a statement again after an error of the database, for the length of one lease: the work is done, and one
-/// broken connection would lose its result.
+/// Tries a statement again after an error of the database, for the length of one lease. Otherwise one broken connection
+/// would lose the result of work that is done.
 pub(super) async fn within_a_lease<R, F>(lease: Duration, statement: impl Fn() -> F) -> Result<R, Error>
 where
     // With `AsyncFn`, the future of the caller would not be `Send`.
@@ -214,7 +212,7 @@ where
     }
 }
 
-/// Runs one fenced statement in its own transaction.
+/// Runs a statement that demands the token, in its own transaction. `LeaseLost` if it has changed no row.
 pub(super) async fn committed<F>(pool: &PgPool, opening: Opening, statement: F) -> Result<(), Error>
 where
     F: AsyncFnOnce(&mut PgConnection) -> Result<bool, Error>,

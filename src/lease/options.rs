@@ -1,4 +1,4 @@
-//! The options of lease mode: what happens after a crash, which only the service can decide, and the rest.
+//! The options of lease mode, and the policy, which only the service can choose.
 
 use std::num::NonZeroU32;
 use std::ops::RangeInclusive;
@@ -12,33 +12,34 @@ use crate::{Deployment, Error, Misuse, Mode, OnDuplicate};
 const LEASE: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(12 * 60 * 60);
 /// A minute: longer than the pauses between the retries of most clients.
 const RESUME_AFTER: Duration = Duration::from_secs(60);
-/// The default retention is a day, and an operation that is resumed later would be forgotten before.
+/// With the default retention of a day, an operation would be forgotten before a later resumption.
 const RESUMES: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(24 * 60 * 60);
 
-/// What the next caller does when the owner of a claim is gone. There is no default.
+/// What the next caller does when the owner of a claim is gone. There is no default. The guide's page `promises` helps
+/// to choose.
 ///
-/// `lease` is how long a claim lasts without a renewal, and so how long the next caller waits after a crash.
+/// `lease` is the time for which a claim lasts without a renewal, and so the longest wait of the next caller after a
+/// crash. It is from 10 ms to 12 hours; 40 s is usual.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// The next caller does the work again. For effects that may repeat, or that the other service deduplicates.
     AtLeastOnce {
-        /// From 10 ms to 12 hours. 40 s is usual.
+        /// The length of the lease.
         lease: Duration,
     },
-    /// The next caller continues after the last [step](super::Lease::step) that is stored. Work outside a step may
-    /// repeat. If an [at-most-once step](super::Lease::step_at_most_once) is in doubt, nobody continues until it
-    /// is settled, by an operator or a [`Reconciler`](super::Reconciler), or the retention ends.
+    /// The next caller continues after the last stored [step](super::Lease::step). Work outside a step may repeat. A
+    /// [step at most once](super::Lease::step_at_most_once) in doubt has to be settled first, by an operator or a
+    /// [`Reconciler`](super::Reconciler), unless the retention ends.
     ///
-    /// An operation that has begun under `AtLeastOnce` is not continued. The guide's page `steps` says how to let it
-    /// end.
+    /// An operation that has begun under `AtLeastOnce` is not continued: see the guide's page `steps`.
     InSteps {
-        /// From 10 ms to 12 hours. 40 s is usual.
+        /// The length of the lease.
         lease: Duration,
     },
-    /// Nobody does the work again until the key is settled, by an operator or a [`Reconciler`](super::Reconciler), or
+    /// The work is not done again until the key is settled, by an operator or a [`Reconciler`](super::Reconciler), or
     /// its retention ends. For effects that must not repeat.
     AtMostOnce {
-        /// From 10 ms to 12 hours. 40 s is usual.
+        /// The length of the lease.
         lease: Duration,
     },
 }
@@ -61,8 +62,7 @@ impl Policy {
     }
 }
 
-/// The options of lease mode: the policy, the retention, the number of attempts, and how long to wait for another
-/// owner.
+/// The options of lease mode. The setters are `const`, so the options can be a constant of your service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseOptions {
     pub(super) policy: Policy,
@@ -107,15 +107,16 @@ impl LeaseOptions {
         self.policy.mode()
     }
 
-    /// How long a key is remembered. After that it is new. The time counts
+    /// How long a key is remembered. After that it is new. The default is 24 hours. The time starts anew:
     ///
-    /// - from the completion;
-    /// - from the beginning of an at-most-once step, which a crash may leave in doubt;
-    /// - from the failure, if the work has failed and may have taken effect: at most once, or with a step in doubt;
-    /// - from the last look of a reconciler;
-    /// - otherwise from the claim. An owner that is alive prolongs this. If its work has outlived the retention and the
-    ///   process dies, the key is remembered for one lease after the lapse. **After that a retry performs, also at most
-    ///   once**, so make the retention longer than the work and the time to settle it.
+    /// - at the completion;
+    /// - at the beginning of a step at most once, because a crash may leave it in doubt;
+    /// - at a failure whose effect is unknown: under `AtMostOnce`, or with a step in doubt;
+    /// - at each probe of a reconciler.
+    ///
+    /// Otherwise it starts at the claim. A live owner prolongs it. If the process dies after its work has outlived the
+    /// retention, the key is remembered for one lease after the lapse. **After that a retry performs, also under
+    /// `AtMostOnce`**. So make the retention longer than the work and the time to settle it.
     ///
     /// The retention must be at least twice the lease, because a claim must not be forgotten while it is renewed. A
     /// call with other options returns [`Misuse`], and no SQL runs.
@@ -130,11 +131,9 @@ impl LeaseOptions {
         Self { retention, ..self }
     }
 
-    /// After how many attempts a call returns [`Error::Exhausted`](crate::Error::Exhausted): the operation is then a
-    /// poison message, which fails every time. The default is unlimited. Attempts that lapsed count too, so roll-outs
-    /// that kill their workers can exhaust a healthy operation. To give it another chance, an operator permits one more
-    /// attempt ([`grant`](crate::operator::Shown::grant)). Do not [forget](crate::operator::Shown::forget) an
-    /// operation with finished steps, because the next call would perform them again.
+    /// After how many attempts a call returns [`Error::Exhausted`](crate::Error::Exhausted). The default is unlimited.
+    /// Attempts that lapsed count, too, so roll-outs that kill their workers can exhaust a healthy operation. An
+    /// operator can permit one more attempt: [`grant`](crate::operator::Shown::grant).
     #[must_use]
     pub const fn max_attempts(self, max_attempts: NonZeroU32) -> Self {
         Self { max_attempts: Some(max_attempts), ..self }
@@ -156,19 +155,15 @@ impl LeaseOptions {
         Self { on_duplicate, ..self }
     }
 
-    /// Whether the claim stores the request, so that [`resume_one`](Self::resume_one) or a
-    /// [`Resumer`](super::Resumer) can do the work if no caller comes back. The default is `false`. It costs one more
-    /// round trip.
+    /// Whether the claim stores the request, so that a [`Resumer`](super::Resumer) can do the work if no caller comes
+    /// back, or a [`Reconciler`](super::Reconciler) can settle it. The default is `false`. It costs one more round
+    /// trip.
     ///
-    /// The request is stored as JSON, in plain text, until the operation is complete. It stays in WAL and in backups
-    /// for longer. So put a reference to a secret into the body, and not the secret.
+    /// The request is stored as JSON, **in plain text**, until the operation is complete, and longer in WAL and
+    /// backups. So put a reference to a secret into the body, and not the secret. A leased layer of the feature `http`
+    /// stores the HTTP request, for an `http::RequestResumer`.
     ///
-    /// Under [`AtMostOnce`](Policy::AtMostOnce) nobody does the work again, and the request is for a
-    /// [`Reconciler`](super::Reconciler), which finds out what became of it. A leased layer of the feature `http`
-    /// stores the request of the client, for a `http::RequestResumer`.
-    ///
-    /// With a [`Fingerprint`](crate::Fingerprint) in place of a body, every call then returns
-    /// [`Misuse`].
+    /// A call with a [`Fingerprint`](crate::Fingerprint) instead of a body then returns [`Misuse`].
     #[must_use]
     pub const fn store_request(self, stored_request: bool) -> Self {
         Self { stored_request, ..self }
@@ -176,7 +171,7 @@ impl LeaseOptions {
 
     /// How long after the claim a resumer may take over an operation that has lapsed or was released. The time doubles
     /// with each attempt. The default is a minute. Make it longer than the pauses between your clients' retries, so
-    /// that usually the client itself gets the response.
+    /// that usually the client gets the response.
     ///
     /// # Panics
     ///
@@ -207,17 +202,17 @@ impl LeaseOptions {
         check_wait(Some(self.on_duplicate), self.retention)
     }
 
-    /// Whether somebody may do the work again without a person.
+    /// Refuses a policy under which no caller and no resumer may do the work again.
     pub(super) fn check_resumable(&self) -> Result<(), Error> {
         match self.policy {
             Policy::AtMostOnce { .. } => Err(Misuse::options(
-                "under Policy::AtMostOnce nobody may do the work again; use Policy::InSteps or AtLeastOnce",
+                "under Policy::AtMostOnce the work is not done again; use Policy::InSteps or AtLeastOnce",
             )),
             Policy::AtLeastOnce { .. } | Policy::InSteps { .. } => Ok(()),
         }
     }
 
-    /// Zero: not at all.
+    /// How long a call waits. Zero if it does not wait.
     pub(crate) fn wait(&self) -> Duration {
         match self.on_duplicate {
             OnDuplicate::Wait(limit) => limit,

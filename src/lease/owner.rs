@@ -1,4 +1,4 @@
-//! The owner of a lease: its heartbeat, and the ways to end it.
+//! The owner of a lease: its renewal, and the ways to end it.
 
 use std::fmt::Display;
 use std::ops::Deref;
@@ -23,12 +23,12 @@ use crate::record::{Claim, StoredSteps};
 use crate::session::{ANSWER_TIME, Opening, bounded, in_pooled_transaction};
 use crate::{Error, Fingerprint, Key, observe};
 
-/// The right and the duty to do the work of one key. The lease renews itself until it is completed, released, lost or
-/// dropped. The work gets the [`Lease`], to which this dereferences.
+/// The right and the duty to do the work of one key. The lease is renewed until it is completed, released, lost or
+/// dropped. The owner dereferences to the [`Lease`].
 ///
 /// End it with [`complete`](Self::complete) or [`release`](Self::release). **If it is dropped, the claim lapses**, and
-/// a warning is logged. The next caller then takes it over, or finds it indeterminate, as the [`Policy`](super::Policy)
-/// says. Nothing is undone, because nobody knows whether the work took effect.
+/// a warning is logged. The [`Policy`](super::Policy) then decides what the next caller does. Nothing is undone,
+/// because it is unknown whether the work took effect.
 #[derive(Debug)]
 #[must_use = "a lease that is dropped is neither completed nor released"]
 pub struct LeaseOwner {
@@ -38,12 +38,12 @@ pub struct LeaseOwner {
     unbegun: Unbegun,
 }
 
-/// A claim, and what its owner needs to begin.
+/// A claim, and the data that its owner needs to begin.
 pub(super) struct Won {
     pub(super) claim: Claim,
-    /// What earlier attempts have stored.
+    /// The steps of earlier attempts.
     pub(super) steps: StoredSteps,
-    /// From the last statement before the COMMIT.
+    /// Made before the COMMIT of the claim is sent.
     pub(super) unbegun: Unbegun,
 }
 
@@ -80,7 +80,8 @@ impl LeaseOwner {
         Self { lease, renewal, ended: false, unbegun }
     }
 
-    /// The work begins at this moment. An owner that is dropped before is released, and does not count as an attempt.
+    /// The work begins at this moment. If an owner is dropped before, its claim is released and does not count as an
+    /// attempt.
     pub(crate) fn begin(&mut self) {
         self.unbegun.begin();
     }
@@ -117,10 +118,8 @@ impl LeaseOwner {
         }
     }
 
-    /// Stores the result. Every retry gets it, for the retention, counted from now.
-    ///
-    /// The work is done, and one broken connection would lose its result. So after an error of the database this tries
-    /// again, for the length of one lease.
+    /// Stores the result. Every retry gets it, for the retention, counted from now. After an error of the database,
+    /// tries again for the length of one lease.
     ///
     /// # Errors
     ///
@@ -162,7 +161,7 @@ impl LeaseOwner {
             tracing::warn!(
                 operation = self.key.operation(),
                 steps = ?not_asked_for,
-                "an operation completed without asking for steps that an earlier attempt had stored; was a step renamed?"
+                "an operation completed without calling steps that an earlier attempt had stored; was a step renamed?"
             );
         }
         let in_doubt = self.steps.in_doubt();
@@ -171,18 +170,18 @@ impl LeaseOwner {
                 operation = self.key.operation(),
                 token = self.token,
                 steps = ?in_doubt,
-                "an operation completed with steps in doubt, which nobody can settle now; return the error of a step"
+                "an operation completed with steps in doubt, which cannot be settled any more; return the error of a step"
             );
         }
         Ok(())
     }
 
-    /// Releases the claim: the next caller may claim at once, under every policy, if attempts are left. Only for work
-    /// that did nothing, or whose effect may repeat. If a step is in doubt, the operation is indeterminate instead. The
-    /// record keeps `reason`.
+    /// Releases the claim: the next caller may claim at once, under every policy, if attempts are left. Use this only
+    /// for work that had no effect, or whose effect may repeat. If a step is in doubt, the operation is indeterminate
+    /// instead. The record keeps `reason`.
     ///
-    /// All clones of the [`Lease`] are lost before the release is sent. This tries once, for at most the length of one
-    /// lease, or for a minute if that is shorter. If that fails, the claim lapses.
+    /// All clones of the [`Lease`] are lost before the release is sent. It is tried once, for the length of one lease,
+    /// but at most a minute. If it fails, the claim lapses.
     ///
     /// # Errors
     ///
@@ -196,7 +195,7 @@ impl LeaseOwner {
     }
 
     async fn release_and(mut self, reason: &str, keeps_request: bool) -> Result<(), Error> {
-        // Another owner may work as soon as the release has committed, which this owner may learn later.
+        // Another owner may work as soon as the release has committed, even before this owner learns it.
         self.deadline.end();
         let giving_up = committed(&self.pool, self.durable(), async |conn| {
             self.record().release_lease(conn, self.token, reason, keeps_request).await
@@ -206,30 +205,30 @@ impl LeaseOwner {
         released
     }
 
-    /// Releases or ends the claim of work that failed, as the policy says. Ignores an error of this statement: the
-    /// caller needs the error of the work, and the claim lapses.
+    /// Ends the attempt of work that failed, as the policy says. Ignores an error of the statement: the caller needs
+    /// the error of the work, and the claim lapses.
     pub(crate) async fn fail(self, reason: &str) {
         let _ = self.fail_and(reason, true).await;
     }
 
-    /// As [`fail`](Self::fail), for work that has refused its request with an answer of its own. If nobody is to repeat
-    /// the request after that answer (`is_final`), no resumer may do the work either.
+    /// As [`fail`](Self::fail), for work that has refused its request with an answer. After a final one (`is_final`),
+    /// no resumer may do the work either.
     ///
-    /// If the work of a first attempt has `not_begun`, the key is free for any body, and the attempt does not count. So
-    /// it is in steps if the attempt has asked for no step, because it has done nothing that the crate guards. A later
-    /// attempt may follow one that has charged for the first body, because a step at least once stores nothing when it
-    /// begins.
+    /// If the work of a first attempt has `not_begun`, the key is free for any body, and the attempt does not count.
+    /// Under `InSteps` this is also so if the attempt has called no step, because then nothing that the crate guards
+    /// has happened. In a later attempt, an earlier one may have charged for the first body, because a step at least
+    /// once stores nothing when it begins.
     ///
     /// # Errors
     ///
-    /// Nobody may be told of a final refusal then: a resumer may still do the work, or the key is not free.
+    /// Then do not send a final refusal to the client: a resumer may still do the work, or the key is not free.
     #[cfg(feature = "http")]
     pub(crate) async fn refuse(mut self, reason: &str, is_final: bool, not_begun: bool) -> Result<(), Error> {
-        // Before the look at the steps: a task with a clone of the lease begins none after this.
+        // Before the steps are read: a task with a clone of the lease begins none after this.
         self.deadline.end();
         let did_nothing = not_begun || self.mode() == crate::Mode::InSteps;
         if !did_nothing || self.attempt != 1 || !self.steps.is_empty() {
-            // At most once no resumer may do the work, and a reconciler needs the request.
+            // Under `AtMostOnce` no resumer does the work, and a reconciler needs the request.
             let keeps_request = !is_final || self.mode() == crate::Mode::AtMostOnce;
             return self.fail_and(reason, keeps_request).await;
         }
@@ -271,8 +270,8 @@ impl LeaseOwner {
         lapsed
     }
 
-    /// Stops waiting for a statement after the length of one lease, or after a minute if that is shorter. If the
-    /// network drops all packets, the wait would last until TCP gives up, and the claim lapses meanwhile.
+    /// Waits for a statement for the length of one lease, but at most a minute. If the network drops all packets, the
+    /// wait would last until TCP gives up.
     async fn for_a_lease(&self, statement: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
         bounded(self.leasing.policy.lease().min(ANSWER_TIME * 2), statement).await
     }
@@ -299,12 +298,13 @@ impl Drop for LeaseOwner {
     }
 }
 
-/// A renewal that succeeds is followed by the next after a third of the lease, one that fails after a twelfth.
+/// The next renewal follows after a third of the lease, and after a twelfth if this one has failed.
 const RENEWALS: u32 = 3;
 const RETRIES: u32 = RENEWALS * 4;
 
-/// Renews the claim at a third of its lease, until the deadline is past or the claim is gone. If the pool has no free
-/// connection, lends one that has vanished, or the database is away, tries again as long as there is time.
+/// Renews the claim after each third of its lease, until the deadline is past or the claim is gone. Tries again after
+/// an error while there is time: the pool may have no free connection, or lend one that has vanished, or the database
+/// may be away.
 async fn renew(lease: Lease, claimed_at: Instant) {
     let (time, deadline) = (lease.leasing.policy.lease(), &lease.deadline);
     let mut next = claimed_at + time / RENEWALS;
@@ -341,15 +341,15 @@ async fn renew(lease: Lease, claimed_at: Instant) {
 }
 
 /// How long a try may take, of the time that is `left` to the owner. The pool may lend a connection that has vanished
-/// and gives no answer. If the try is dropped, this connection is closed, and the next try gets another one. So a try
-/// takes half of the time, and leaves the rest to the next ones. A server that is only slow has more than a quarter of
-/// the lease for the first try. Less than a twelfth would be too short for it. After a minute it is as good as away.
+/// and gives no answer. When the try is dropped, this connection is closed, and the next try gets another one. So a try
+/// takes half of the time that is left, and at least a twelfth of the lease, because a server may only be slow. After a
+/// minute the server counts as lost.
 fn longest_try(lease: Duration, left: Duration) -> Duration {
     (left / 2).max(lease / RETRIES).min(left).min(ANSWER_TIME * 2)
 }
 
 /// Renews the lease once, on its own connection, and as durably as the claim. If the server lost an acknowledged
-/// heartbeat, the lease in the database would end before the owner's deadline.
+/// renewal, the lease in the database would end before the owner's deadline.
 async fn heartbeat(lease: &Lease) -> Result<bool, Error> {
     in_pooled_transaction(&lease.pool, Opening::Durable(lease.leasing.deployment), async |conn| {
         lease.record().heartbeat(conn, lease.token, lease.leasing.policy.lease()).await

@@ -1,4 +1,4 @@
-//! Operations that nobody came back for: the loop that resumes them, and how one is taken over.
+//! Finishes operations whose callers do not come back: the loop, and the take-over of one operation.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -23,12 +23,12 @@ use crate::record::{Candidate, StoredAs};
 use crate::session::{Opening, bounded, ended_or_closed, in_pooled_transaction};
 use crate::{Error, Incompatible, Misuse, OnDuplicate, observe};
 
-/// A search costs one statement on a small index. Callers have waited for longer already.
+/// The default interval. A search is one statement on a small index.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(10);
 /// As for the janitor.
 pub(crate) const INTERVALS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(24 * 60 * 60);
 
-/// Finishes the operations whose callers never come back.
+/// Finishes the operations whose callers do not come back.
 ///
 /// ```no_run
 /// # use std::num::NonZeroU32;
@@ -77,15 +77,16 @@ impl Resumer {
         Self { interval, ..self }
     }
 
-    /// Resumes one operation after the other until `shutdown` is ready. Then it finishes the operation in progress, and
-    /// ends. Run one in each process of a fleet, or one for all: several share the work.
+    /// Resumes one operation after the other until `shutdown` is ready. Then it finishes the operation in progress. Run
+    /// one in each process of a fleet, or one for all.
     ///
-    /// It logs errors and panics, and goes on: after an operation that failed with the next one, and after an error of
-    /// the database or a panic at first after a second. A panic of the work ends its attempt as an error does.
+    /// It logs errors and panics, and goes on. After an operation that failed, the next one follows at once. After an
+    /// error of the database or a panic, the next try follows at first after a second. A panic of the work ends its
+    /// attempt as an error does.
     ///
     /// # Cancellation
     ///
-    /// The operation in progress lapses, as after a crash.
+    /// The lease of the operation in progress lapses, as after a crash.
     pub async fn run<B, T, E, W>(self, pool: &PgPool, shutdown: impl Future<Output = ()> + Send, work: W)
     where
         B: DeserializeOwned,
@@ -130,31 +131,28 @@ pub(super) enum Resumed<T, E> {
 }
 
 impl LeaseOptions {
-    /// Takes over one operation that has lapsed or was released, and whose caller has not come back for the time of
-    /// [`resume_after`](Self::resume_after). Does the work with the stored request, stores its response, and
-    /// returns it. `None` means that there is no such operation at this moment.
+    /// Takes over one operation, does the work with the stored request, stores its response, and returns it. `None`
+    /// means that there is no operation to resume. An operation can be resumed if
     ///
-    /// Only operations whose claim has [stored the request](Self::store_request) are resumed, and only if none of
-    /// their steps is in doubt and attempts are left. If the caller comes back at the same time, one of the two does
-    /// the work, and the other gets [`Error::InFlight`] or tries another operation.
+    /// - its lease has lapsed or was released, and no caller has come back for the time of
+    ///   [`resume_after`](Self::resume_after);
+    /// - its claim has [stored the request](Self::store_request);
+    /// - attempts are left, and no step is in doubt.
     ///
-    /// If the stored request does not decode into `B`, the error is [`Error::Undecodable`], and the operation is
-    /// released. It has used one attempt.
+    /// If the caller comes back at the same time, only one of the two does the work. The other one gets
+    /// [`Error::InFlight`] or tries another operation.
     ///
-    /// A [`Resumer`](super::Resumer) does this in a loop.
+    /// If the stored request does not decode into `B`, the error is [`Error::Undecodable`], the operation is released,
+    /// and one attempt is used up.
     ///
     /// # Errors
     ///
     /// As [`run`](Self::run), and [`Error::Misuse`] under `AtMostOnce`, or without
     /// [`max_attempts`](Self::max_attempts).
     ///
-    /// # Cancellation
+    /// # Cancellation and panics
     ///
-    /// As [`run`](Self::run).
-    ///
-    /// # Panics
-    ///
-    /// As [`run`](Self::run). A [`Resumer`](super::Resumer) catches the panic.
+    /// As [`run`](Self::run). A [`Resumer`](super::Resumer) does this in a loop, and catches a panic.
     pub async fn resume_one<B, T, E, F>(self, pool: &PgPool, operation: &str, work: F) -> Result<Option<T>, E>
     where
         B: DeserializeOwned,
@@ -169,8 +167,8 @@ impl LeaseOptions {
         }
     }
 
-    /// [`resume_one`](Self::resume_one). Tells an error of the search from a failed attempt. A shutdown ends the
-    /// search, and not an attempt.
+    /// As [`resume_one`](Self::resume_one), but distinguishes an error of the search from a failed attempt. A shutdown
+    /// ends the search, and not an attempt.
     pub(super) async fn resume<B, T, E, F>(
         self,
         pool: &PgPool,
@@ -187,7 +185,7 @@ impl LeaseOptions {
         let Some((mut owner, request)) = self.take_one(pool, operation, shutdown).await? else {
             return Ok(Resumed::Nothing);
         };
-        // Also a request whose decoding panics uses up an attempt.
+        // A request whose decoding panics uses up an attempt, too.
         owner.begin();
         let lease = Lease::clone(&owner);
         let worked = match serde_json::from_slice(&request) {
@@ -266,8 +264,8 @@ impl LeaseOptions {
         Ok(candidates)
     }
 
-    /// Takes the operation over, in the state in which it was found, and with this stored request, if one is given.
-    /// `None` means that its caller has come back, or that another resumer was faster.
+    /// Takes the operation over if it is as it was found, with this stored request if one is given. `None` means that
+    /// its caller has come back, or that another resumer was faster.
     pub(crate) async fn take(
         self,
         pool: &PgPool,
@@ -284,7 +282,7 @@ impl LeaseOptions {
                 | Error::Incompatible(Incompatible::UnknownMode { .. })
                 | Error::Incompatible(Incompatible::UnknownFingerprint { .. }),
             ) => Ok(None),
-            // Somebody has written the row by hand. The other candidates must not wait for its repair.
+            // A row that was written by hand may not decode. The other candidates must not wait for its repair.
             Err(Error::Database(error @ (sqlx::Error::Decode(_) | sqlx::Error::ColumnDecode { .. }))) => {
                 let (operation, token) = (candidate.key.operation(), candidate.token);
                 tracing::error!(
@@ -311,7 +309,8 @@ impl LeaseOptions {
         let claimed_at = Instant::now();
         let claiming = in_pooled_transaction(pool, Opening::Durable(self.deployment), async |conn| {
             let Claimed::Won(claim) = call.claim(conn, OnDuplicate::Reject).await? else { return Err(changed()) };
-            // Another attempt has ended since, or the retention has: then this claim is the first of a new operation.
+            // Another attempt or the retention has ended since. In the second case this claim is the first of a new
+            // operation.
             if claim.attempt != candidate.attempt + 1 {
                 return Err(changed());
             }

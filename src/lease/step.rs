@@ -1,5 +1,5 @@
-//! A step outside the database, as its closure sees it, the results of steps as text, and what one attempt knows of its
-//! steps.
+//! A step outside the database as its closure sees it, the results of steps as text, and the steps that one attempt
+//! knows.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,10 +39,9 @@ impl Step {
         &self.downstream_key
     }
 
-    /// Declares that the step took no effect, so that it may be performed again. Returns the error:
-    /// `return Err(step.not_performed(error))`. **It is final**: call it only if the step ends with this error.
-    ///
-    /// It matters for an [at-most-once step](super::Lease::step_at_most_once), which would be in doubt otherwise.
+    /// Declares that the step had no effect, so that it may be performed again. Without this, a failed [step at most
+    /// once](super::Lease::step_at_most_once) is in doubt. Returns the error: `return Err(step.not_performed(error))`.
+    /// **The declaration is final**: call this only if the step ends with this error.
     pub fn not_performed<E>(&self, error: E) -> E {
         self.took_no_effect.store(true, Ordering::Relaxed);
         error
@@ -72,11 +71,11 @@ pub(super) fn invalid(step: &str, problem: InvalidStep) -> Error {
     Error::Misuse(Misuse::Step { step: step.to_owned(), problem })
 }
 
-/// What one attempt knows of its steps, by their names: the results that earlier attempts stored, and what this attempt
-/// has asked for.
+/// The steps that one attempt knows, by their names: the results that earlier attempts stored, and the steps that this
+/// attempt has called.
 ///
-/// It answers without a statement where it can. Where a step was asked for before and its end is unknown, because its
-/// future was dropped or a COMMIT was not answered, the record decides.
+/// The record is read only if a step was called before and its end is unknown, because its future was dropped or a
+/// COMMIT was not answered.
 #[derive(Debug)]
 pub(super) struct Memory(Mutex<BTreeMap<String, Entry>>);
 
@@ -84,17 +83,17 @@ pub(super) struct Memory(Mutex<BTreeMap<String, Entry>>);
 #[derive(Debug)]
 struct Entry {
     known: Known,
-    /// The size of the result that the record has, or may have. It is set before the result is stored, so steps side by
-    /// side keep the limit of all results. It stays if nobody knows whether the result was stored.
+    /// The size of the result that the record has, or may have. It is set before the result is stored, so concurrent
+    /// steps keep the limit of all results. It stays if it is unknown whether the result was stored.
     bytes: usize,
 }
 
-/// What this attempt knows of a step.
+/// The state of a step, as far as this attempt knows.
 #[derive(Debug)]
 pub(super) enum Known {
-    /// An earlier attempt has stored this result, and this attempt has not asked for it.
+    /// An earlier attempt has stored this result, and this attempt has not called the step.
     Stored(String),
-    /// It is being performed. At most once, it is `begun` from the moment at which the record may say so.
+    /// It is being performed. A step at most once is `begun` from the moment at which the record may say so.
     Performing { begun: bool },
     /// Its result has been returned.
     Returned,
@@ -104,18 +103,17 @@ pub(super) enum Known {
     InDoubt,
 }
 
-/// The answer to asking for a step.
+/// How a call of a step begins.
 pub(super) enum Asked<T> {
     Replayed(T),
-    /// The step is being performed from now on. `before`: what was known of it, if this attempt or an earlier one has
-    /// asked for it.
+    /// The step is performed from now on. `before`: its state, if this attempt or an earlier one has called it.
     Perform {
         before: Option<Known>,
     },
 }
 
 impl Memory {
-    /// The memory of an attempt that has asked for no step.
+    /// The memory of an attempt that has called no step.
     pub(super) fn of(stored: StoredSteps) -> Self {
         let entries = stored.into_iter().map(|(name, result)| match result {
             Some(result) => (name, Entry { bytes: result.len(), known: Known::Stored(result) }),
@@ -134,7 +132,7 @@ impl Memory {
         self.names_of(|known| matches!(known, Known::InDoubt | Known::Performing { begun: true }))
     }
 
-    /// The names of stored steps that this attempt has not asked for.
+    /// The names of stored steps that this attempt has not called.
     pub(super) fn not_asked_for(&self) -> Vec<String> {
         self.names_of(|known| matches!(known, Known::Stored(_)))
     }
@@ -143,7 +141,7 @@ impl Memory {
         self.entries().iter().filter(|(_, step)| which(&step.known)).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Asks for a step.
+    /// Begins a call of a step.
     pub(super) fn ask<T: DeserializeOwned>(&self, name: &str) -> Result<Asked<T>, Error> {
         let mut entries = self.entries();
         let before = match entries.get_mut(name) {
@@ -161,7 +159,7 @@ impl Memory {
             },
             None => None,
         };
-        // A step that has ended, and may have a stored result, is one of them.
+        // A step that has ended counts if it may have a stored result.
         let counts =
             |other: &str, step: &Entry| other != name && (step.bytes > 0 || !matches!(step.known, Known::Ended));
         if entries.iter().filter(|(other, step)| counts(other, step)).count() >= MAX_STEPS {
@@ -171,7 +169,7 @@ impl Memory {
         Ok(Asked::Perform { before })
     }
 
-    /// Replaces what the attempt knows of a step. Its size stays.
+    /// Replaces the state of a step. Its size stays.
     pub(super) fn note(&self, name: &str, known: Known) {
         note(&mut self.entries(), name, known);
     }

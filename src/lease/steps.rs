@@ -16,15 +16,15 @@ tokio::task_local! {
     static PERFORMING: Vec<i64>;
 }
 
-/// A step that is to be performed. If it is dropped, the step has ended in an unknown way.
+/// A step that is being performed. If this is dropped, the end of the step is unknown.
 struct OpenStep<'l> {
     lease: &'l Lease,
     name: &'l str,
-    /// What the attempt knows once this is dropped.
+    /// The state of the step once this is dropped.
     ended: Known,
 }
 
-/// The answer to asking for a step.
+/// How a call of a step begins.
 enum Asking<'l, T> {
     Replayed(T),
     Perform(OpenStep<'l>),
@@ -44,22 +44,28 @@ impl<E: From<Error>> From<Error> for Unfinished<E> {
 }
 
 impl Lease {
-    /// Performs a step in this database, exactly once: `perform` and the step's result commit together. A later attempt
-    /// gets the stored result, and does not perform the step again. The transaction is the step's own, and
-    /// raises a `synchronous_commit` of `off` or `local` to `on`.
+    /// Performs a step in this database, exactly once: `perform` and the step's result commit together, in a
+    /// transaction of the step. A later attempt gets the stored result. The transaction raises a `synchronous_commit`
+    /// of `off` or `local` to `on`.
     ///
-    /// The name is the identity of the step. It must be unique in the operation, and remain the same in later releases:
-    /// a step with a new name is performed again. Code between steps runs in each attempt.
+    /// The name is the identity of the step. It must be unique in the operation, and stay the same in later releases: a
+    /// step with a new name is performed again. Code between steps runs in each attempt.
     ///
-    /// Above READ COMMITTED, a step that is longer than a third of the lease always ends in SQLSTATE 40001, and so do
-    /// two steps side by side, because the renewal and each step change the same record. The step holds a connection
-    /// while the renewal needs another: a pool of one connection makes a long step lose its lease.
+    /// Use READ COMMITTED: the renewal and each step change the same record, so above it a step that is longer than a
+    /// third of the lease, or two concurrent steps, end in SQLSTATE 40001. The step holds a connection while the
+    /// renewal needs another one: with a pool of one connection, a long step loses its lease.
     ///
     /// # Errors
     ///
-    /// - An error of `perform` comes back unchanged, and the step's transaction is rolled back. Errors are not stored:
-    ///   this attempt or the next may ask for the step again. If a failure is final, return it as a value.
+    /// - An error of `perform` is returned unchanged, and the step's transaction is rolled back. Errors are not stored:
+    ///   this attempt or the next may call the step again. Return a final failure as a value.
     /// - [`Misuse::Step`](crate::Misuse::Step): nothing was stored.
+    /// - [`Undecodable`](Error::Undecodable): the stored result has another type. [`Unencodable`](Error::Unencodable).
+    /// - [`LeaseLost`](Error::LeaseLost): the step was rolled back, or its COMMIT was already sent.
+    /// - [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction): `perform` has ended the step's transaction, and
+    ///   nothing was stored. Writes of `perform` outside the transaction stay.
+    /// - Errors of the database. If the COMMIT was not answered, call the step again: it returns the result if it was
+    ///   stored.
     /// - [`Undecodable`](Error::Undecodable): the stored result has another type. [`Unencodable`](Error::Unencodable).
     /// - [`LeaseLost`](Error::LeaseLost): the step was rolled back, or its COMMIT was on the way.
     /// - [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction): `perform` has ended the step's transaction, and
@@ -69,7 +75,7 @@ impl Lease {
     ///
     /// # Cancellation
     ///
-    /// The step is rolled back, or stored. This attempt may ask for it again.
+    /// The step is rolled back, or stored. This attempt may call it again.
     pub async fn step<T, E, F>(&self, name: &str, perform: F) -> Result<T, E>
     where
         T: Serialize + DeserializeOwned,
@@ -105,11 +111,9 @@ impl Lease {
         }
     }
 
-    /// Performs a step outside the database, and stores its result. After a crash in its middle a later attempt
-    /// performs it again, with the same [`Step::downstream_key`]: **the effect can happen twice**, unless the other
-    /// service deduplicates by that key.
-    ///
-    /// The result is stored by tries for the length of one lease, as in [`complete`](super::LeaseOwner::complete).
+    /// Performs a step outside the database, and stores its result, as [`complete`](super::LeaseOwner::complete) does.
+    /// After a crash in the middle, a later attempt performs it again, with the same [`Step::downstream_key`]: **the
+    /// effect can happen twice**, unless the other service deduplicates by that key.
     ///
     /// # Errors
     ///
@@ -135,15 +139,15 @@ impl Lease {
     }
 
     /// Performs a step outside the database at most once. Before the effect, the record stores durably that the step
-    /// was begun. After a crash in its middle, **nobody knows whether it took effect**: later calls return
+    /// was begun. After a crash in the middle, **it is unknown whether the step took effect**: later calls return
     /// [`Indeterminate`](Error::Indeterminate) with the names of all steps in doubt, until a
     /// [`Reconciler`](super::Reconciler) or an [operator](crate::operator::Shown::step) settles each.
     ///
     /// # Errors
     ///
     /// As [`step_at_least_once`](Self::step_at_least_once), and [`StepInDoubt`](Error::StepInDoubt) if this attempt has
-    /// begun it before. An error of `perform` leaves the step in doubt too, unless `perform` declares with
-    /// [`Step::not_performed`] that it took no effect.
+    /// begun the step before. An error of `perform` also leaves the step in doubt, unless `perform` declares with
+    /// [`Step::not_performed`] that it had no effect.
     ///
     /// # Cancellation
     ///
@@ -169,7 +173,7 @@ impl Lease {
                     None => Err(Error::LeaseLost.into()),
                 },
                 begun => {
-                    // Nothing was performed, so nobody has to find out. If this fails, the step stays in doubt.
+                    // Nothing was performed, so the step is not in doubt. If this statement fails, it stays in doubt.
                     if let Ok(Ok(())) = timeout(self.leasing.policy.lease(), self.retract_step(name)).await {
                         asked.ended = Known::Ended;
                     }
@@ -191,7 +195,7 @@ impl Lease {
         }
     }
 
-    /// Asks for a step: returns its stored result, or says to perform it.
+    /// Begins a call of a step: finds its stored result, or notes that it is performed.
     async fn ask_for_step<'l, T: DeserializeOwned>(&'l self, name: &'l str) -> Result<Asking<'l, T>, Error> {
         if self.mode() != Mode::InSteps {
             return Err(invalid(name, InvalidStep::Policy));
@@ -258,8 +262,8 @@ impl Lease {
         PERFORMING.scope(tokens, performing).await
     }
 
-    /// Stores the result of a step outside the database, and returns the value that is stored: if an earlier call of
-    /// this attempt has stored one, that value.
+    /// Stores the result of a step outside the database, and returns the stored value. If an earlier call of this
+    /// attempt has stored one, it is that one.
     async fn finish_step<T>(&self, mut asked: OpenStep<'_>, value: T) -> Result<T, Error>
     where
         T: Serialize + DeserializeOwned,
@@ -302,7 +306,7 @@ impl OpenStep<'_> {
 impl Drop for OpenStep<'_> {
     fn drop(&mut self) {
         let ended = std::mem::replace(&mut self.ended, Known::Ended);
-        // Here, because a future that is dropped leaves a step in doubt, too.
+        // Counted here, because a dropped future also leaves a step in doubt.
         if matches!(ended, Known::InDoubt) {
             observe::step(self.lease.key.operation(), observe::IN_DOUBT);
         }

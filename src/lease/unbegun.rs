@@ -1,9 +1,9 @@
 //! The end of a claim whose call has failed before its work began.
 //!
-//! The COMMIT of a claim may take effect although nobody hears of it: its answer is lost, or the call's future is
-//! dropped meanwhile. The call knows that its work has not begun, and nobody else does. So it releases the claim in the
-//! background. Without that, the key would be indeterminate at most once, and in flight for a whole lease otherwise.
-//! The service's role may not delete, so the record stays, with attempt 0.
+//! The COMMIT of a claim may take effect although the call does not learn it: its answer is lost, or the call's future
+//! is dropped meanwhile. Only the call knows that its work has not begun, so it releases the claim in the background.
+//! Otherwise the key would stay indeterminate under `AtMostOnce`, and in flight for a whole lease under the other
+//! policies. The service's role may not delete, so the record stays, with attempt 0.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ use crate::record::{Record, Unclaimed};
 use crate::session::{ANSWER_TIME, Opening, bounded, in_pooled_transaction};
 use crate::{Deployment, Error, Key};
 
-/// How many releases may be on their way in this process. Claims whose COMMIT gets no answer are as many as the
-/// connections on which they were sent. If there are more than this, the database is away, and further claims lapse.
+/// How many releases may be on their way in this process. There are as many unanswered COMMITs as connections on which
+/// they were sent. If there are more than this, the database is away, and further claims lapse.
 static RELEASES: Semaphore = Semaphore::const_new(256);
 
 /// The pauses between two tries. The COMMIT may wait for a standby, so the pause doubles.
@@ -38,7 +38,7 @@ struct Given {
     deployment: Deployment,
     token: i64,
     lease: Duration,
-    /// That of the call, because a future may be dropped where no runtime is entered.
+    /// The runtime of the call, because a future may be dropped outside any runtime.
     runtime: Handle,
 }
 
@@ -59,7 +59,7 @@ impl Unbegun {
         })))
     }
 
-    /// The work begins at this moment, or somebody else decides about the claim.
+    /// The work begins at this moment, or other code decides about the claim.
     pub(super) fn begin(&mut self) {
         self.0 = None;
     }
@@ -86,8 +86,8 @@ impl Drop for Unbegun {
 }
 
 impl Given {
-    /// Tries until it is known what became of the claim, for at most the length of one lease. Holds no connection
-    /// between two tries.
+    /// Tries until the end of the claim is known, for at most the length of one lease. Holds no connection between two
+    /// tries.
     async fn release(self: Box<Self>) {
         let deadline = Instant::now() + self.lease;
         let mut pause = FIRST_PAUSE;

@@ -128,10 +128,10 @@ pub enum RoundTrips {
     /// - **Each call that finds the key taken writes an ERROR to the server's log**, with SQLSTATE IK001 and the key.
     ///   Such a call is a duplicate, or its record has expired or was released. It takes one or two round trips more
     ///   than under `Plain`, but a replay takes two fewer.
-    /// - **The text of a statement contains the key and the response** (in hexadecimal digits), so do not use this if a response must not
-    ///   appear in logs. PostgreSQL logs a statement that fails (`log_min_error_statement`) or is slow,
-    ///   `pg_stat_activity` shows it, and sqlx logs it at DEBUG, or at WARN if it is slow. A separate statement stores
-    ///   a response over 16 KiB.
+    /// - **The text of a statement contains the key and the response** (in hexadecimal digits), so do not use this if a
+    ///   response must not appear in logs. PostgreSQL logs a statement that fails (`log_min_error_statement`) or is
+    ///   slow, `pg_stat_activity` shows it, and sqlx logs it at DEBUG, or at WARN if it is slow. A separate statement
+    ///   stores a response over 16 KiB.
     /// - A COMMIT that fails also writes a WARNING about a missing transaction.
     /// - If the future of a duplicate is dropped, the pool may lose its connection.
     /// - In `pg_stat_database`, each first call of [`Idempotency::run`] counts as a commit and as a rollback. Its

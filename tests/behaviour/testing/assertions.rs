@@ -75,8 +75,8 @@ async fn performed_once_is_neither_twice_nor_never_nor_two_answers() {
     let failed = || Err(Error::Misuse(Misuse::AlreadyInTransaction));
     for (answers, says) in [
         (vec![performed(1), performed(1)], "performed 2 times"),
-        (vec![replayed(1), replayed(1)], "performed by nobody"),
-        (vec![], "performed by nobody"),
+        (vec![replayed(1), replayed(1)], "no call performed"),
+        (vec![], "no call performed"),
         (vec![performed(1), replayed(2)], "another answer"),
         (vec![performed(1), failed()], "a call failed"),
     ] {
