@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use pulldown_cmark::{BrokenLink, Event, Options, Parser, Tag};
+use pulldown_cmark::{BrokenLink, CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 
 /// All files below a folder.
 fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
@@ -77,7 +77,8 @@ fn every_relative_link_leads_to_a_file_and_a_heading() {
     for (path, text) in documents() {
         for link in links(&text).0 {
             let (target, anchor) = link.split_once('#').unwrap_or((&link, ""));
-            // Items of the library, which rustdoc checks, pages of the documentation, which script/links follows, and other sites.
+            // Items of the library, which rustdoc checks, pages of the documentation, which script/links follows, and
+            // other sites.
             let is_a_file = (target.contains(['/', '.']) || target.is_empty()) && !target.ends_with("/index.html");
             if target.contains("::") || target.contains("://") || !is_a_file {
                 continue;
@@ -317,4 +318,120 @@ fn llms_txt_lists_the_pages_of_the_guide_and_no_name_that_is_gone() {
     for name in quoted(&rules).filter(|name| name.chars().all(char::is_alphanumeric) && !foreign.contains(name)) {
         assert!(words.contains(name), "llms.txt names {name}, and no source does");
     }
+}
+
+/// The code blocks of a text, each with the words after its fence.
+fn code_blocks(text: &str) -> Vec<(String, String)> {
+    let mut blocks: Vec<(String, String)> = Vec::new();
+    let mut inside = false;
+    for event in Parser::new(text) {
+        match event {
+            Event::Start(Tag::CodeBlock(CodeBlockKind::Fenced(words))) => {
+                blocks.push((words.to_string(), String::new()));
+                inside = true;
+            }
+            Event::End(TagEnd::CodeBlock) => inside = false,
+            Event::Text(code) if inside => blocks.last_mut().expect("a block").1.push_str(&code),
+            _ => {}
+        }
+    }
+    blocks
+}
+
+/// The doc comments of a source file, each without its slashes.
+fn doc_comments(source: &str) -> Vec<String> {
+    let mut comments = vec![String::new()];
+    for line in source.lines() {
+        let line = line.trim_start();
+        match line.strip_prefix("///").or_else(|| line.strip_prefix("//!")) {
+            Some(text) => {
+                let comment = comments.last_mut().expect("a comment");
+                comment.push_str(text.strip_prefix(' ').unwrap_or(text));
+                comment.push('\n');
+            }
+            // A file in the middle of the comment.
+            None if line.starts_with("#[doc = ") => {}
+            None => comments.push(String::new()),
+        }
+    }
+    comments
+}
+
+/// The part of a line of Rust after its first statement, if it has more than one. A semicolon inside brackets, a string
+/// or a comment of this line ends no statement.
+fn second_statement(line: &str) -> Option<&str> {
+    let mut depth = 0;
+    let mut in_string = false;
+    let mut characters = line.char_indices().peekable();
+    while let Some((at, character)) = characters.next() {
+        match character {
+            '\\' if in_string => drop(characters.next()),
+            '"' => in_string = !in_string,
+            _ if in_string => {}
+            '/' if line[at..].starts_with("//") => return None,
+            // The character literals of a quote and of the brackets.
+            '\'' if line[at + 1..].chars().nth(1) == Some('\'') => drop((characters.next(), characters.next())),
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' => depth -= 1,
+            ';' if depth <= 0 => {
+                let rest = line[at + 1..].trim_start();
+                return (!rest.is_empty() && !rest.starts_with("//") && !rest.starts_with('}')).then_some(rest);
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// An editor, or a program, that wraps an example as if it were prose joins its statements. The example still compiles.
+#[test]
+fn no_example_was_wrapped_as_prose() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    assert_eq!(second_statement("let a = 1; let b = 2;"), Some("let b = 2;"));
+    assert_eq!(second_statement("let a = [0; 8]; // two; three"), None);
+    assert_eq!(second_statement(r#"run(|| { a; b }, "c; d", ';', '"');"#), None);
+    let mut texts: Vec<_> = documents().into_iter().map(|(path, text)| (path, vec![text])).collect();
+    for file in files(&root.join("src"), "rs") {
+        let comments = doc_comments(&fs::read_to_string(&file).expect("a text"));
+        texts.push((file, comments));
+    }
+    let (mut rust, mut json) = (0, 0);
+    for (path, texts) in texts {
+        // Outside `src`, a block without a word is not for rustdoc.
+        let unnamed_is_rust = path.starts_with(root.join("src"));
+        for (words, code) in texts.iter().flat_map(|text| code_blocks(text)) {
+            let mut words = words.split([',', ' ']).map(str::trim);
+            let is_rust = |word| matches!(word, "rust" | "no_run" | "ignore" | "should_panic" | "compile_fail");
+            if words.clone().any(|word| word == "json") {
+                json += 1;
+                let parsed = serde_json::from_str::<serde_json::Value>(&code);
+                assert!(parsed.is_ok(), "{}: {parsed:?} in\n{code}", path.display());
+            } else if words.clone().any(is_rust) || unnamed_is_rust && words.all(str::is_empty) {
+                rust += 1;
+                // A reader does not see the lines that rustdoc hides.
+                for line in code.lines().filter(|line| !line.trim_start().starts_with("# ")) {
+                    let second = second_statement(line);
+                    assert!(second.is_none(), "{}: two statements in\n{line}", path.display());
+                }
+            }
+        }
+    }
+    assert!(rust > 40, "{rust} blocks of Rust, {json} of JSON");
+}
+
+/// A program that cuts a signature, for example at its first `=`, leaves a bracket open.
+#[test]
+fn the_code_in_llms_txt_closes_its_brackets() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = fs::read_to_string(root.join("llms.txt")).expect("a text");
+    let mut spans = 0;
+    for code in quoted(&text) {
+        spans += 1;
+        for (open, close) in [('(', ')'), ('[', ']'), ('{', '}')] {
+            assert_eq!(code.matches(open).count(), code.matches(close).count(), "llms.txt: `{code}`");
+        }
+        let arrows = code.matches("->").count() + code.matches("=>").count();
+        assert_eq!(code.matches('<').count(), code.matches('>').count() - arrows, "llms.txt: `{code}`");
+    }
+    assert!(spans > 20, "{spans} spans of code");
 }
