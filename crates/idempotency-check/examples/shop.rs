@@ -1,4 +1,5 @@
-//! A service to check: payments, right or wrong. The first argument is the port, the second one is `right`, `late` or `stuck`.
+//! A service to check: payments, right or wrong. The first argument is the port, the second one is `right`, `late` or
+//! `stuck`.
 //!
 //! ```sh
 //! idempotency-check --database postgres:///shop --effects 'select count(*), coalesce(sum(amount), 0) from payments' \

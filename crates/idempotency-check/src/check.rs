@@ -76,8 +76,8 @@ impl Check {
         Self { effects_command: Some(command.into()), ..self }
     }
 
-    /// Sends the request. The arguments are the URL of the database, through the proxy, and the key. An error means that no
-    /// answer came. A function that starts a service starts it once, with the URL of its first call.
+    /// Sends the request. The arguments are the URL of the database, through the proxy, and the key. An error means
+    /// that no answer came. A function that starts a service starts it once, with the URL of its first call.
     #[must_use]
     pub fn call<F, E>(self, call: F) -> Self
     where
@@ -143,8 +143,8 @@ impl Check {
     ///
     /// # Errors
     ///
-    /// If the check cannot run: the database or the service does not answer, the effects cannot be read, the service does not
-    /// use the proxy, or it does not behave the same way without an interruption.
+    /// If the check cannot run: the database or the service does not answer, the effects cannot be read, the service
+    /// does not use the proxy, or it does not behave the same way without an interruption.
     pub async fn run(self) -> Result<Report, Error> {
         let Some(target) = self.target else { return Err(Error::Argument("there is nothing to call".to_owned())) };
         if self.effects.is_none() && self.effects_command.is_none() {

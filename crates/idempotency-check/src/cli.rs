@@ -14,11 +14,12 @@ use crate::client::{Request, other_body};
 use crate::judge::{Compare, Interruption};
 use crate::{Check, Error};
 
-/// Interrupts a service at each message to its PostgreSQL, and uploads to it, retries with the same idempotency key, and
+/// Interrupts a service at each message to its PostgreSQL, retries the request with the same idempotency key, and
 /// reports whether the operation had one effect and one answer.
 ///
-/// The service is the command after `--`. It is started with the URL of a proxy in DATABASE_URL. `{key}` in the URL, a header,
-/// the body or the effects stands for the key. Exit codes: 0 no findings, 1 findings, 2 the check could not run.
+/// The service is the command after `--`. It is started with the URL of a proxy in DATABASE_URL. `{key}` in the URL, a
+/// header, the body or the effects stands for the key. Exit codes: 0 no findings, 1 findings, 2 the check could not
+/// run.
 #[derive(Debug, Parser)]
 #[command(version)]
 pub struct Arguments {
@@ -44,7 +45,7 @@ pub struct Arguments {
     /// string is changed]
     #[arg(long, value_name = "BODY")]
     other_json: Option<String>,
-    /// A header of another user, in place of the one with this name
+    /// A header of another user, instead of the one with this name
     #[arg(long, value_name = "N: V", value_parser = header)]
     other_header: Vec<(String, String)>,
     /// The method [default: POST]
@@ -56,28 +57,28 @@ pub struct Arguments {
     /// The header of the key [default: Idempotency-Key, unless {key} is elsewhere]
     #[arg(long, value_name = "NAME")]
     key_header: Option<HeaderName>,
-    /// The statuses after which a client retries
+    /// The statuses after which the client retries
     #[arg(long, value_delimiter = ',', default_value = "202,409,425,429,500,502,503,504")]
     again: Vec<u16>,
-    /// How long a client retries
+    /// How long the client retries
     #[arg(long, default_value = "30s", value_parser = duration)]
     patience: Duration,
-    /// How two answers are compared; the status alone shows no answer that belongs to another payment
+    /// How two answers are compared; the status alone does not show an answer of another payment
     #[arg(long, value_enum, default_value = "body")]
     compare: Compare,
-    /// The variable that gives the URL of the database to the service
+    /// The environment variable in which the service gets the URL of the database
     #[arg(long, value_name = "NAME", default_value = "DATABASE_URL")]
     env: String,
-    /// Writes everything to this file, as JSON
+    /// Write the report to this file, as JSON
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Repeats one try, such as 7:lost-after
+    /// Repeat one try, such as 7:lost-after
     #[arg(long, value_parser = one_try)]
     only: Option<(usize, Interruption)>,
-    /// Where the proxy listens, for a service that is not started by the check
+    /// The address of the proxy, for a service that the check does not start
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     listen: SocketAddr,
-    /// Where the request goes
+    /// The URL of the request
     url: String,
     /// The command that starts the service
     #[arg(last = true, value_name = "COMMAND")]
@@ -156,13 +157,13 @@ impl Arguments {
 }
 
 impl Request {
-    /// Where the service listens.
+    /// The host and port of the service.
     pub(crate) fn address(&self) -> Result<(String, u16), Error> {
         let url =
             Url::parse(&self.url.replace("{key}", "key")).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
         let address = url.and_then(|url| Some((url.host_str()?.to_owned(), url.port_or_known_default()?)));
         address.ok_or_else(|| {
-            Error::Argument(format!("the service has to be a URL of HTTP, and this is none: {}", self.url))
+            Error::Argument(format!("the URL of the request must begin with http:// or https://: {}", self.url))
         })
     }
 }

@@ -19,8 +19,8 @@
 //! # }
 //! ```
 //!
-//! The function is called for each request, retry and duplicate. When the client hangs up, its future is dropped. Only the
-//! program cuts uploads off, because a function sends its bodies itself.
+//! The function is called for each request, retry and duplicate. When the client hangs up, its future is dropped. Only
+//! the program cuts uploads off, because a function sends its bodies itself.
 
 mod check;
 pub mod cli;

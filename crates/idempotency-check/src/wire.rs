@@ -1,5 +1,5 @@
-//! PostgreSQL's wire protocol, as far as a proxy needs it: whole messages, a listening side, and a relay that asks a [`Tap`]
-//! about each message.
+//! PostgreSQL's wire protocol, as far as a proxy needs it: whole messages, a listening side, and a relay that asks a
+//! [`Tap`] about each message.
 
 mod address;
 mod entrance;

@@ -1,4 +1,4 @@
-//! The command line. The flags of what crontabs and containers run are environment variables too.
+//! The command line. The flags of commands that crontabs and containers run are also environment variables.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -10,11 +10,11 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand};
 use pg_idempotency::{InvalidKey, Key};
 
-/// Keeps the table of pg-idempotency small, tells what is in it, and settles what nobody completes.
+/// Deletes expired records of pg-idempotency, shows the others, and settles unknown outcomes.
 #[derive(Parser)]
 #[command(version, propagate_version = true)]
 pub(crate) struct Arguments {
-    /// Where the database is: postgres://role@host/database
+    /// The database: postgres://role@host/database
     // The value may hold a password: never in --help.
     #[arg(long, env = "DATABASE_URL", hide_env_values = true, global = true)]
     pub(crate) database_url: Option<String>,
@@ -29,9 +29,9 @@ pub(crate) enum Command {
     Sweep(Sweep),
     /// Sweeps at every interval until SIGTERM or SIGINT
     Run(Run),
-    /// Tells what is in the table
+    /// Counts the records by mode, operation and state
     Stats {
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
@@ -40,7 +40,7 @@ pub(crate) enum Command {
         /// How long an expired record may wait for its sweep
         #[arg(long, env = "IDEMPOTENCY_MAX_LAG", default_value = "1h", value_parser = duration)]
         max_lag: Duration,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
@@ -51,70 +51,69 @@ pub(crate) enum Command {
     Show {
         #[command(flatten)]
         key: KeyArguments,
-        /// Also the downstream key of this step, which may have stored nothing
+        /// Also show the downstream key of this step, even if the step has stored nothing
         #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
         step: Option<String>,
-        /// As JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Says that an unfinished operation, or its step in doubt, took effect, and stores what it returned
+    /// Decides that an unfinished operation, or its step in doubt, took effect, and stores its response or result
     Resolve(Resolve),
-    /// Says that an unfinished operation, or its step in doubt, took no effect: the next call performs what is
-    /// unfinished
+    /// Decides that an unfinished operation, or its step in doubt, took no effect: the next call performs it
     Release {
         #[command(flatten)]
         key: KeyArguments,
         /// This step took no effect; the operation is released when no other step is in doubt
         #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
         step: Option<String>,
-        /// Why; it is kept with the record as its last error, which callers may be told
+        /// Why: the record keeps the reason as its last error, which callers may see
         #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         reason: String,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(long)]
         yes: bool,
     },
-    /// Permits one more attempt of a lapsed or released operation, also if the service's limit refuses it as exhausted
+    /// Permits one more attempt of a lapsed or released operation, even if its attempts are used up
     Grant {
         #[command(flatten)]
         key: KeyArguments,
-        /// Why; it is kept with the record as its last error, which callers may be told
+        /// Why: the record keeps the reason as its last error, which callers may see
         #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         reason: String,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(long)]
         yes: bool,
     },
-    /// Forgets a key before its time: the next call with it is performed again
+    /// Deletes the record of a key before it expires: the next call with the key performs again
     Forget {
         #[command(flatten)]
         key: KeyArguments,
-        /// Why; it is printed with what was forgotten, for the log
+        /// Why: the reason is printed with the decision, for the log
         #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         reason: String,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(long)]
         yes: bool,
     },
-    /// Serves a web page that shows what is in the table and settles keys, until SIGTERM or SIGINT
+    /// Serves a web page that shows the records and settles keys, until SIGTERM or SIGINT
     Console {
-        /// Where to listen; an address that is not loopback requires --token-file or --user-header
+        /// The address to listen on; one that is not loopback requires --token-file or --user-header
         #[arg(long, env = "IDEMPOTENCY_CONSOLE_ADDR", default_value = "127.0.0.1:9190")]
         listen: SocketAddr,
         #[command(flatten)]
         options: ConsoleOptions,
     },
-    /// Lets the database refuse every write to these tables that is outside an idempotent operation
+    /// Lets the database refuse every write to these tables outside an idempotent operation
     Protect {
-        /// The tables, named as in SQL; a protected one gets its missing and disabled triggers
+        /// The tables, named as in SQL; a protected table gets its missing triggers, and disabled ones are enabled
         #[arg(required = true, value_name = "TABLE")]
         tables: Vec<String>,
-        /// Give a warning in place of the error, to find the places first
+        /// Give a warning instead of the error, to find such writes first
         #[arg(long)]
         warn: bool,
     },
-    /// Takes the protection off these tables
+    /// Removes the protection of these tables
     Unprotect {
         /// The tables, named as in SQL
         #[arg(required = true, value_name = "TABLE")]
@@ -138,11 +137,11 @@ pub(crate) enum Command {
 pub(crate) struct Sweep {
     #[command(flatten)]
     pub(crate) pace: Pace,
-    /// Stop after this time (30s, 5m, 1h) and the batch in progress, with exit code 3 where more may be due; a batch
-    /// that takes 5 seconds longer is rolled back, with exit code 1
+    /// Stop after this time (30s, 5m, 1h) and the batch in progress; the exit code is 3 if more records may be due; a
+    /// batch that takes 5 seconds longer is rolled back, with exit code 1
     #[arg(long, env = "IDEMPOTENCY_MAX_DURATION", value_parser = duration)]
     pub(crate) max_duration: Option<Duration>,
-    /// Report as JSON
+    /// Print the report as JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -151,7 +150,7 @@ pub(crate) struct Sweep {
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) pace: Pace,
-    /// The time from one pass to the next: half of it to all of it
+    /// The longest time from one pass to the next; each time is between half of it and all of it
     #[arg(long, env = "IDEMPOTENCY_INTERVAL", default_value = "60s", value_parser = interval)]
     pub(crate) interval: Duration,
     /// Serve /metrics in Prometheus' text and /healthz on this address: 127.0.0.1:9187
@@ -170,10 +169,10 @@ pub(crate) struct ConsoleOptions {
     /// Show keys but do not settle them; the janitor's grants are enough
     #[arg(long, env = "IDEMPOTENCY_CONSOLE_READ_ONLY")]
     pub(crate) read_only: bool,
-    /// The service's own limit: list also what has lapsed or been released after as many attempts
+    /// The service's limit: also list lapsed and released operations with this number of attempts
     #[arg(long, env = "IDEMPOTENCY_MAX_ATTEMPTS")]
     pub(crate) max_attempts: Option<NonZeroU32>,
-    /// List also operations that have lapsed or were released, and that nobody has claimed again for this time
+    /// Also list lapsed and released operations that no caller has claimed for this time
     #[arg(long, env = "IDEMPOTENCY_ABANDONED_FOR", default_value = "1h", value_parser = duration)]
     pub(crate) abandoned_for: Duration,
     /// How long an expired record may wait for its sweep before it is reported
@@ -183,30 +182,30 @@ pub(crate) struct ConsoleOptions {
 
 #[derive(Args)]
 pub(crate) struct Pace {
-    /// Records in one transaction
+    /// The number of records that one transaction deletes
     #[arg(long, env = "IDEMPOTENCY_BATCH_SIZE", default_value = "1000")]
     pub(crate) batch_size: NonZeroU32,
-    /// How long to rest after a full batch
+    /// The pause after a full batch
     #[arg(long, env = "IDEMPOTENCY_PAUSE", default_value = "50ms", value_parser = pause)]
     pub(crate) pause: Duration,
-    /// How long an expired record is left alone: duplicates that asked before may still wait for it
+    /// How long an expired record is kept for duplicates that still wait for it
     #[arg(long, env = "IDEMPOTENCY_GRACE", default_value = "1m", value_parser = grace)]
     pub(crate) grace: Duration,
 }
 
 #[derive(Args)]
 pub(crate) struct Unsettled {
-    /// List this many at most
+    /// The greatest number of keys to list
     #[arg(long, default_value = "100")]
     pub(crate) limit: NonZeroU32,
-    /// The service's own limit: list also what has lapsed or been released after as many attempts
+    /// The service's limit: also list lapsed and released operations with this number of attempts
     #[arg(long, env = "IDEMPOTENCY_MAX_ATTEMPTS")]
     pub(crate) max_attempts: Option<NonZeroU32>,
-    /// List also operations that have lapsed or were released, and that nobody has claimed again for this time, such as
-    /// 1h: they may have taken effect
+    /// Also list lapsed and released operations that no caller has claimed for this time, such as 1h: they may have
+    /// taken effect
     #[arg(long, env = "IDEMPOTENCY_ABANDONED_FOR", value_parser = duration)]
     pub(crate) abandoned_for: Option<Duration>,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -217,14 +216,14 @@ pub(crate) struct Resolve {
     pub(crate) key: KeyArguments,
     #[command(flatten)]
     pub(crate) response: ResponseArguments,
-    /// Store the JSON as the result of this step, which is in doubt: the next call continues after it when no other
-    /// step is in doubt
+    /// Store the JSON as the result of this step in doubt; the next call continues after it when no other step is in
+    /// doubt
     #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
     pub(crate) step: Option<String>,
-    /// Why; it is printed with what was resolved, for the log
+    /// Why: the reason is printed with the decision, for the log
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     pub(crate) reason: String,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(long)]
     pub(crate) yes: bool,
 }
@@ -232,10 +231,10 @@ pub(crate) struct Resolve {
 #[derive(Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct ResponseArguments {
-    /// The JSON that the service would have stored, as the response or as the step's result; `ps` shows it
+    /// The response, or the result of the step, as the JSON that the service would have stored; `ps` shows it
     #[arg(long, value_name = "JSON", allow_hyphen_values = true)]
     pub(crate) response: Option<String>,
-    /// A file that holds it
+    /// A file with the JSON
     #[arg(long, value_name = "FILE")]
     pub(crate) response_file: Option<PathBuf>,
 }
@@ -243,11 +242,11 @@ pub(crate) struct ResponseArguments {
 // No doc comment: clap would take it for the command's own text.
 #[derive(Args)]
 pub(crate) struct KeyArguments {
-    /// Scope: whose operation it is
+    /// The owner of the operation
     scope: String,
-    /// Operation: its name
+    /// The name of the operation
     operation: String,
-    /// The client's value; where a part of the key begins with a hyphen, put all three behind `--`
+    /// The client's value; if a part of the key begins with a hyphen, put all three behind `--`
     value: String,
 }
 

@@ -1,4 +1,4 @@
-//! The database: how it is reached and asked, with an error that says why not.
+//! The connection to the database, with an error that says why there is none.
 
 use std::str::FromStr as _;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use tokio::time::timeout;
 
 use crate::failure::{Failure, of_connecting};
 
-/// A server that has not answered by then will not before cron calls again.
+/// A slower server would not answer before cron calls again.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a command waits for an answer that takes the server a moment.
 pub(crate) const ANSWER: Duration = Duration::from_secs(30);
-/// How long it waits for what reads the whole table, or waits for other migrations. Longer than that is a network that has
-/// vanished: cron would start the next command beside it.
+/// How long a command waits for a statement that reads the whole table, or for other migrations. After this time the
+/// network counts as lost: cron would start the next command beside this one.
 pub(crate) const LONG_ANSWER: Duration = Duration::from_secs(600);
 
 /// Asks the library, and closes the connection if no answer comes.
@@ -45,7 +45,7 @@ impl Database {
 
     fn options(&self) -> Result<PgConnectOptions, Failure> {
         let url = self.url.as_deref().ok_or(Failure::NoDatabase)?;
-        // What sqlx says of a malformed URL may quote it, and its password with it.
+        // sqlx's text about a malformed URL may quote the URL with its password.
         let options = PgConnectOptions::from_str(url).map_err(|_| Failure::MalformedUrl)?;
         Ok(options.application_name("idempotency-janitor"))
     }
@@ -57,8 +57,8 @@ impl Database {
         }
     }
 
-    /// A pool of one. It tries again until its time is up and then only says that it was, so a connection by itself
-    /// goes first and says why.
+    /// A pool of one. A pool tries until its time is over and reports only the time-out, so a connection is made first,
+    /// which reports the reason.
     pub(crate) async fn pool(&self) -> Result<PgPool, Failure> {
         let closing = self.connect().await?.close();
         timeout(CONNECT_TIMEOUT, closing)

@@ -1,7 +1,8 @@
 //! The operator's console: a small web page over the library's `operator`, for the keys that wait for a person.
 //!
-//! `access` admits or refuses a request, and `order` is a decision that a form sends. `pages` contains the templates, `text` makes text harmless to read, and `refusal`
-//! turns errors into pages. Decisions are those of the command line, in `settle`.
+//! `access` admits or refuses a request, and `order` is a decision that a form sends. `pages` contains the templates,
+//! `text` makes text harmless, and `refusal` turns errors into pages. Decisions are those of the command line, in
+//! `settle`.
 
 mod access;
 mod order;
@@ -133,14 +134,15 @@ async fn overview(State(console): App) -> Page {
         Ok((ask(PAGE_TIME, operator::stats(&pool)).await?, ask(PAGE_TIME, operator::health(&pool, lag)).await?))
     })
     .await?;
-    // It reads the whole table. The rest of the page does not wait for a large one, or for somebody else's list.
+    // It reads the whole table. The rest of the page does not wait for a large table, or for the list of another
+    // operator.
     let waiting = timeout(PATIENCE, console.waiting()).await.ok().and_then(Result::ok);
     Ok(pages::overview(waiting.as_deref(), &stats, &warnings, console.read_only))
 }
 
 /// Asks the database in a task of its own, which ends within its own time and then closes a connection that does not
-/// answer. If a browser goes away, its request is dropped. Without a task the connection would then keep its place in the
-/// pool, until the ping of the pool is answered.
+/// answer. If a browser goes away, its request is dropped. Without a task the connection would then keep its place in
+/// the pool, until the ping of the pool is answered.
 async fn in_a_task<R: Send + 'static>(
     asking: impl Future<Output = Result<R, Failure>> + Send + 'static,
 ) -> Result<R, Failure> {
@@ -190,7 +192,7 @@ async fn settle(State(console): App, visitor: Person, Path(link): Path<String>, 
         let done = agreed.carry_out(&console.pool, &order.reason).await;
         let done = done.map_err(|failure| Refusal::Failure(Some(link.clone()), failure))?;
         tracing::info!(operator = %printable(&order.operator), "{}", printable(&done));
-        // It is done, and it is in the log of the process. Standard output may have no reader, or a full disk.
+        // The decision is made and logged. Standard output may have no reader, or a full disk.
         let _ = print(&format!("{} {}: {}\n", Utc::now().to_rfc3339(), printable(&order.operator), printable(&done)));
         Ok(pages::settled(&link, &done))
     });

@@ -1,4 +1,5 @@
-//! Errors in one line: what happened, why, and what to do. A URL is never printed, for its password.
+//! Errors in one line: the failure, its cause, and what to do. A URL is never printed, because it may contain a
+//! password.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -105,7 +106,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// 2 is for what was typed wrong, 1 for all else.
+    /// 2 for wrong arguments, 1 for all other failures.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::NoDatabase
@@ -120,7 +121,7 @@ impl Failure {
         }
     }
 
-    /// The error and its causes; sqlx repeats the server's text in its own, which is said once.
+    /// The error and its causes. sqlx repeats the server's text, which is printed once.
     pub(crate) fn in_one_line(&self) -> String {
         let mut line = self.to_string();
         let mut cause = self.source();
@@ -137,8 +138,8 @@ impl Failure {
     }
 }
 
-/// Text of somebody else's in one line. It escapes what would start another line, command the terminal, turn the direction
-/// of writing round, or not be seen.
+/// Foreign text in one line. Escapes characters that would start another line, control the terminal, change the
+/// direction of writing, or be invisible.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().fold(String::with_capacity(text.len()), |mut line, character| {
         match character {
@@ -150,7 +151,7 @@ pub(crate) fn printable(text: &str) -> String {
     })
 }
 
-/// What kept a connection from being made. Class 28 is a login that the server refused.
+/// Why a connection was not made. Class 28 is a login that the server refused.
 pub(crate) fn of_connecting(error: sqlx::Error) -> Failure {
     match error.as_database_error().and_then(|cause| cause.code()) {
         Some(code) if code.starts_with("28") => Failure::Login(error),
@@ -158,7 +159,7 @@ pub(crate) fn of_connecting(error: sqlx::Error) -> Failure {
     }
 }
 
-/// To create a schema takes other rights than to use it.
+/// Creating a schema needs other rights than using it.
 pub(crate) fn of_migrating(failure: Failure) -> Failure {
     match failure {
         Failure::Refused(cause) => Failure::MayNotMigrate(cause),
@@ -166,7 +167,7 @@ pub(crate) fn of_migrating(failure: Failure) -> Failure {
     }
 }
 
-/// A role that protects a table owns it. The rights of a janitor would not help it.
+/// A role that protects a table has to own it. The rights of a janitor are not enough.
 pub(crate) fn of_protecting(failure: Failure) -> Failure {
     match failure {
         Failure::Refused(cause) => Failure::MayNotProtect(cause),
@@ -193,8 +194,8 @@ impl From<SettleError> for Failure {
     }
 }
 
-/// What the library says to a caller with a key is of no use here. 42501 is a right that is missing: somebody's to
-/// grant.
+/// The library's advice for a caller with a key does not help here. 42501 is a missing right, which an administrator
+/// grants.
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error {

@@ -1,4 +1,4 @@
-//! `show` and `unsettled`: which keys there are to settle, and what is known of one.
+//! `show` and `unsettled`: the keys that have to be settled, and the record of one key.
 
 use std::num::NonZeroU32;
 
@@ -143,7 +143,7 @@ pub(crate) fn in_text(shown: &Shown) -> String {
     lines.chain(shown.steps.iter().map(step_in_text)).chain(looks).collect()
 }
 
-/// Without the body, which is confidential. The rest is a client's own words, too.
+/// Without the body, which is confidential. The rest is foreign text, too.
 fn request_in_text(request: &ShownRequest) -> Vec<(&'static str, String)> {
     let mut lines = vec![("", printable(&format!("{} {}", request.method, request.target)))];
     lines.extend(request.headers.iter().map(|(name, value)| ("", printable(&format!("{name}: {value}")))));
@@ -165,7 +165,7 @@ fn step_in_text(step: &ShownStep) -> String {
 
 pub(crate) async fn unsettled(database: &Database, options: Unsettled) -> Result<Ending, Failure> {
     let limit = options.limit.get();
-    // One more than asked for tells whether there are more.
+    // One more than requested shows whether there are more.
     let (most, abandoned_for) = (options.max_attempts, options.abandoned_for);
     let pool = database.pool().await?;
     let mut found = ask(LONG_ANSWER, operator::unsettled(&pool, limit.saturating_add(1), most, abandoned_for)).await?;
@@ -218,7 +218,7 @@ fn list_in_text(found: &[Shown], more_left: bool, most: Option<NonZeroU32>) -> S
     }
     let first = found.iter().min_by_key(|record| record.expires_at).map(|record| {
         let expires_at = record.expires_at.format("%Y-%m-%d %H:%M:%SZ");
-        // Another one, which is not listed, may expire before.
+        // A key that is not listed may expire before.
         let of_these = if more_left { "of these, " } else { "" };
         format!(
             "{of_these}the first to expire is {}, at {expires_at}: then its key is new, and a repeat performs\n",
@@ -234,14 +234,13 @@ fn named(record: &Shown) -> String {
     [record.key.scope(), record.key.operation(), record.key.value()].map(as_argument).join(" ")
 }
 
-/// Why it waits: the state, and that its attempts are used up, where the service's limit is known.
+/// Why the key waits: its state, and whether its attempts are used up, if the service's limit is known.
 pub(crate) fn waits_as(record: &Shown, most: Option<NonZeroU32>) -> String {
     let exhausted = most.is_some_and(|most| record.is_exhausted(most));
     format!("{}{}", record.state, if exhausted { ", exhausted" } else { "" })
 }
 
-/// As a shell takes it for one argument, since that is what it is copied for; and a part of a key is a client's own
-/// words.
+/// Quoted as one argument of a shell, because the line is made to be copied, and a part of a key is foreign text.
 fn as_argument(part: &str) -> String {
     let plain = |character: char| character.is_ascii_alphanumeric() || "_-./:@%+=,".contains(character);
     if part.chars().all(plain) {

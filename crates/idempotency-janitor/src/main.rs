@@ -1,8 +1,11 @@
-//! `idempotency-janitor`: keeps the table of pg-idempotency small, tells what is in it, and settles what nobody
-//! completes.
+//! `idempotency-janitor`: deletes expired records of pg-idempotency, shows the others, and settles unknown outcomes.
 //!
-//! A thin `main` over the library. Exit codes: 0 done, 1 ran and failed, 2 wrong usage, 3 stopped with
-//! work left (`sweep`), a key waits for a person (`unsettled`), or the sweep lags and nothing else is wrong (`health`).
+//! A thin `main` over the library. Exit codes:
+//!
+//! - 0: done
+//! - 1: ran and failed
+//! - 2: wrong usage
+//! - 3: `sweep` stopped with work left, `unsettled` lists a key, or `health` found only a sweep that lags
 
 mod arguments;
 mod connection;
@@ -36,7 +39,7 @@ async fn main() -> ExitCode {
         Ok(Ending::Done) => ExitCode::SUCCESS,
         Ok(Ending::WorkLeft) => ExitCode::from(3),
         Err(failure) => {
-            // The exit code has to say it, also if standard error cannot be written.
+            // The exit code must report the failure, even if standard error cannot be written.
             let _ = writeln!(std::io::stderr(), "idempotency-janitor: {}", failure.in_one_line());
             ExitCode::from(failure.exit_code())
         }
@@ -59,7 +62,7 @@ async fn run(arguments: Arguments) -> Result<Ending, Failure> {
             };
             migrated.map_err(failure::of_migrating)?;
             if distributed {
-                // It moves every record. Nobody can say how long that takes, and a person watches it.
+                // It moves every record. The time is unknown, and a person watches it.
                 distribute(&pool).await.map_err(Failure::from).map_err(failure::of_migrating)?;
             }
             print("the schema is current\n")

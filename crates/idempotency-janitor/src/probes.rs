@@ -40,7 +40,7 @@ pub(crate) async fn serve(address: SocketAddr, database: &Database) -> Result<Se
     let server = Server::start(address, router).await?;
     print(&format!("metrics on http://{}/metrics\n", server.address))?;
     tokio::spawn(async move {
-        // Histograms grow until they are drained, and perhaps no server ever scrapes them.
+        // Histograms grow until they are drained, and it may be that no server scrapes them.
         loop {
             tokio::time::sleep(UPKEEP).await;
             kept_up.run_upkeep();
@@ -49,18 +49,17 @@ pub(crate) async fn serve(address: SocketAddr, database: &Database) -> Result<Se
     Ok(server)
 }
 
-/// All probes share one connection, because each new one is a new process on the server. The probe does not use the
-/// connection of the sweep: it would wait behind a batch, and report a busy janitor as dead. It does not use a pool
-/// either: a pool pings each connection that comes back, and has none to give for a quarter of an hour after the network
-/// was lost without a word.
+/// All probes share one connection, because each new one is a new process on the server. It is not the connection of
+/// the sweep: the probe would wait behind a batch, and report a busy janitor as dead. It is not of a pool either: a
+/// pool pings each connection that comes back, and after the network was lost it has none for a quarter of an hour.
 struct Probe {
     database: Database,
     kept: Mutex<Option<PgConnection>>,
 }
 
 impl Probe {
-    /// Takes the connection out of its place while it pings. So if this future is dropped, a connection that does not
-    /// answer is closed. A broken connection is replaced at once, for example after a restart of the server.
+    /// Takes the connection while it pings. So if this future is dropped, a connection that does not answer is closed.
+    /// A broken connection is replaced at once, for example after a restart of the server.
     async fn ask(&self) -> Result<(), Failure> {
         let mut kept = self.kept.lock().await;
         if let Some(mut conn) = kept.take()

@@ -1,4 +1,4 @@
-//! What a process is to those who start it: how it ends, what it prints and logs, and the signals that end it.
+//! The process: how it ends, its output and log, and the signals that end it.
 
 use std::io::{ErrorKind, IsTerminal as _, Write as _, stderr, stdout};
 
@@ -46,7 +46,7 @@ impl Signals {
 
 /// To stderr, as RUST_LOG says.
 pub(crate) fn log() {
-    // Lossy: a RUST_LOG that is meant for others, or mistyped, should not keep the table from being swept.
+    // Lossy: a RUST_LOG for other programs, or a mistyped one, must not stop the sweep.
     let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
     tracing_subscriber::fmt()
         .with_env_filter(filter)

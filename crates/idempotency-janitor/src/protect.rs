@@ -6,7 +6,7 @@ use crate::connection::{Database, LONG_ANSWER, ask};
 use crate::failure::{Failure, of_protecting};
 use crate::process::{Ending, print};
 
-/// One table after the other: each is a transaction, so that no table stays locked while the next one is waited for.
+/// One table after the other, each in its own transaction: no table stays locked during the wait for the next one.
 pub(crate) async fn protect(database: &Database, tables: &[String], warn: bool) -> Result<Ending, Failure> {
     let pool = database.pool().await?;
     let (on_escape, then) = match warn {

@@ -1,6 +1,6 @@
 //! `resolve`, `release`, `grant` and `forget`: an operator decides about one key.
 //!
-//! Each shows the record first, and settles only what was shown.
+//! Each shows the record first, and settles it only as it was shown.
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _, stderr, stdin};
 
@@ -18,7 +18,7 @@ use crate::process::{Ending, print};
 
 const EXPIRED: &str = "the key is new again, and the next call performs the operation";
 
-/// What an operator has found out about a key.
+/// The finding of an operator about a key.
 pub(crate) enum Decision {
     /// It took effect, and returned this response.
     Resolve {
@@ -41,7 +41,7 @@ pub(crate) enum Decision {
 }
 
 impl Decision {
-    /// An error if this record is not to be settled so.
+    /// An error if this record cannot be settled in this way.
     pub(crate) fn check(&self, shown: &Shown) -> Result<(), Failure> {
         if let Some(left) = shown.lease_left {
             return Err(Failure::Leased { seconds: left.as_secs_f64() });
@@ -77,7 +77,7 @@ impl Decision {
             Self::Grant if !matches!(shown.state, State::Released | State::Lapsed) => {
                 refused("only a released or lapsed operation gets another attempt; settle what is indeterminate first")
             }
-            // They did not all go the same way, or nobody has said so.
+            // The steps may have had different outcomes.
             Self::Release if names_in_doubt(shown).len() > 1 => {
                 Err(Failure::StepsInDoubt { steps: names_in_doubt(shown) })
             }
@@ -85,7 +85,7 @@ impl Decision {
         }
     }
 
-    /// The decision about this record, if it is to be settled so.
+    /// The decision about this record, if it can be settled in this way.
     pub(crate) fn about(self, shown: Shown) -> Result<Agreed, Failure> {
         self.check(&shown)?;
         Ok(Agreed { decision: self, shown })
@@ -103,7 +103,7 @@ impl Agreed {
         &self.shown
     }
 
-    /// What follows, and the question.
+    /// The consequence, and the question.
     pub(crate) fn means(&self) -> String {
         let Self { decision, shown } = self;
         let in_doubt = names_in_doubt(shown);
@@ -145,13 +145,13 @@ impl Agreed {
         }
     }
 
-    /// Settles what was shown, and tells what was done, for the log.
+    /// Settles the record as it was shown. Returns a line for the log.
     pub(crate) async fn carry_out(self, pool: &PgPool, reason: &str) -> Result<String, Failure> {
         let Self { decision, shown } = self;
         let before = shown.clone();
         let done = match decision {
             Decision::Resolve { response } => {
-                // The record keeps a longer time of its own.
+                // The record keeps its own retention if it is longer.
                 ask(ANSWER, shown.resolve(pool, &response, DEFAULT_RETENTION)).await?;
                 "resolved"
             }
@@ -215,9 +215,9 @@ pub(crate) async fn settle(
         confirm(&agreed)?;
     }
     let done = agreed.carry_out(&pool, reason).await?;
-    // The line is appended to a log, and of `resolve` and `forget` no other record has the time.
+    // The line is appended to a log. It is the only record of the time of `resolve` and `forget`.
     let receipt = format!("{} {done}\n", Utc::now().to_rfc3339());
-    // It is done. An exit code of a failure would be wrong, also if the disk with the log is full.
+    // The decision is made. An exit code of a failure would be wrong, even if the disk of the log is full.
     if print(&receipt).is_err() {
         let _ = stderr().write_all(receipt.as_bytes());
     }
@@ -229,7 +229,7 @@ fn others(shown: &Shown, step: &str) -> Vec<String> {
     names_in_doubt(shown).into_iter().filter(|other| other != step).collect()
 }
 
-/// What follows if a step is settled: nobody continues while others are in doubt.
+/// The consequence of settling a step. No caller continues while other steps are in doubt.
 fn follows(shown: &Shown, step: &str, if_last: &str) -> String {
     match &others(shown, step)[..] {
         [] => if_last.to_owned(),
@@ -254,7 +254,7 @@ fn settled(done: &str, shown: &Shown, step: &str, reason: &str) -> String {
     format!("{done}: the step {step:?} with downstream key {downstream_key} of {of}, {left}, because {reason}")
 }
 
-/// The response as it was given, to the byte: a parsed number would lose digits, and a parsed object its order.
+/// The response byte by byte: a parsed number would lose digits, and a parsed object its order.
 fn read(response: ResponseArguments) -> Result<Box<RawValue>, Failure> {
     let text = match (response.response, response.response_file) {
         (_, Some(path)) => std::fs::read_to_string(&path).map_err(|source| Failure::ResponseFile { path, source })?,
@@ -283,8 +283,8 @@ fn confirm(agreed: &Agreed) -> Result<(), Failure> {
     if matches!(answer.trim(), "y" | "Y" | "yes") { Ok(()) } else { Err(Failure::NotConfirmed) }
 }
 
-/// The key for the log of decisions. Values may begin alike, so the token tells which claim was settled, and the
-/// downstream key leads to the provider's own log.
+/// The key for the log of decisions. Values may begin alike, so the token shows which claim was settled. The downstream
+/// key leads to the provider's log.
 fn named(shown: &Shown) -> String {
     let key = &shown.key;
     let (value, bytes) = (beginning(key.value()), key.value().len());

@@ -1,4 +1,4 @@
-//! `stats`: what is in the table.
+//! `stats`: the content of the table.
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};

@@ -17,7 +17,7 @@ fn janitor(pool: sqlx::PgPool, pace: &Pace) -> Janitor {
 pub(crate) async fn sweep(database: &Database, options: Sweep) -> Result<Ending, Failure> {
     let janitor = janitor(database.pool().await?, &options.pace);
     let mut signals = Signals::listen()?;
-    // The warnings about records that nobody had settled: cron mails them, although the report is dropped.
+    // For the warnings about deleted indeterminate records: cron mails them, although the report is dropped.
     log();
     let stop = async {
         match options.max_duration {

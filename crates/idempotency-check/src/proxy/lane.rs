@@ -8,8 +8,8 @@ use super::text::shape;
 
 /// The messages of a client that are sent, lost or held together.
 ///
-/// A simple query is a step of its own. In the extended protocol, everything up to a Sync or a Flush is one step. PostgreSQL
-/// executes it message by message, but a client cannot act on an answer before it has sent the whole.
+/// A simple query is a step of its own. In the extended protocol, everything up to a Sync or a Flush is one step.
+/// PostgreSQL executes it message by message, but a client cannot act on an answer before it has sent the whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Step {
     pub(super) sql: String,

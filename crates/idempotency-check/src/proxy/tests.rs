@@ -36,7 +36,8 @@ fn query(sql: &str) -> Vec<u8> {
     Message::new(b'Q', format!("{sql}\0").as_bytes()).bytes().to_vec()
 }
 
-/// Sends three queries at once, with a trap at the second one. Gives how many answers came, and what the server was asked.
+/// Sends three queries at once, with a trap at the second one. Gives how many answers came, and what the server was
+/// asked.
 async fn three(cut: Cut, then: Option<Then>) -> (usize, Vec<String>) {
     let (upstream, mut told) = server().await;
     let proxy = Proxy::open(([127, 0, 0, 1], 0).into(), upstream).await.expect("a port");

@@ -144,7 +144,8 @@ impl Message {
         Some(String::from_utf8_lossy(text))
     }
 
-    /// The prepared statement that a Parse, a Bind, or a Describe or Close of a statement names. The unnamed one is empty.
+    /// The prepared statement that a Parse, a Bind, or a Describe or Close of a statement names. The unnamed one is
+    /// empty.
     #[must_use]
     pub fn statement(&self) -> Option<Cow<'_, str>> {
         let name = match (self.kind(), self.body()) {
@@ -156,7 +157,8 @@ impl Message {
         Some(String::from_utf8_lossy(name))
     }
 
-    /// The state of the transaction in a ReadyForQuery: `b'I'` for idle, `b'T'` in a transaction, `b'E'` in a failed one.
+    /// The state of the transaction in a ReadyForQuery: `b'I'` for idle, `b'T'` in a transaction, `b'E'` in a failed
+    /// one.
     #[must_use]
     pub fn ready(&self) -> Option<u8> {
         (self.kind() == b'Z').then(|| self.body().first().copied().unwrap_or(b'I'))

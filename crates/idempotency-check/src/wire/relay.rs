@@ -36,8 +36,8 @@ pub trait Tap: Sync {
 
 /// Passes messages between the two until one of them closes its connection, or the tap does.
 ///
-/// Requests for encryption are refused, so that the messages can be read. If the client is gone, the server still receives
-/// what the client had sent, executes it, and only then sees the end of its connection.
+/// Requests for encryption are refused, so that the messages can be read. If the client is gone, the server still
+/// receives what the client had sent, executes it, and only then sees the end of its connection.
 pub async fn relay(mut client: Stream, server: Stream, tap: &impl Tap) {
     let Ok(first) = begin(&mut client).await else { return };
     let (mut from_client, mut to_client) = split(client);

@@ -3,8 +3,8 @@
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A port that is free now. It is below the ports that the system gives to outgoing connections: one of these could take
-/// it before the service does, and a connection that finds no service could be connected to itself.
+/// A port that is free now. It is below the ports that the system gives to outgoing connections: one of these could
+/// take it before the service does, and a connection that finds no service could be connected to itself.
 pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let mut ports = std::iter::repeat_with(|| {

@@ -1,5 +1,5 @@
-//! Decides who may see a page and send a form. Every request passes [`guard`] first. With HTTP Basic there are no sessions
-//! to keep, and none to steal.
+//! Decides who may see a page and send a form. Every request passes [`guard`] first. With HTTP Basic there are no
+//! sessions to keep, and none to steal.
 
 use std::fs::read_to_string;
 use std::net::{IpAddr, SocketAddr};

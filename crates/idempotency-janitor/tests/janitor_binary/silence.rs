@@ -1,4 +1,5 @@
-//! The console, while its database goes silent: nothing is refused and nothing is answered, and no connection is closed.
+//! The console, while its database goes silent: nothing is refused and nothing is answered, and no connection is
+//! closed.
 
 use std::time::{Duration, Instant};
 

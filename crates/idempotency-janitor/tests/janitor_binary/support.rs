@@ -73,8 +73,8 @@ pub(crate) async fn lapsed(pool: &PgPool, key: &Key, policy: Policy) -> anyhow::
 
 pub(crate) const IN_STEPS: Policy = Policy::InSteps { lease: Duration::from_secs(40) };
 
-/// An operation whose body is "body", whose owner died in the step `text`, after it had finished the step `ride` with the
-/// result 1. Gives the downstream key of `text`.
+/// An operation whose body is "body", whose owner died in the step `text`, after it had finished the step `ride` with
+/// the result 1. Gives the downstream key of `text`.
 pub(crate) async fn in_doubt(pool: &PgPool, key: &Key) -> anyhow::Result<String> {
     let leasing = LeaseOptions::new(IN_STEPS).store_request(true);
     let acquired = leasing.acquire::<serde_json::Value, _>(pool, key, "body").await?;
