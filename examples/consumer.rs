@@ -33,7 +33,7 @@ async fn consume(pool: &PgPool, batch: &[Message]) -> Result<usize, Error> {
         .map(|message| Key::new("warehouse", "article.sold", message.id.to_string()))
         .collect::<Result<_, _>>()?;
     let mut tx = pool.begin().await?;
-    // One statement for the whole batch. A key that occurs twice in it is a duplicate the second time.
+    // One statement for the whole batch. The second occurrence of a key in it is a duplicate.
     let marked = MarkOptions::new(WINDOW).mark_many(&mut tx, &keys).await?;
     let new = || batch.iter().zip(&marked).filter(|(_, marked)| **marked == Marked::First);
     for (message, _) in new() {

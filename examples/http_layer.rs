@@ -56,7 +56,7 @@ async fn authenticate(headers: HeaderMap, mut request: Request, next: Next) -> R
 }
 
 fn router(pool: PgPool) -> Router {
-    // Keys of different accounts never meet: the scope is the authenticated caller, not a value from the request.
+    // The scope is the authenticated caller, not a value from the request, so accounts cannot share a key.
     let idempotency = IdempotencyLayer::transactional(pool, Idempotency::new(), |request| {
         let Account(id) = request.extensions.get().ok_or(StatusCode::UNAUTHORIZED)?;
         Ok(id.clone())

@@ -32,7 +32,7 @@ use tower::ServiceExt as _;
 const POLICY: Policy = Policy::AtLeastOnce { lease: Duration::from_secs(40) };
 /// A payment that fails each time is left to an operator after ten attempts.
 const ATTEMPTS: NonZeroU32 = NonZeroU32::new(10).expect("ten");
-/// Here the client never comes back. The default, a minute, leaves it the time to do so.
+/// Here the client never comes back. The default of a minute gives it time for a retry.
 const RESUME_AFTER: Duration = Duration::from_millis(100);
 
 /// The authenticated caller.

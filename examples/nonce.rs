@@ -1,6 +1,6 @@
 //! script/with-postgres cargo run --example nonce
 //!
-//! A chat whose clients send a message again when they saw no answer: transaction mode with a short retention. The
+//! A chat whose clients send a message again if they got no answer: transaction mode with a short retention. The
 //! retry gets the message that the first attempt created.
 //!
 //! ```text
@@ -15,7 +15,7 @@ use pg_idempotency::{Error, Idempotency, Key, Outcome};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 
-/// A client retries for seconds, not for a day. An expired record costs nothing but space until the next sweep.
+/// A client retries for seconds, not for a day. An expired record only costs space until the next sweep.
 const RETENTION: Duration = Duration::from_secs(5 * 60);
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -27,7 +27,7 @@ struct Message {
 /// `nonce` is the client's, new for each message that its user writes.
 async fn send(pool: &PgPool, author: &str, nonce: &str, text: &str) -> Result<Outcome<Message>, Error> {
     let key = Key::new(author, "message.send", nonce)?;
-    // `run` takes a pool: the transaction is the crate's, and this future may be dropped at any time.
+    // `run` takes a pool, and begins and commits its own transaction. This future may be dropped at any time.
     Idempotency::new()
         .retention(RETENTION)
         .run(pool, &key, text, async |conn| -> Result<Message, Error> {

@@ -1,7 +1,7 @@
 //! script/with-postgres cargo run --example reconcile
 //!
-//! A text that is sent at most once. The connection to the gateway breaks after the text is sent, so that nobody knows
-//! what became of it, until a reconciler asks the gateway.
+//! A text that is sent at most once. The connection to the gateway breaks after the text is sent, so its outcome is
+//! unknown until a reconciler asks the gateway.
 //!
 //! ```text
 //! the gateway sends "Your car has arrived"
@@ -41,7 +41,7 @@ async fn main() -> anyhow::Result<()> {
     let pool = PgPool::connect(&std::env::var("DATABASE_URL")?).await?;
     migrate(&pool).await?;
     let gateway = Gateway::default();
-    // Short times, so that the example ends soon. Usual are 40 seconds, and minutes of quiet.
+    // Short times, so that the example ends soon. A lease of 40 seconds and some minutes of quiet are usual.
     let policy = Policy::AtMostOnce { lease: Duration::from_secs(2) };
     let leasing = LeaseOptions::new(policy).store_request(true);
     let reconciler = Reconciler::new(leasing, "sms.arrived", Duration::from_millis(500))?;

@@ -1,7 +1,7 @@
 //! script/with-postgres cargo run --example ride
 //!
-//! A ride that is booked, charged and announced by text: lease mode in steps. The first attempt fails after the charge,
-//! its client does not come back, and a resumer finishes the operation.
+//! A ride that is booked, charged and announced by text: a lease with `InSteps`. The first attempt fails after the
+//! charge, its client does not come back, and a resumer finishes the operation.
 //!
 //! ```text
 //! the gateway charges 1250 cents to tok_4711
@@ -24,7 +24,7 @@ use tokio::sync::Notify;
 const POLICY: Policy = Policy::InSteps { lease: Duration::from_secs(40) };
 /// A ride that fails each time is left to an operator after ten attempts.
 const ATTEMPTS: NonZeroU32 = NonZeroU32::new(10).expect("ten");
-/// Here the client never comes back. The default, a minute, leaves it the time to do so.
+/// Here the client never comes back. The default of a minute gives it time for a retry.
 const RESUME_AFTER: Duration = Duration::from_millis(100);
 
 /// The claim stores this body in plain text, so it has a token for the card, and not the card's number.
@@ -78,13 +78,14 @@ async fn book(gateways: &Gateways, lease: &Lease, request: &Request) -> anyhow::
             Ok(sqlx::query_scalar(insert).bind(&request.rider).fetch_one(conn).await?)
         })
         .await?;
-    // After a crash in its middle it is performed again, and the gateway knows the key.
+    // After a crash in the middle, this step is performed again, and the gateway knows the key.
     let charge = lease
         .step_at_least_once("charge", async |step| {
             gateways.charge(&request.card, request.cents, step.downstream_key()).await
         })
         .await?;
-    // After a crash in its middle an operator has to find out. This gateway's errors all mean that it sent nothing.
+    // After a crash in the middle, an operator settles this step. Each error of this gateway means that it sent
+    // nothing.
     let text = lease
         .step_at_most_once("text", async |step| {
             gateways.text(&request.phone).await.map_err(|error| step.not_performed(error))

@@ -23,12 +23,12 @@ use serde::Deserialize;
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 
-/// As long as the sender retries, and some more.
+/// Longer than the sender retries.
 const WINDOW: Duration = Duration::from_secs(7 * 24 * 3600);
 
 #[derive(Clone, Deserialize)]
 struct Event {
-    /// The sender's. A retry carries the same.
+    /// The sender's id of the event. A retry has the same.
     id: String,
     invoice: String,
     cents: i64,
@@ -37,7 +37,7 @@ struct Event {
 /// The route's handler. Verify the sender's signature before this.
 async fn receive(State(pool): State<PgPool>, Json(event): Json<Event>) -> StatusCode {
     match process(&pool, &event).await {
-        // The sender needs no answer but this one, so a duplicate is acknowledged like the first delivery.
+        // The sender needs only this answer, so a duplicate is acknowledged like the first delivery.
         Ok(marked) => {
             println!("{}: {marked:?}", event.id);
             StatusCode::OK

@@ -1,13 +1,14 @@
--- What a role could do that may only CREATE in the database, and was first: it owns everything but the schema `idempotency`.
--- script/postgres runs this file in template1 of its temporary servers, so each test meets all of it. Whatever of it is called fails.
+-- A hostile role may only CREATE in the database, and was there first: it owns everything except the schema
+-- `idempotency`. script/postgres runs this file in template1 of its temporary servers, so each test runs beside these
+-- objects. Each of them fails when it is called.
 --
--- First the lookalikes: relations and functions with the names of the crate's, and types with the names of PostgreSQL's, into which
--- values turn by themselves.
+-- First the lookalikes: relations and functions with the names of the crate's, and types with the names of
+-- PostgreSQL's, into which values turn by themselves.
 create role stranger;
 
 alter schema public owner to stranger;
 
--- The superuser is a member of this group only because the stranger says so.
+-- The superuser is a member of this group only because the hostile role has granted it.
 create role strangers_group;
 
 grant strangers_group to stranger with admin option;
@@ -63,10 +64,10 @@ begin
 end
 $$;
 
--- Then an operator for every pair of types that PostgreSQL's own operators take after an implicit cast only. PostgreSQL prefers
--- such an exact operator of any schema of the search_path, even one behind pg_catalog. So a statement that needs an exact operator,
--- and has none in pg_catalog, fails in every test that sends it. An operator for types that no statement can combine would never be
--- called, so there is none.
+-- Then an operator for every pair of types that PostgreSQL's own operators take after an implicit cast only. PostgreSQL
+-- prefers such an exact operator of any schema of the search_path, even one behind pg_catalog. So a statement that
+-- needs an exact operator, and has none in pg_catalog, fails in every test that sends it. An operator for types that no
+-- statement can combine would never be called, so there is none.
 do $$
 declare
     pair record;

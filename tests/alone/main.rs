@@ -1,5 +1,5 @@
-//! Tests that need the server to themselves: one uses all there is of the machine, the other counts WAL. They take turns; the
-//! tests of other binaries do not run beside them.
+//! Tests that need the server to themselves: one uses all there is of the machine, the other counts WAL. They take
+//! turns; the tests of other binaries do not run beside them.
 
 #[allow(dead_code, unused_imports, reason = "made for the tests of behaviour; these need little of it")]
 #[path = "../behaviour/support.rs"]

@@ -109,7 +109,8 @@ async fn run_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOp
     Ok(())
 }
 
-/// A caller that drops the call alone and commits: at worst the key is indeterminate, and there is never a second effect.
+/// A caller that drops the call alone and commits: at worst the key is indeterminate, and there is never a second
+/// effect.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_call_dropped_in_a_transaction_that_commits_is_at_worst_indeterminate(pool: PgPool) -> anyhow::Result<()> {
     tables(&pool).await;

@@ -1,6 +1,7 @@
-//! A role that may CREATE in a schema of the search path, behind pg_catalog, decides nothing, and runs nothing as another role.
-//! In each database of the tests, a stranger owns `public`, and in it lookalikes, casts, and a failing operator for every pair of
-//! types (script/hostile.sql). So these tests are about functions, and about the SQL of the pages.
+//! A role that may CREATE in a schema of the search path, behind pg_catalog, decides nothing, and runs nothing as
+//! another role. In each database of the tests, a stranger owns `public`, and in it lookalikes, casts, and a failing
+//! operator for every pair of types (script/hostile.sql). So these tests are about functions, and about the SQL of the
+//! pages.
 
 use std::time::Duration;
 

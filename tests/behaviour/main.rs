@@ -1,4 +1,5 @@
-//! What the crate promises, on a real PostgreSQL: one behaviour per test, one theme per file, in folders with the names of those in `src`.
+//! What the crate promises, on a real PostgreSQL: one behaviour per test, one theme per file, in folders with the names
+//! of those in `src`.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! A role that may CREATE in the database, and was there before us or keeps a hand in the schema, runs nothing as the roles that
-//! open a door of the crate. Its functions advance a sequence, which no rollback undoes.
+//! A role that may CREATE in the database, and was there before us or keeps a hand in the schema, runs nothing as the
+//! roles that open a door of the crate. Its functions advance a sequence, which no rollback undoes.
 
 use std::time::Duration;
 

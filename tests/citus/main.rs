@@ -79,8 +79,8 @@ async fn pool() -> Option<PgPool> {
     Some(pool)
 }
 
-/// Time for a caller to begin its wait. The coordinator does not show whose wait it is, and the answers are the same if it
-/// comes later.
+/// Time for a caller to begin its wait. The coordinator does not show whose wait it is, and the answers are the same if
+/// it comes later.
 async fn a_moment() {
     tokio::time::sleep(Duration::from_millis(100)).await;
 }

@@ -91,8 +91,8 @@ async fn a_row_that_is_locked_on_a_worker_is_waited_for_with_a_bound() -> anyhow
     Ok(())
 }
 
-/// A transaction that wrote to two nodes is in doubt after a crash, until Citus recovers it. The coordinator's locks are
-/// gone by then, so the claim meets its row.
+/// A transaction that wrote to two nodes is in doubt after a crash, until Citus recovers it. The coordinator's locks
+/// are gone by then, so the claim meets its row.
 #[tokio::test]
 async fn a_claim_in_doubt_is_waited_for_as_long_as_the_sessions_lock_timeout_allows() -> anyhow::Result<()> {
     let Some(citus) = citus().await else { return Ok(()) };

@@ -1,5 +1,5 @@
-//! Uploads whose client resets the stream, over HTTP/2. hyper gives such a body a clean end if the code is NO_ERROR, and
-//! up to its release 1.9 also if it is CANCEL.
+//! Uploads whose client resets the stream, over HTTP/2. hyper gives such a body a clean end if the code is NO_ERROR,
+//! and up to its release 1.9 also if it is CANCEL.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -83,7 +83,8 @@ async fn a_duplicate_in_the_same_process_needs_no_connection(_: PgPoolOptions, o
     assert_eq!(effects(&pool).await, 2);
 }
 
-/// A trigger lets the completion take a while, and moves the end of the retention to its end. The duplicate asked before.
+/// A trigger lets the completion take a while, and moves the end of the retention to its end. The duplicate asked
+/// before.
 async fn a_record_expires_while_a_duplicate_waits(pool: &PgPool, app: Router, gate: &Gate) {
     create_effects(pool).await;
     sqlx::raw_sql(

@@ -21,8 +21,8 @@ use crate::support::{
 
 const STEPS: Policy = Policy::InSteps { lease: Duration::from_secs(40) };
 
-/// The inner layer would wait for the key that the outer one holds, and the client would be told *in flight* for ever. Or
-/// it would commit, and the outer one say that nothing was.
+/// The inner layer would wait for the key that the outer one holds, and the client would be told *in flight* for ever.
+/// Or it would commit, and the outer one say that nothing was.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn two_layers_on_one_router_are_a_mistake_that_is_named(pool: PgPool) {
     create_effects(&pool).await;
@@ -54,8 +54,8 @@ async fn two_layers_on_one_router_are_a_mistake_that_is_named(pool: PgPool) {
     }
 }
 
-/// sqlx would release a savepoint in place of the COMMIT, and return `Ok`. The next caller that gets the connection finds no
-/// open transaction, whatever the handler answers.
+/// sqlx would release a savepoint in place of the COMMIT, and return `Ok`. The next caller that gets the connection
+/// finds no open transaction, whatever the handler answers.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_forgotten_nested_transaction_is_never_acknowledged(_: PgPoolOptions, options: PgConnectOptions) {
     let pool = pool_of(1, &options).await;

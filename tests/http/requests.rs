@@ -87,7 +87,8 @@ async fn a_body_that_breaks_off_claims_nothing(pool: PgPool) {
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }
 
-/// One chunk of data. The announced length stays the same to the end, as it does in many bodies that are written by hand.
+/// One chunk of data. The announced length stays the same to the end, as it does in many bodies that are written by
+/// hand.
 struct Announcing {
     data: Option<Bytes>,
     length: u64,

@@ -78,8 +78,8 @@ async fn a_key_from_another_place_is_not_echoed_and_the_echo_of_another_service_
     assert!(echoed(&post_to(&of_body, "/none", "key-1", "x").await).is_empty());
 }
 
-/// The agentic-commerce protocol scopes keys to the path. The default scopes them to the matched route, and then another
-/// path is another request.
+/// The agentic-commerce protocol scopes keys to the path. The default scopes them to the matched route, and then
+/// another path is another request.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn with_the_path_as_operation_the_same_key_on_another_path_is_independent(pool: PgPool) {
     create_effects(&pool).await;

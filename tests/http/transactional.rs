@@ -139,8 +139,8 @@ async fn a_request_without_a_key_leaves_no_exemption_on_its_connection(_: PgPool
     }
 }
 
-/// The message with BEGIN fails in the server, as a cancelled statement would: without a key by a shadowed operator, and with
-/// the fewest round trips in its function.
+/// The message with BEGIN fails in the server, as a cancelled statement would: without a key by a shadowed operator,
+/// and with the fewest round trips in its function.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_failed_begin_leaves_its_connection_outside_a_transaction(_: PgPoolOptions, options: PgConnectOptions) {
     let observer = PgPool::connect_with(options.clone()).await.expect("a pool");

@@ -1,5 +1,5 @@
-//! A connection to the database that vanishes: nothing is refused and nothing is answered, and TCP takes a quarter of an
-//! hour to notice, or does not notice at all. The run ends all the same, and the connection leaves the pool.
+//! A connection to the database that vanishes: nothing is refused and nothing is answered, and TCP takes a quarter of
+//! an hour to notice, or does not notice at all. The run ends all the same, and the connection leaves the pool.
 
 use std::time::Duration;
 

@@ -10,8 +10,8 @@ use crate::setting::Setting;
 
 pub(crate) struct Client {
     pub(crate) conn: PgConnection,
-    /// It has two connections, so that no call waits for sqlx's ping of the last call's connection, and it does not ping
-    /// a connection before it lends it.
+    /// It has two connections, so that no call waits for sqlx's ping of the last call's connection, and it does not
+    /// ping a connection before it lends it.
     pub(crate) pool: PgPool,
     pub(crate) redis: Option<Redis>,
 }
@@ -50,7 +50,8 @@ pub(crate) fn spread(call: u64) -> String {
     format!("{high:08x}-{:04x}-4{:03x}-8000-{:012x}", low >> 16, low & 0xfff, call & 0xffff_ffff_ffff)
 }
 
-/// A response whose JSON has this size, and which hardly compresses. It lives as long as the process, like the few others.
+/// A response whose JSON has this size, and which hardly compresses. It lives as long as the process, like the few
+/// others.
 pub(crate) fn response(bytes: usize) -> &'static str {
     let mut text: String = (0_u64..).map(spread).take(bytes / 36 + 1).collect();
     text.truncate(bytes - 2);

@@ -17,7 +17,8 @@ pub(crate) const WAL: &str = "WAL, B";
 /// The first calls prepare statements and fill caches; from the sixth on, plans are generic.
 const WARM: usize = 8;
 const TRIPS: usize = 10;
-/// The WAL of this many units is counted together. The median of such batches leaves out what the server writes by itself.
+/// The WAL of this many units is counted together. The median of such batches leaves out what the server writes by
+/// itself.
 const TOGETHER: usize = 100;
 const BATCHES: usize = 3;
 

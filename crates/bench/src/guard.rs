@@ -1,7 +1,8 @@
 //! Whether a call costs more than in the release before: `script/bench --guard`, in CI.
 //!
-//! The cost of a call is the processor time that this process and the server's backends need for it, and not its duration,
-//! so that other work on the machine decides little. Each figure is the ratio to an alternative that takes turns with it.
+//! The cost of a call is the processor time that this process and the server's backends need for it, and not its
+//! duration, so that other work on the machine decides little. Each figure is the ratio to an alternative that takes
+//! turns with it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,7 +30,8 @@ const MEASUREMENTS: usize = 3;
 /// A measurement below this part of the kept ratio is too slow. Two of the three have to be.
 const TOO_SLOW: f64 = 0.9;
 
-/// Measures, and compares with the figures of the newest release. With `keep`, stores the figures as those of this release.
+/// Measures, and compares with the figures of the newest release. With `keep`, stores the figures as those of this
+/// release.
 pub(crate) async fn run(bench: &Bench, keep: bool) -> anyhow::Result<()> {
     if !Path::new("/proc/self/stat").exists() {
         println!("skipped: this system has no /proc, which tells the processor time of the server");

@@ -84,8 +84,8 @@ pub(crate) enum Answers {
 const PATIENCE: Duration = Duration::from_secs(180);
 /// When the fault is over, every key must be answered within this time.
 const SETTLE_LIMIT: Duration = Duration::from_secs(120);
-/// A mutant may never answer. Of these, `no-trace-grants` needs most time to be seen: four attempts without a trace take
-/// six seconds on an idle machine.
+/// A mutant may never answer. Of these, `no-trace-grants` needs most time to be seen: four attempts without a trace
+/// take six seconds on an idle machine.
 const MUTANT_SETTLE_LIMIT: Duration = Duration::from_secs(10);
 /// One settler alone would take minutes for the keys of a long run.
 const SETTLERS: usize = 8;
@@ -114,8 +114,8 @@ impl Callers {
         callers
     }
 
-    /// Callers of operations in steps beside the other calls, in the same database and under the same fault. The steps of
-    /// a call run side by side at times, so there are more connections than callers.
+    /// Callers of operations in steps beside the other calls, in the same database and under the same fault. The steps
+    /// of a call run side by side at times, so there are more connections than callers.
     pub(crate) fn in_steps_beside(world: &World) -> Self {
         let leased = Leased { promise: Promise::InSteps, lease: Duration::from_millis(400), work: 60 };
         let world = world.beside(&[], None);
@@ -174,8 +174,8 @@ impl Callers {
         Ok(self.check(Answers::All).await?.0)
     }
 
-    /// Asks for every key once more, and compares the answers with the tables and with the outside. Also returns how many
-    /// answers are lost, in words.
+    /// Asks for every key once more, and compares the answers with the tables and with the outside. Also returns how
+    /// many answers are lost, in words.
     pub(crate) async fn check(&self, answers: Answers) -> anyhow::Result<(Finding, String)> {
         let world = &self.world;
         let before = world.history.calls();

@@ -1,5 +1,5 @@
-//! A Citus cluster of the suite's own: a coordinator and two workers on 127.0.0.1. The script `cluster` in the directory
-//! that `CITUS_CLUSTER` names starts them, kills them and starts them again.
+//! A Citus cluster of the suite's own: a coordinator and two workers on 127.0.0.1. The script `cluster` in the
+//! directory that `CITUS_CLUSTER` names starts them, kills them and starts them again.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;

@@ -1,5 +1,5 @@
-//! A PostgreSQL of the suite's own, with fsync on, which can be killed and started again. It ends when this process ends,
-//! also by SIGKILL, because `script/postgres` has the other end of a pipe.
+//! A PostgreSQL of the suite's own, with fsync on, which can be killed and started again. It ends when this process
+//! ends, also by SIGKILL, because `script/postgres` has the other end of a pipe.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -40,8 +40,8 @@ impl Cluster {
         self.directory.join("data")
     }
 
-    /// Creates a database, and removes all earlier ones, because at each start after a crash the server reads every file of
-    /// every database.
+    /// Creates a database, and removes all earlier ones, because at each start after a crash the server reads every
+    /// file of every database.
     pub(crate) async fn create_database(&self, name: &str) -> anyhow::Result<PgConnectOptions> {
         let mut conn = PgConnection::connect_with(&self.options).await?;
         let old: Vec<String> =
@@ -121,8 +121,8 @@ pub(crate) fn signal(signal: &str, process: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ports in a row. They are below the range of outgoing connections, because a port must still be free when a server that
-/// was killed comes back.
+/// Ports in a row. They are below the range of outgoing connections, because a port must still be free when a server
+/// that was killed comes back.
 pub(crate) fn free_ports<const COUNT: usize>() -> anyhow::Result<[u16; COUNT]> {
     const FIRST: u16 = 20_000;
     const LAST: u16 = 32_000;

@@ -1,5 +1,5 @@
-//! The directory of several servers, and the process that cleans up after them: when the suite ends, however it ends, the
-//! keeper ends every process that works in the directory, and removes it.
+//! The directory of several servers, and the process that cleans up after them: when the suite ends, however it ends,
+//! the keeper ends every process that works in the directory, and removes it.
 
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};

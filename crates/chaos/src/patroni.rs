@@ -1,5 +1,5 @@
-//! A Patroni cluster of the suite's own: etcd and three PostgreSQL nodes on 127.0.0.1, and a proxy through which callers
-//! reach the leader.
+//! A Patroni cluster of the suite's own: etcd and three PostgreSQL nodes on 127.0.0.1, and a proxy through which
+//! callers reach the leader.
 //!
 //! # Layout
 //!

@@ -1,4 +1,5 @@
-//! Choices that depend on the seed alone, so they can be repeated. The machine decides the moments at which they happen.
+//! Choices that depend on the seed alone, so they can be repeated. The machine decides the moments at which they
+//! happen.
 
 /// SplitMix64, which is short, and good enough to choose a victim.
 #[derive(Clone, Debug)]

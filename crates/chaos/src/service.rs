@@ -27,7 +27,8 @@ const AS_ASKED: StatusCode = StatusCode::PAYMENT_REQUIRED;
 /// How long a request waits for another one with its key, unless it is to be rejected.
 const WAIT: Duration = Duration::from_secs(2);
 
-/// What callers have in common: a pool, and a layer for each setting. A layer knows the requests in flight of its clones.
+/// What callers have in common: a pool, and a layer for each setting. A layer knows the requests in flight of its
+/// clones.
 #[derive(Clone)]
 pub(crate) struct Service {
     pub(crate) pool: PgPool,

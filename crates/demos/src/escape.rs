@@ -1,5 +1,5 @@
-//! A mutant of every demo: each statement with which a run has written its protected tables is sent once more, through the
-//! pool. The database has to refuse all of them.
+//! A mutant of every demo: each statement with which a run has written its protected tables is sent once more, through
+//! the pool. The database has to refuse all of them.
 
 use sqlx::{AssertSqlSafe, PgPool};
 

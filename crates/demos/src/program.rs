@@ -68,8 +68,8 @@ pub fn run_worker(
     Some(ended.map_or_else(|error| failed(program, &error), |()| ExitCode::SUCCESS))
 }
 
-/// If this program was started as `PROGRAM serve PORT`, serves its API on this port, on tables that stay, until the process
-/// ends: `script/check-services` checks it from outside.
+/// If this program was started as `PROGRAM serve PORT`, serves its API on this port, on tables that stay, until the
+/// process ends: `script/check-services` checks it from outside.
 pub fn run_service(
     program: &'static str,
     tables: &'static str,

@@ -65,7 +65,8 @@ impl Queue {
         sqlx::query_as(sql).bind(VISIBILITY.as_secs_f64()).fetch_optional(&self.pool).await
     }
 
-    /// Acknowledges the message: it is not delivered again. Two workers may have one message, and the first one decides.
+    /// Acknowledges the message: it is not delivered again. Two workers may have one message, and the first one
+    /// decides.
     pub async fn ack(&self, message: &Message, state: &str) -> sqlx::Result<()> {
         let sql = "update message set state = $2::text where number = $1::int8 and state = 'waiting'";
         sqlx::query(sql).bind(message.number).bind(state).execute(&self.pool).await.map(drop)

@@ -17,8 +17,8 @@ pub async fn serve(router: Router) -> anyhow::Result<String> {
     Ok(url)
 }
 
-/// The scope of a request's key. **A real service takes the user from the authenticated session**: if anybody could write
-/// this header, anybody could read another user's responses.
+/// The scope of a request's key. **A real service takes the user from the authenticated session**: if anybody could
+/// write this header, anybody could read another user's responses.
 pub fn user(headers: &HeaderMap) -> Result<String, Problem> {
     let user = headers.get("x-user-id").and_then(|user| user.to_str().ok()).filter(|user| !user.is_empty());
     user.map(str::to_owned).ok_or_else(|| Problem::new(StatusCode::UNAUTHORIZED, "no-user", "send an X-User-ID"))

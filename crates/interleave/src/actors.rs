@@ -287,7 +287,8 @@ pub(crate) enum Ending {
     Renews,
 }
 
-/// Moves Tokio's clock, which all actors share, to the heartbeat of this lease, and waits until it has ended. The wire holds it as any message.
+/// Moves Tokio's clock, which all actors share, to the heartbeat of this lease, and waits until it has ended. The wire
+/// holds it as any message.
 async fn renewed(lease: &Lease) {
     tokio::time::pause();
     tokio::time::advance(LEASE / 3 + Duration::from_millis(1)).await;

@@ -17,8 +17,8 @@ const COMMENT: &str = "/* pg_idempotency: ";
 /// Statements of the crate that neither read nor change what others do.
 const ASIDE: &[&str] =
     &["schema", "applied", "newest applied", "distribution", "leaves", "oldest due", "is open", "is exempt"];
-/// The start of a statement without such a comment, a part of it, and its name: those of callers in SQL, and the ends of
-/// transactions, which are mostly sqlx's. The first that matches counts.
+/// The start of a statement without such a comment, a part of it, and its name: those of callers in SQL, and the ends
+/// of transactions, which are mostly sqlx's. The first that matches counts.
 const NAMES: &[(&str, &str, &str)] = &[
     ("select outcome", "from idempotency.ensure(", "ensure"),
     ("select outcome", "from idempotency.run(", RUN),

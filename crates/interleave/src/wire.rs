@@ -347,7 +347,8 @@ fn parameters(bind: &[u8], at: usize, offset: usize) -> Vec<std::ops::Range<usiz
     values(bind, at + 2 + 2 * formats, offset)
 }
 
-/// The length of an interval. The only one is the age of a transaction, which is younger than its call in every schedule.
+/// The length of an interval. The only one is the age of a transaction, which is younger than its call in every
+/// schedule.
 const INTERVAL: usize = 16;
 
 fn columns(row: &[u8]) -> Vec<Part> {

@@ -1,5 +1,5 @@
-//! Processes that do not outlive their parent, however it ends: the parent has the other end of their standard input, which
-//! the kernel closes even after SIGKILL.
+//! Processes that do not outlive their parent, however it ends: the parent has the other end of their standard input,
+//! which the kernel closes even after SIGKILL.
 
 use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::os::unix::process::CommandExt as _;
@@ -8,8 +8,8 @@ use std::{process, thread};
 
 use anyhow::{Context as _, ensure};
 
-/// A process that ends by itself when its standard input does, as `script/postgres serve`. Dropping this value ends it, and
-/// waits for its end.
+/// A process that ends by itself when its standard input does, as `script/postgres serve`. Dropping this value ends it,
+/// and waits for its end.
 pub struct Kept {
     process: Child,
     /// The first line that it has printed.
@@ -17,7 +17,8 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Waits for the first line. The process has a group of its own, so that Ctrl-C ends only its parent, which closes the pipe.
+    /// Waits for the first line. The process has a group of its own, so that Ctrl-C ends only its parent, which closes
+    /// the pipe.
     pub fn start(command: &mut Command) -> anyhow::Result<Self> {
         let name = command.get_program().to_owned();
         let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0).spawn();

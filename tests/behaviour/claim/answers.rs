@@ -20,7 +20,8 @@ const STEPS: [Option<&str>; 3] = [
 ];
 const LEASES: [Option<&str>; 4] = [None, Some("-infinity"), Some("-1 min"), Some("40 s")];
 
-/// The stored attempt, and the one that an operator permits. Attempt 0: the first claim never began, or its key was freed.
+/// The stored attempt, and the one that an operator permits. Attempt 0: the first claim never began, or its key was
+/// freed.
 const ATTEMPTS: [(i32, Option<i32>); 3] = [(ATTEMPT, None), (ATTEMPT, Some(ATTEMPT + 1)), (0, None)];
 /// The limit of a service in lease mode.
 const MOST: NonZeroU32 = NonZeroU32::new(ATTEMPT.unsigned_abs()).expect("three");
@@ -126,8 +127,8 @@ fn every_state() -> Vec<State> {
     states
 }
 
-/// Writes the state as a record; `false` where the schema bars it. Every record has the time of this transaction, because
-/// that must not make it this transaction's own.
+/// Writes the state as a record; `false` where the schema bars it. Every record has the time of this transaction,
+/// because that must not make it this transaction's own.
 async fn write(conn: &mut PgConnection, key: &Key, state: State) -> bool {
     let body = if state.same_fingerprint { "body" } else { "other" };
     let fingerprint = Fingerprint::of_json(body).expect("a string");
@@ -295,12 +296,13 @@ async fn every_state_gets_the_answer_of_the_table_in_lease_mode(pool: PgPool) ->
 }
 
 /// transaction: 8 completed, 8 unfinished, 8 released; each lease mode: 8 completed, 8 each of released, lapsed, live;
-/// in steps also 24 unfinished with finished steps, and 24 with one in doubt; mark: 8 completed. (8 are the combinations
-/// of expired, same fingerprint, same transaction.) An attempt is granted to what is unfinished in a lease mode, and attempt 0
-/// is released in a lease mode, without steps.
+/// in steps also 24 unfinished with finished steps, and 24 with one in doubt; mark: 8 completed. (8 are the
+/// combinations of expired, same fingerprint, same transaction.) An attempt is granted to what is unfinished in a lease
+/// mode, and attempt 0 is released in a lease mode, without steps.
 const POSSIBLE: usize = 24 + 3 * 32 + 2 * 24 + 8 + (3 * 24 + 2 * 24) + 3 * 8;
 
-/// An expired record is ignored in any mode, so no answer depends on whether a sweep has deleted it, or on the way to ask.
+/// An expired record is ignored in any mode, so no answer depends on whether a sweep has deleted it, or on the way to
+/// ask.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_sweep_changes_no_answer(pool: PgPool) -> anyhow::Result<()> {
     for state in every_state() {

@@ -209,7 +209,8 @@ async fn of_many_waiting_calls_one_claims_when_an_owner_rolls_back(
     Ok(())
 }
 
-/// A call that may wait asks again for a row that a sweep has locked, until its limit, and never waits for the row itself.
+/// A call that may wait asks again for a row that a sweep has locked, until its limit, and never waits for the row
+/// itself.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_wait_for_a_locked_row_ends_at_its_limit(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;

@@ -139,8 +139,9 @@ async fn an_owners_release_keeps_the_doubt(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The email was sent and the text was not. An operator that knows of one step must not decide about the other. The caller
-/// and the operator learn of both, in the order of the names and not in that of `jsonb`, in which the shorter name is first.
+/// The email was sent and the text was not. An operator that knows of one step must not decide about the other. The
+/// caller and the operator learn of both, in the order of the names and not in that of `jsonb`, in which the shorter
+/// name is first.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_decision_is_about_the_steps_that_were_shown(pool: PgPool) -> anyhow::Result<()> {
     let decisions = ["release", "release a step", "resolve a step", "resolve", "forget"];

@@ -97,8 +97,8 @@ async fn leases_close_a_connection_with_a_transaction_on_it(
     Ok(())
 }
 
-/// A heartbeat without the token would prolong the next owner's claim, and the first owner would never learn that the claim
-/// is lost.
+/// A heartbeat without the token would prolong the next owner's claim, and the first owner would never learn that the
+/// claim is lost.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn work_that_was_overtaken_stops_and_prolongs_nothing(pool: PgPool) -> anyhow::Result<()> {
     let error = LeaseOptions::new(POLICY)
@@ -128,7 +128,8 @@ async fn an_owner_without_a_connection_stops_before_its_lease_lapses(
 ) -> anyhow::Result<()> {
     let observer = PgPool::connect_with(options.clone()).await?;
     let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
-    // A busy machine may stop this process at the deadline, so only the third lease that has lapsed by then is a failure.
+    // A busy machine may stop this process at the deadline, so only the third lease that has lapsed by then is a
+    // failure.
     for value in ["a", "b", "c"] {
         let error = LeaseOptions::new(POLICY)
             .run(&pool, &key(value), "body", async |_| {

@@ -1,5 +1,5 @@
-//! Claims whose COMMIT got no answer, or whose future was dropped meanwhile. The caller knows that the work has not begun,
-//! so the key is free again, and the claim does not count. The COMMIT waits for the test, in a deferred trigger.
+//! Claims whose COMMIT got no answer, or whose future was dropped meanwhile. The caller knows that the work has not
+//! begun, so the key is free again, and the claim does not count. The COMMIT waits for the test, in a deferred trigger.
 
 use std::num::NonZeroU32;
 use std::thread;

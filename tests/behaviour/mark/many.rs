@@ -135,8 +135,8 @@ async fn a_batchs_wait_ends_at_its_limit_with_the_transaction_usable(pool: PgPoo
     Ok(())
 }
 
-/// On a small table that was analyzed, where an update without an order would go through the heap. A third of the keys is
-/// new, a third expired and a third marked.
+/// On a small table that was analyzed, where an update without an order would go through the heap. A third of the keys
+/// is new, a third expired and a third marked.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn batches_and_single_marks_of_new_expired_and_taken_keys_do_not_deadlock(
     _: PgPoolOptions,

@@ -1,5 +1,5 @@
-//! A record whose key has nothing to see, which an unreleased build or a person has written: nobody claims it, and it is
-//! still finished.
+//! A record whose key has nothing to see, which an unreleased build or a person has written: nobody claims it, and it
+//! is still finished.
 
 use std::num::NonZeroU32;
 use std::time::Duration;

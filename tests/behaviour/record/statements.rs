@@ -1,5 +1,5 @@
-//! The statements that the crate sends: their names, and what they say to a plain server and to Citus. A proxy reads them,
-//! as `log_statement = all` would show them.
+//! The statements that the crate sends: their names, and what they say to a plain server and to Citus. A proxy reads
+//! them, as `log_statement = all` would show them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;

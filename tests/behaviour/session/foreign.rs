@@ -96,7 +96,8 @@ async fn every_call_leaves_a_foreign_transaction_without_effect(
     for statement in REFUSED.iter().chain(JOINED) {
         for call in CALLS {
             let key = key(&format!("{call} {statement}"));
-            // If the claim's answer takes longer than the foreign transaction is old, the call joins it. So wait longer.
+            // If the claim's answer takes longer than the foreign transaction is old, the call joins it. So wait
+            // longer.
             let mut pause = Duration::from_millis(20);
             while !is_without_effect(&pool, &other, &key, call, statement, pause).await? {
                 assert!(pause < PATIENCE, "{call} after {statement}: the foreign transaction had an effect");
@@ -157,10 +158,10 @@ async fn an_error_of_the_sessions_own_settings_comes_back(
     Ok(())
 }
 
-/// The documented exception: no query has run in the foreign transaction, and the way of the claim's answer takes longer
-/// than this transaction was old when the call began. Here a trigger delays the answer after the insert. The settings of the
-/// foreign transaction then apply to the call: row security shows the rows of another tenant. The claim and the protection
-/// of the table hold all the same.
+/// The documented exception: no query has run in the foreign transaction, and the way of the claim's answer takes
+/// longer than this transaction was old when the call began. Here a trigger delays the answer after the insert. The
+/// settings of the foreign transaction then apply to the call: row security shows the rows of another tenant. The claim
+/// and the protection of the table hold all the same.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "a transaction on a distributed table begins with the check")]
 async fn a_younger_transaction_without_a_query_is_joined(

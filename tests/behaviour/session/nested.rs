@@ -1,5 +1,5 @@
-//! A nested transaction whose guard is forgotten. sqlx would end the nested transaction in place of the one around it. So
-//! nothing is acknowledged, and the pool gets a connection on which nothing is open.
+//! A nested transaction whose guard is forgotten. sqlx would end the nested transaction in place of the one around it.
+//! So nothing is acknowledged, and the pool gets a connection on which nothing is open.
 
 use std::mem::forget;
 use std::time::Duration;

@@ -101,8 +101,8 @@ struct Quote {
     note: Option<Option<String>>,
 }
 
-/// Each of them is `null` in JSON, or has a `null` in it, and `null` decodes as `None`. [`Error::Unencodable`] documents
-/// them.
+/// Each of them is `null` in JSON, or has a `null` in it, and `null` decodes as `None`. [`Error::Unencodable`]
+/// documents them.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_some_that_is_null_in_json_is_replayed_as_none(pool: PgPool) -> anyhow::Result<()> {
     assert!(respond(&pool, "NaN", Some(f64::NAN)).await?.into_inner().is_some_and(f64::is_nan));

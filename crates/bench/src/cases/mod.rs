@@ -32,8 +32,8 @@ pub(crate) struct Case {
     pub(crate) run: for<'b> fn(&'b Bench) -> Measuring<'b>,
 }
 
-/// A figure of a case, and what it should be. It applies to the tables of the case with this title, and in this column if
-/// one is named.
+/// A figure of a case, and what it should be. It applies to the tables of the case with this title, and in this column
+/// if one is named.
 pub(crate) struct Target {
     value: Value,
     pub(crate) wanted: Bound,

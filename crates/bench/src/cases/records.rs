@@ -8,8 +8,8 @@ use crate::client::{BODY, spread};
 
 const RESPONSE_BYTES: i32 = 300;
 
-/// Completed records, whose keys are those of [`stored_key`]. Their retention ends in the order of their numbers, from this
-/// many days on from now.
+/// Completed records, whose keys are those of [`stored_key`]. Their retention ends in the order of their numbers, from
+/// this many days on from now.
 pub(crate) async fn store(conn: &mut PgConnection, records: u64, days: i32) -> anyhow::Result<()> {
     sqlx::query(
         "

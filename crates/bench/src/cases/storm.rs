@@ -38,9 +38,9 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     Ok(tables)
 }
 
-/// The calls of `others` clients, alone and beside the storm in turns, each for two slices. A duplicate requests the key with
-/// the number that it is given until it is answered, and says whether it performed. The one that performs takes as long as
-/// `work`.
+/// The calls of `others` clients, alone and beside the storm in turns, each for two slices. A duplicate requests the
+/// key with the number that it is given until it is answered, and says whether it performed. The one that performs
+/// takes as long as `work`.
 pub(crate) async fn storm<D>(
     bench: &Bench,
     work: Duration,

@@ -1,5 +1,5 @@
-//! Callers in each mode at the same time, each mode in a database of its own, for faults that last seconds. The effects of
-//! leases and steps are on the stage's own server, which the fault does not hit.
+//! Callers in each mode at the same time, each mode in a database of its own, for faults that last seconds. The effects
+//! of leases and steps are on the stage's own server, which the fault does not hit.
 
 use std::sync::Arc;
 use std::time::Duration;

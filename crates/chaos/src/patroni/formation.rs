@@ -139,8 +139,8 @@ impl Formation {
         self.until(&what, async || self.router.leader().is_some_and(|leader| leader != old.ports)).await
     }
 
-    /// Waits until one node leads and both others stream from it. Under strict replication one of them is the synchronous
-    /// standby.
+    /// Waits until one node leads and both others stream from it. Under strict replication one of them is the
+    /// synchronous standby.
     pub(crate) async fn is_whole(&self) -> anyhow::Result<()> {
         self.until("one node leads and two follow", async || {
             let Ok(leader) = self.leader() else { return false };

@@ -1,5 +1,5 @@
-//! The callers' way to the leader: a TCP proxy that asks the REST API of every node whether it leads, as HAProxy does with
-//! the configuration in Patroni's documentation.
+//! The callers' way to the leader: a TCP proxy that asks the REST API of every node whether it leads, as HAProxy does
+//! with the configuration in Patroni's documentation.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,8 +18,8 @@ use tokio::time::sleep;
 use super::rest;
 use crate::cluster::on_port;
 
-/// `inter`: the time between two questions to a node. Patroni's documentation has 3 s for a `ttl` of 30 s. Here the `ttl`
-/// is a quarter of that.
+/// `inter`: the time between two questions to a node. Patroni's documentation has 3 s for a `ttl` of 30 s. Here the
+/// `ttl` is a quarter of that.
 const INTERVAL: Duration = Duration::from_millis(500);
 /// `fall`: after so many failed checks in a row, the leader counts as lost.
 const FALL: u32 = 2;

@@ -1,6 +1,6 @@
-//! Faults of a Citus cluster, under callers in all modes. Only here do a record and its effect commit on a worker, or in
-//! two phases. With the effects beside the keys nothing is lost, and nothing happens twice. With the effects in a plain
-//! table of the coordinator, the losses are counted.
+//! Faults of a Citus cluster, under callers in all modes. Only here do a record and its effect commit on a worker, or
+//! in two phases. With the effects beside the keys nothing is lost, and nothing happens twice. With the effects in a
+//! plain table of the coordinator, the losses are counted.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -185,8 +185,8 @@ async fn move_shard(nodes: &Nodes, world: &World, way: &str) -> anyhow::Result<(
     Ok(())
 }
 
-/// Both faults for two tables of effects on the coordinator: one that Citus knows, so that it commits in two phases, and
-/// one that it does not know. Then the record commits on its worker first, and the effect later.
+/// Both faults for two tables of effects on the coordinator: one that Citus knows, so that it commits in two phases,
+/// and one that it does not know. Then the record commits on its worker first, and the effect later.
 async fn cut_and_kill(stage: &Stage, nodes: &Nodes) -> anyhow::Result<Finding> {
     let (mut both, mut proxies) = (Vec::new(), Vec::new());
     for (name, effects) in [("known-to-citus", Effects::LocalToCitus), ("plain", Effects::Plain)] {

@@ -1,5 +1,5 @@
-//! The server's clock jumps by an hour, forward and back: every lease lapses at once, or none does for an hour. Only here
-//! does the server's time jump. Needs libfaketime.
+//! The server's clock jumps by an hour, forward and back: every lease lapses at once, or none does for an hour. Only
+//! here does the server's time jump. Needs libfaketime.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;

@@ -1,5 +1,5 @@
-//! A caller whose connection is cut at COMMIT cannot know the result, and its repeat gets the answer. Only here does the
-//! network lose a COMMIT, or the answer to it, under load.
+//! A caller whose connection is cut at COMMIT cannot know the result, and its repeat gets the answer. Only here does
+//! the network lose a COMMIT, or the answer to it, under load.
 
 use tokio::time::sleep;
 

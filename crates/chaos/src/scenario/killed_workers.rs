@@ -1,5 +1,5 @@
-//! Worker processes that are killed with SIGKILL, at any moment of a call. Only here does the process of a caller end, in
-//! transaction mode, with leases under each promise, and with operations in steps. With both doors, connections are
+//! Worker processes that are killed with SIGKILL, at any moment of a call. Only here does the process of a caller end,
+//! in transaction mode, with leases under each promise, and with operations in steps. With both doors, connections are
 //! cut, too: only there do callers of the library and of the SQL functions meet what the others have left.
 
 use std::ops::Range;

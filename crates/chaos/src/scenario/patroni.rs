@@ -62,8 +62,8 @@ async fn inject_all(formation: &Formation, loads: &Loads, least: usize, time: Du
     loads.transactions.go_on(BETWEEN).await
 }
 
-/// Shows that the strict rule can fail: the standbys are cut off, the leader goes on and is lost, and a standby takes its
-/// place.
+/// Shows that the strict rule can fail: the standbys are cut off, the leader goes on and is lost, and a standby takes
+/// its place.
 pub(super) async fn play_delayed(stage: &Stage) -> anyhow::Result<Finding> {
     let programs = match Programs::find() {
         Ok(programs) => programs,
@@ -123,9 +123,9 @@ impl Fault {
         }
     }
 
-    /// Waits until another node leads and the callers of `load` get answers from it, brings the old leader back, and waits
-    /// until the formation is whole. `load` is in transaction mode. In every other `round` the proxy leaves the sessions
-    /// with a paused leader open.
+    /// Waits until another node leads and the callers of `load` get answers from it, brings the old leader back, and
+    /// waits until the formation is whole. `load` is in transaction mode. In every other `round` the proxy leaves the
+    /// sessions with a paused leader open.
     async fn inject(self, formation: &Formation, load: &Callers, round: usize) -> anyhow::Result<()> {
         formation.is_whole().await?;
         let old = formation.leader()?;
@@ -169,7 +169,8 @@ impl Fault {
     }
 }
 
-/// Connections to this node past the proxy, if it is a primary. That is what `target_session_attrs=read-write` asks for.
+/// Connections to this node past the proxy, if it is a primary. That is what `target_session_attrs=read-write` asks
+/// for.
 fn connected_to(node: &Node, world: &World) -> PgPool {
     let database = world.options.get_database().unwrap_or("postgres");
     PgPoolOptions::new()

@@ -1,5 +1,5 @@
-//! A newer release migrates while this one makes calls and its services start. There is one release so far, so the newer
-//! one is made up: it adds a column, an index and a mode. Only here does a migration run under load. The tests in
+//! A newer release migrates while this one makes calls and its services start. There is one release so far, so the
+//! newer one is made up: it adds a column, an index and a mode. Only here does a migration run under load. The tests in
 //! `tests/behaviour/` show that this release leaves the records of a newer one alone.
 
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Owners of a lease that are suspended past its end, and wake. Only here do two owners believe in the same claim, in real
-//! processes.
+//! Owners of a lease that are suspended past its end, and wake. Only here do two owners believe in the same claim, in
+//! real processes.
 
 use std::time::Duration;
 

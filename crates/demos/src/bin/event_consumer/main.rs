@@ -1,5 +1,5 @@
-//! Proves that every message of a queue with acknowledgements ends completed or set aside, with one stored result, while
-//! its workers are killed in the middle of their work, and that every effect belongs to an attempt.
+//! Proves that every message of a queue with acknowledgements ends completed or set aside, with one stored result,
+//! while its workers are killed in the middle of their work, and that every effect belongs to an attempt.
 //!
 //! The [`worker`] uses the crate. Its effect is a text through a gateway that does not recognise repeats. The gateway
 //! gives some requests no answer until their worker is killed, and answers others with an error after the effect.

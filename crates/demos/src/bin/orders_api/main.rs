@@ -1,9 +1,9 @@
 //! Proves that one layer serves a whole API: versions (`If-Match`), PATCH, DELETE, a counter, signed requests and texts
 //! under a lease each need their own place before or behind the key.
 //!
-//! A taxi service. [`api`] has the routes, and the order of the checks in front of them. The handlers are in [`orders`],
-//! and in [`text`] the one whose effect is outside the database. This file is the story of the passengers: they
-//! double-click, have two phones, and send retries that come late.
+//! A taxi service. [`api`] has the routes, and the order of the checks in front of them. The handlers are in
+//! [`orders`], and in [`text`] the one whose effect is outside the database. This file is the story of the passengers:
+//! they double-click, have two phones, and send retries that come late.
 
 mod api;
 mod orders;

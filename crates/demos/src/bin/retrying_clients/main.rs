@@ -1,5 +1,5 @@
-//! Proves that the retry loops in src/guide/clients/, as a reader copies them, each bring about one order from a service
-//! that fails at first. `script/clients` runs it with the loops in other languages.
+//! Proves that the retry loops in src/guide/clients/, as a reader copies them, each bring about one order from a
+//! service that fails at first. `script/clients` runs it with the loops in other languages.
 //!
 //! Every argument is a command that sends one order. It gets the URL, the key and the body as further arguments, and
 //! prints the status and the text of the final answer. The loop in Rust always runs.

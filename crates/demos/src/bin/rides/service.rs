@@ -55,8 +55,8 @@ pub(crate) async fn work(schema: &Schema, arguments: &[String]) -> anyhow::Resul
 async fn create(State(rides): State<Rides>, headers: HeaderMap, Json(new): Json<NewRide>) -> Result<Response, Problem> {
     let value = headers.get("idempotency-key").and_then(|value| value.to_str().ok()).unwrap_or_default();
     let key = Key::new(user(&headers)?, &rides.operation, value)?;
-    // Over HTTP/2 the body of a request that its client has reset may end as if it were whole. hyper drops such a request
-    // here, and could not drop the task.
+    // Over HTTP/2 the body of a request that its client has reset may end as if it were whole. hyper drops such a
+    // request here, and could not drop the task.
     tokio::task::yield_now().await;
     // In a task of its own: a client that hangs up must not put a text in doubt.
     let booked = tokio::spawn(async move { rides.book(&key, &new).await });

@@ -1,8 +1,8 @@
 //! Proves that every signed event is processed once, however often and in whatever order it is delivered, and that no
 //! forged delivery can take a real event's place.
 //!
-//! The [`receiver`] checks the signature, marks the event and processes it in one transaction. The [`sender`] is in this
-//! program too: it forges deliveries, hangs up on one, and then delivers thousands, of which many are repeats and
+//! The [`receiver`] checks the signature, marks the event and processes it in one transaction. The [`sender`] is in
+//! this program too: it forges deliveries, hangs up on one, and then delivers thousands, of which many are repeats and
 //! some fail at first.
 
 mod receiver;
@@ -70,8 +70,8 @@ async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
     audit(&pool, books).await
 }
 
-/// The sender gives up waiting, and delivers again while the first delivery is being processed. If that one were called a
-/// duplicate, the event would be lost: the sender would be content, and then the first transaction would roll back.
+/// The sender gives up waiting, and delivers again while the first delivery is being processed. If that one were called
+/// a duplicate, the event would be lost: the sender would be content, and then the first transaction would roll back.
 async fn hang_up(sender: &Sender, pool: &PgPool, books: &mut Books) -> anyhow::Result<()> {
     books.scene("A hang-up in the middle, then a redelivery");
     let event = event(EVENTS - 1);
