@@ -14,12 +14,12 @@ use crate::Error;
 /// The pause of a loop after its first error. It doubles with each further error.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
-/// When the next pass of a loop begins.
 pub(crate) enum Next {
     /// At once, because there may be more to do.
     AtOnce,
-    /// After the interval, less this time.
-    AfterInterval { less: Duration },
+    AfterInterval {
+        less: Duration,
+    },
     /// After the pause for an error, which the pass has logged.
     AfterError,
 }
@@ -37,7 +37,6 @@ impl Next {
 //
 // Not a function that takes the pass as an asynchronous closure: the future of such a loop would not be `Send`.
 pub(crate) struct Passes<'l> {
-    /// The name of a pass for the log.
     what: &'static str,
     operation: Option<&'l str>,
     interval: Duration,
@@ -57,7 +56,6 @@ impl<'l> Passes<'l> {
         Self { what, operation, interval, shutdown, retry, rest }
     }
 
-    /// Waits, and returns whether to make another pass.
     pub(crate) async fn next(&mut self) -> bool {
         unless(&mut self.shutdown, sleep(self.rest)).await.is_some()
     }
@@ -91,11 +89,8 @@ impl<'l> Passes<'l> {
 
 /// The end of a loop, a search or a sweep. Unlike most futures, it may be polled again after it was ready.
 pub(crate) enum Shutdown<'a> {
-    /// Nothing ends it.
     Never,
-    /// This future ends it.
     When(Pin<&'a mut (dyn Future<Output = ()> + Send)>),
-    /// It has to end.
     Now,
 }
 
@@ -139,7 +134,6 @@ pub(crate) async fn unless<F: Future>(end: &mut (impl Future<Output = ()> + Unpi
     .await
 }
 
-/// The value of a panic.
 pub(crate) type Panic = Box<dyn Any + Send>;
 
 /// Runs code of the service, and returns its panic as an error. The code is dropped before this returns.

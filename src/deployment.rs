@@ -58,12 +58,10 @@ impl Deployment {
         self.distributed
     }
 
-    /// Whether a claim returns the age of its transaction.
     pub(crate) fn claims_tell_the_age(self) -> bool {
         !self.distributed
     }
 
-    /// Whether one statement can mark many keys.
     pub(crate) fn marks_in_batches(self) -> bool {
         !self.distributed
     }

@@ -80,7 +80,6 @@ impl Fingerprint {
         Ok(Self::of_text(&text, &[]))
     }
 
-    /// The fingerprint of a JSON text without the parts to which the pointers point.
     #[cfg(feature = "http")]
     pub(crate) fn of_json_without<'p>(
         text: &[u8],
@@ -109,7 +108,6 @@ impl Fingerprint {
         Self::of_version(BYTES, Sha256::new_with_prefix(format!("{method} {target}\n")).chain_update(body))
     }
 
-    /// The fingerprint of an HTTP request whose body is compared as JSON.
     #[cfg(feature = "http")]
     pub(crate) fn of_json_request(method: &str, target: &str, body: &Self) -> Self {
         Self::of_version(JSON, hash_parts(b"h", &[method.as_bytes(), target.as_bytes(), body.as_bytes()]))
@@ -174,7 +172,6 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// The result of comparing a request with a stored fingerprint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Comparison {
     Same,

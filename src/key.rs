@@ -91,7 +91,6 @@ impl Key {
         &self.value
     }
 
-    /// The number of this key's advisory lock.
     pub(crate) fn lock_id(&self) -> i64 {
         let mut hasher = Sha256::new();
         self.hash_into(&mut hasher);
@@ -205,7 +204,6 @@ impl InvalidKey {
     }
 }
 
-/// A rule for the text of a part.
 pub(crate) type Check = fn(KeyPart, String) -> Result<String, InvalidKey>;
 
 /// The rule for a new key.

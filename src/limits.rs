@@ -45,7 +45,6 @@ pub(crate) const fn is_in(range: &RangeInclusive<Duration>, given: Duration) -> 
     range.start().as_nanos() <= given.as_nanos() && given.as_nanos() <= range.end().as_nanos()
 }
 
-/// Panics for a wait that is out of range.
 #[track_caller]
 pub(crate) const fn assert_wait(on_duplicate: OnDuplicate) {
     if let OnDuplicate::Wait(limit) = on_duplicate {
@@ -53,7 +52,6 @@ pub(crate) const fn assert_wait(on_duplicate: OnDuplicate) {
     }
 }
 
-/// Panics for a retention that is out of range.
 #[track_caller]
 pub(crate) const fn assert_retention(retention: Duration) {
     assert!(is_in(&RETENTION, retention), "a retention must be between a millisecond and ten years");

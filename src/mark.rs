@@ -111,7 +111,7 @@ impl MarkOptions {
     ///
     /// # Panics
     ///
-    /// Under a millisecond or over ten years. In a constant, this is an error of the compiler.
+    /// Under a millisecond or over ten years. In a constant, this is a compile error.
     #[must_use]
     #[track_caller]
     pub const fn new(retention: Duration) -> Self {
@@ -270,7 +270,6 @@ impl MarkOptions {
     }
 }
 
-/// A batch that is being marked.
 struct Batch<'k> {
     options: MarkOptions,
     keys: &'k [Key],

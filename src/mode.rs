@@ -39,7 +39,6 @@ impl Mode {
         self.repeats() || self == Self::AtMostOnce
     }
 
-    /// The text in the column `mode`.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Transaction => "transaction",

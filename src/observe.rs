@@ -65,7 +65,6 @@ pub(crate) async fn claiming<R>(mode: Mode, operation: &str, claim: impl Future<
     ended
 }
 
-/// Measures the work of a lease.
 pub(crate) async fn performing<R>(mode: Mode, operation: &str, work: impl Future<Output = R>) -> R {
     let started = Instant::now();
     let ended = work.await;
@@ -150,7 +149,6 @@ impl<E> Failure<E> {
 }
 
 impl<E: From<Error>> Failure<E> {
-    /// Resumes a panic.
     pub(crate) fn into_callers(self) -> E {
         match self {
             Self::Crate(error) => error.into(),
@@ -181,7 +179,6 @@ pub(crate) fn outcome(mode: Mode, operation: &str, outcome: &'static str) {
     }
 }
 
-/// How long `perform`, or the work of a lease, took.
 pub(crate) fn performed(mode: Mode, operation: &str, took: Duration) {
     metrics::histogram!(
         "idempotency_perform_duration_seconds",
@@ -201,7 +198,7 @@ fn claimed(mode: Mode, operation: &str, took: Duration) {
 }
 
 /// A step that an attempt called, and how the call ended: performed, replayed, or in doubt. Errors after which the step
-/// may be performed again are not counted. The names of steps are no labels, because a loop makes many.
+/// may be performed again are not counted. The names of steps are not labels, because a loop makes many.
 pub(crate) fn step(operation: &str, outcome: &'static str) {
     tracing::debug!(operation, outcome, "step");
     metrics::counter!("idempotency_steps_total", "operation" => operation.to_owned(), "outcome" => outcome)
@@ -222,7 +219,6 @@ pub(crate) fn looked(operation: &str, finding: &'static str) {
         .increment(1);
 }
 
-/// What became of an operation in doubt after a look.
 pub(crate) fn reconciled(operation: &str, outcome: &'static str) {
     tracing::debug!(operation, outcome, "reconciled");
     metrics::counter!("idempotency_reconciled_total", "operation" => operation.to_owned(), "outcome" => outcome)
@@ -267,12 +263,9 @@ pub(crate) const IN_DOUBT: &str = "in_doubt";
 pub(crate) const FAILED: &str = "failed";
 /// An error of the database or of the schema, an answer that does not decode, or a mistake of the service.
 pub(crate) const ERROR: &str = "error";
-/// The operation has used up its attempts.
 pub(crate) const EXHAUSTED: &str = "exhausted";
-/// The service refuses a stored request.
 #[cfg(feature = "http")]
 pub(crate) const REFUSED: &str = "refused";
-/// The HTTP layer had no place for the request.
 #[cfg(feature = "http")]
 pub(crate) const OVERLOADED: &str = "overloaded";
 const LEASE_LOST: &str = "lease_lost";

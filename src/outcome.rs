@@ -49,7 +49,6 @@ pub enum Verdict<T> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Response {
     pub(crate) status: Option<i16>,
-    /// JSON text.
     pub(crate) headers: Option<String>,
     pub(crate) body: Option<Vec<u8>>,
 }
@@ -73,7 +72,6 @@ pub(crate) fn encode<T: Serialize + DeserializeOwned>(response: &T) -> Result<Re
     Ok(Response { body: Some(encoded), ..Response::default() })
 }
 
-/// The response as JSON text.
 pub(crate) fn to_json<T: Serialize + ?Sized>(response: &T) -> Result<Vec<u8>, Error> {
     serde_json::to_vec(response).map_err(unencodable)
 }

@@ -32,7 +32,6 @@ pub enum State {
 }
 
 impl State {
-    /// All states.
     pub(crate) const ALL: &'static [Self] = &[
         Self::Completed,
         Self::Mark,
@@ -55,7 +54,6 @@ impl State {
         }
     }
 
-    /// Reads the result of the SQL expression.
     pub(crate) fn from_column(text: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|state| state.as_str() == text)
     }
@@ -101,7 +99,6 @@ impl Version {
         (self.token, self.lease_until, self.completed) == (other.token, other.lease_until, other.completed)
     }
 
-    /// For tests.
     #[cfg(test)]
     pub(crate) fn sample() -> Self {
         Self { token: 0, lease_until: None, steps_hash: None, completed: false }

@@ -179,12 +179,6 @@ async fn all<F: Future>(calls: impl Iterator<Item = F>) -> Vec<F::Output> {
 /// Asserts that exactly one of these calls performed, and that all others replayed the same response. Returns the
 /// response.
 ///
-/// ```
-/// # use pg_idempotency::{Error, Outcome, testing::assert_performed_once};
-/// let answers = [Ok::<_, Error>(Outcome::Replayed(17)), Ok(Outcome::Performed(17)), Ok(Outcome::Replayed(17))];
-/// assert_eq!(assert_performed_once(answers), 17);
-/// ```
-///
 /// Under [`OnDuplicate::Reject`](crate::OnDuplicate::Reject) a duplicate may get [`Error::InFlight`]: filter these
 /// errors out first.
 ///

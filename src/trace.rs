@@ -10,7 +10,6 @@ const LENGTH: usize = 55;
 pub(crate) struct Trace(Option<[u8; LENGTH]>);
 
 impl Trace {
-    /// No trace.
     pub(crate) const NONE: Self = Self(None);
 
     /// No trace if the text is not valid by the standard.

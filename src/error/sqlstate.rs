@@ -43,7 +43,6 @@ pub(crate) const FOREIGN_TRANSACTION: &str = "IK005";
 /// Of `idempotency.protect`: this relation cannot be protected.
 pub(crate) const NOT_PROTECTED: &str = "IK007";
 
-/// The SQLSTATE of an error of the server.
 pub(crate) fn sqlstate(error: &sqlx::Error) -> Option<String> {
     Some(error.as_database_error()?.code()?.into_owned())
 }
@@ -82,7 +81,6 @@ impl From<sqlx::Error> for Error {
     }
 }
 
-/// What to do about an error of the database.
 pub(super) fn advice(error: &sqlx::Error) -> &'static str {
     match sqlstate(error).as_deref() {
         Some(INSUFFICIENT_PRIVILEGE) => {

@@ -196,7 +196,7 @@ impl Writer<'_> {
         if members.windows(2).any(|pair| name(&pair[0]) == name(&pair[1])) {
             return None;
         }
-        // The sorted members are as long as the unsorted ones, over which they move.
+        // The sorted members replace the unsorted ones, and have the same length.
         let unsorted = out.len();
         for member in members {
             out.push(b',');

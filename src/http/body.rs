@@ -23,7 +23,6 @@ use crate::BoxError;
 const UPLOAD_TIME: Duration = Duration::from_secs(30);
 const UPLOAD_PACE: u64 = 16;
 
-/// The body of a request or of a response.
 pub(super) trait ByteBody: http_body::Body<Data = Bytes, Error: Into<BoxError>> {}
 
 impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> ByteBody for B {}
@@ -48,22 +47,18 @@ impl<B> LayerBody<B> {
         Self { data, trailers: None, hold: None, rest: None }
     }
 
-    /// The part that has been read.
     pub(super) fn data(&self) -> &Bytes {
         &self.data
     }
 
-    /// The data, if all has been read.
     pub(super) fn as_whole(&self) -> Option<&Bytes> {
         self.rest.is_none().then_some(&self.data)
     }
 }
 
-/// Why the body of a request was not read to its end.
 pub(super) enum Unread<B> {
     Broken(Broken),
     TooLarge(LayerBody<B>),
-    /// The layer holds as many bytes as it may.
     NoRoom(LayerBody<B>),
 }
 
@@ -118,7 +113,6 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
         read.map_or(Ok(false), |read| read.map(|()| true))
     }
 
-    /// Reads the next frame, or notes the end.
     async fn read_frame(&mut self, announced: u64) -> Result<(), Broken> {
         let Some(rest) = &mut self.rest else { return Ok(()) };
         let frame = rest.frame().await.transpose().map_err(|error| Broken::Failed(error.into()))?;
@@ -208,7 +202,6 @@ impl<B> fmt::Debug for LayerBody<B> {
     }
 }
 
-/// Why a body was not read to its end.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Broken {
     #[error("{0}")]
@@ -274,7 +267,6 @@ struct Counts {
     of_scopes: HashMap<Option<Arc<str>>, usize>,
 }
 
-/// The bytes that one request holds, for as long as this value lives.
 pub(super) struct Hold {
     held: HeldBytes,
     /// Requests without a key share `None`.

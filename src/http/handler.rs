@@ -29,12 +29,10 @@ const EVENT_STREAM_TIME: Duration = Duration::from_millis(100);
 /// fill the memory.
 const REBUILT_LIMIT: usize = 64 * 1024 * 1024;
 
-/// Why a request has no response of its handler.
 pub(super) enum NoResponse<E> {
     Rejected(Rejection),
     /// A function of the service refused the request with a response of its own.
     Denied(Denied),
-    /// The handler returned an error.
     Failed(E),
     Panicked(Panic),
 }
@@ -54,7 +52,6 @@ impl<E> From<Error> for NoResponse<E> {
 /// The reply to a request that `H` handles.
 pub(super) type Reply<H> = Result<Response<LayerBody<<H as Handler>::Body>>, NoResponse<<H as Handler>::Error>>;
 
-/// A request together with the service that handles it.
 pub(super) trait Handler: Send + 'static {
     type Body: ByteBody + Send + 'static;
     type Error: Send + 'static;
@@ -131,15 +128,18 @@ pub struct NoStore;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastError(pub String);
 
-/// What happens to the key.
 pub(super) enum Conclusion<R> {
     /// The operation is done: store the response, then send it. `undo`: without the handler's writes.
-    Store { stored: Stored, response: Response<LayerBody<R>>, undo: bool },
-    /// The operation failed: free the key, then send the response.
-    Free { response: Response<LayerBody<R>> },
+    Store {
+        stored: Stored,
+        response: Response<LayerBody<R>>,
+        undo: bool,
+    },
+    Free {
+        response: Response<LayerBody<R>>,
+    },
 }
 
-/// The call of a handler.
 #[derive(Clone, Copy)]
 pub(super) struct Called {
     /// Without a key the layer stores no response, and distinguishes only success and failure.

@@ -31,8 +31,8 @@ const RUNS_PER_CONNECTION: usize = 32;
 /// more. Work that takes longer on purpose belongs into a queue.
 const RUN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
-/// A bound for a pool that waits for ever, so that the deadline is a time. It is longer than any wait for another
-/// request.
+/// The longest wait for a place if the pool waits for ever, because a deadline must be a finite time. No wait for
+/// another request is longer.
 const LONGEST_PLACE_TIME: Duration = Duration::from_secs(24 * 3600);
 
 type ScopeOf = dyn Fn(&Parts) -> Result<String, Denied> + Send + Sync;
@@ -52,7 +52,6 @@ pub struct IdempotencyLayer {
     pub(super) scope: Arc<ScopeOf>,
     /// `None`: the method, and the route that axum has matched.
     pub(super) operation: Option<Arc<OperationOf>>,
-    /// Where the value of the key comes from, if not from the header.
     pub(super) key_from: Option<Arc<KeyOf>>,
     pub(super) key_required: bool,
     pub(super) shortest_key: usize,
@@ -215,9 +214,8 @@ impl IdempotencyLayer {
 /// The fingerprint.
 impl IdempotencyLayer {
     /// Compares bodies as canonical JSON instead of byte by byte, for clients that build the request anew for each
-    /// retry. A body that is not JSON is refused with a 400. A body without a canonical form is compared byte by byte,
-    /// also in the ignored parts. Such a body has two members of the same name in an object, half of a surrogate pair
-    /// (`"\ud800"`) in a string, or more than 128 levels.
+    /// retry. A body that is not JSON is refused with a 400. A body without a [canonical
+    /// form](crate::Fingerprint::of_json) is compared byte by byte, also in the ignored parts.
     ///
     /// `ignored` are JSON pointers (RFC 6901) to parts that do not count, for clients that put a timestamp or the
     /// number of the attempt into each body: `layer.canonical_json(["/sent_at", "/client/attempt"])`. The body need not
@@ -418,7 +416,6 @@ pub(super) enum LayerMode {
 }
 
 impl LayerMode {
-    /// The mode of the records.
     pub(super) fn of_records(self) -> Mode {
         match self {
             Self::Transactional(_) => Mode::Transaction,
@@ -426,7 +423,6 @@ impl LayerMode {
         }
     }
 
-    /// Refuses options that contradict each other.
     fn check(self) -> Result<(), Error> {
         match self {
             Self::Transactional(options) => check_wait(options.on_duplicate, options.retention),
@@ -444,7 +440,6 @@ impl LayerMode {
     }
 }
 
-/// What the settings mean for a request.
 impl IdempotencyLayer {
     /// The operation of a request. `None` if it has no name.
     pub(super) fn operation_of(&self, parts: &Parts) -> Option<String> {

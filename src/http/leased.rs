@@ -42,7 +42,6 @@ pub(super) async fn run<H: Handler>(
     }
 }
 
-/// How the handler's work has ended.
 pub(super) struct Performed<H: Handler> {
     pub(super) reply: Reply<H>,
     /// Whether the response is the answer of the key now.
@@ -115,7 +114,6 @@ fn is_final(status: StatusCode) -> bool {
     )
 }
 
-/// The `last_error` of a lease that was not completed.
 fn reason<E>(error: &NoResponse<E>) -> &'static str {
     match error {
         NoResponse::Rejected(Rejection::Misconfigured(_)) => "the handler's response could not be stored",
@@ -210,8 +208,8 @@ impl IntoResponse for NoLease {
     }
 }
 
-/// In the extensions of a response: no handler has begun under the claim with this token. Only the functions of this
-/// file write it. A status is no proof: a handler that has had an effect may also answer 404.
+/// The proof, in the extensions of a response, that no handler has begun under the claim with this token. Only the
+/// functions of this file write it. A status is no proof: a handler that has had an effect may also answer 404.
 #[derive(Clone, Copy)]
 struct NotBegun {
     token: i64,
@@ -253,8 +251,8 @@ impl LentLease {
 /// key is indeterminate under `AtMostOnce`. So put each extractor that can refuse a request into this one.
 ///
 /// ```
-/// # use axum::{Json, Router, extract::Path, http::StatusCode, routing::post};
-/// # use pg_idempotency::http::{LeasedBody, method_not_allowed, not_found};
+/// # use axum::{Json, extract::Path, http::StatusCode};
+/// # use pg_idempotency::http::LeasedBody;
 /// # async fn send_text(_: &str, _: &str) -> Result<(), StatusCode> { Ok(()) }
 /// async fn remind(LeasedBody(lease, (Path(phone), Json(text))): LeasedBody<(Path<String>, Json<String>)>) -> StatusCode {
 ///     if text.is_empty() {
@@ -262,15 +260,9 @@ impl LentLease {
 ///     }
 ///     send_text(&phone, &text).await.err().unwrap_or(StatusCode::CREATED)
 /// }
-///
-/// # fn f(idempotency: pg_idempotency::http::IdempotencyLayer) -> Router {
-/// Router::new()
-///     .route("/reminders/{phone}", post(remind))
-///     .method_not_allowed_fallback(method_not_allowed) // after the routes, and before the layer
-///     .fallback(not_found)
-///     .route_layer(idempotency)
-/// # }
 /// ```
+///
+/// The guide's page `http` has the router.
 ///
 /// A middleware between the layer and the handler runs before the check, so it must have no effect of its own. If it
 /// takes the [`Lease`], a refusal is no proof. A handler that takes a `Result<LeasedBody<_>, _>` must return the
@@ -311,7 +303,6 @@ pub async fn method_not_allowed(request: Request) -> Response {
     unbegun(request.extensions(), StatusCode::METHOD_NOT_ALLOWED.into_response())
 }
 
-/// The response to a request that has reached no handler.
 #[cfg(feature = "axum")]
 fn unbegun(extensions: &Extensions, mut response: Response) -> Response {
     if let Some(lent) = LentLease::of(extensions)

@@ -42,7 +42,6 @@ impl Runs {
     }
 }
 
-/// The parts of a request that its run needs.
 pub(super) struct Ticket {
     pub(super) key: Key,
     pub(super) fingerprint: Fingerprint,
@@ -53,7 +52,6 @@ pub(super) struct Ticket {
     pub(super) stored: Option<Vec<u8>>,
 }
 
-/// The greatest numbers of runs at a time.
 #[derive(Clone, Copy)]
 pub(super) struct Bounds {
     all: usize,
@@ -72,7 +70,6 @@ impl Bounds {
     }
 }
 
-/// How long a request waits.
 #[derive(Clone, Copy)]
 pub(super) struct Patience {
     /// For another request with its key.
@@ -81,7 +78,6 @@ pub(super) struct Patience {
     pub(super) place: Instant,
 }
 
-/// The places of a layer and its clones.
 #[derive(Clone, Default)]
 pub(super) struct Places {
     runs: Runs,
@@ -124,13 +120,12 @@ struct Queued {
     permit: Option<OwnedSemaphorePermit>,
 }
 
-/// The places of a run.
 pub(super) struct Place<'t> {
     places: Places,
     bounds: Bounds,
     /// `None`: the request has no key.
     ticket: Option<&'t Ticket>,
-    /// Among the requests with its key, until it performs.
+    /// The place among the requests with its key, until this one performs.
     of_key: Option<Queued>,
     run: Option<Run>,
     patience: Patience,
@@ -139,7 +134,6 @@ pub(super) struct Place<'t> {
     client: watch::Receiver<()>,
 }
 
-/// One run, for as long as this value lives.
 pub(super) struct Run {
     runs: Runs,
     _places: Vec<Queued>,
@@ -152,7 +146,6 @@ pub(super) struct Performing {
 }
 
 impl Places {
-    /// The runs that have places.
     pub(super) fn runs(&self) -> Runs {
         self.runs.clone()
     }

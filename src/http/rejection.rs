@@ -16,7 +16,6 @@ use super::request::MalformedKey;
 use crate::claim::RETRY_AFTER;
 use crate::{Error, InvalidBody, InvalidKey, InvalidRequest, KeyPart, observe};
 
-/// The line of the log about an operation that a person has to settle.
 const WAITS: &str = "a request met an operation that waits for an operator";
 
 /// Why the layer refused a request. **The request performed nothing**, unless the variant says otherwise.
@@ -132,7 +131,6 @@ pub enum Rejection {
     Misconfigured(#[source] Arc<dyn StdError + Send + Sync>),
 }
 
-/// A mistake of the service that the layer notices.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Mistake {
     #[error(
@@ -253,7 +251,6 @@ impl Rejection {
         Self::Misconfigured(Arc::new(error))
     }
 
-    /// The rejection for a part of a key that cannot be used.
     pub(crate) fn of_key(invalid: InvalidKey) -> Self {
         match invalid.part() {
             // A part of the path, which the client has chosen, may be a part of the operation.
@@ -262,7 +259,6 @@ impl Rejection {
         }
     }
 
-    /// The rejection for a request whose body was not read to its end.
     pub(super) fn of_body(broken: &Broken) -> Self {
         match broken {
             broken if broken.is_over_a_limit() => Self::BodyTooLarge { limit: None },

@@ -53,7 +53,6 @@ pub(super) fn to_record(parts: &response::Parts, body: Option<Vec<u8>>, replayed
     Stored { status, headers: serde_json::to_string(&headers).ok(), body: Some(body) }
 }
 
-/// The replay of a stored response.
 pub(super) fn replay<B>(stored: Stored) -> Result<Response<LayerBody<B>>, Rejection> {
     let status = stored.status.and_then(|status| StatusCode::from_u16(status.cast_unsigned()).ok());
     let not_replayable = || Rejection::NotReplayable { status };
@@ -173,7 +172,6 @@ pub trait Replay: Send + Sync + 'static {
 
 type Rebuilding<'r> = Pin<Box<dyn Future<Output = Result<Response<Bytes>, Rejection>> + Send + 'r>>;
 
-/// [`Replay`] without its types.
 pub(super) trait Rebuild: Send + Sync {
     fn check(&self, reference: &[u8]) -> Result<(), Rejection>;
 

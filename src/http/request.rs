@@ -20,7 +20,6 @@ use crate::{Fingerprint, InvalidBody, InvalidKey, KeyPart};
 /// `Idempotency-Key`.
 pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// Why the layer refused the key of a request.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum MalformedKey {
     /// There are several header lines, or a proxy has joined them with a comma. Taking the first would hide a mistake.
@@ -31,7 +30,6 @@ pub(super) enum MalformedKey {
     /// [operation](super::IdempotencyLayer::operation), which may contain a part of the path, can have the same faults.
     #[error("the Idempotency-Key cannot be used: {0}")]
     Invalid(#[from] InvalidKey),
-    /// The value is neither a string of structured fields nor a bare word.
     #[error("the Idempotency-Key is neither a quoted string (RFC 9651) nor a word of visible ASCII; send \"a-uuid\"")]
     NeitherStringNorWord,
     /// The key is shorter than the [shortest](super::IdempotencyLayer::shortest_key) that the service accepts.
@@ -114,7 +112,6 @@ fn word(line: &[u8]) -> Result<String, MalformedKey> {
     }
 }
 
-/// Which parts of a request its fingerprint covers.
 #[derive(Clone, Default)]
 pub(super) struct FingerprintChoice {
     pub(super) compared: Compared,
@@ -122,7 +119,6 @@ pub(super) struct FingerprintChoice {
     pub(super) headers: Vec<HeaderName>,
 }
 
-/// How the request as a whole is compared.
 #[derive(Clone, Default)]
 pub(super) enum Compared {
     /// `method SP path?query LF body`, byte by byte, so that every language can compute it. The content type does not
@@ -187,7 +183,6 @@ impl FingerprintChoice {
     }
 }
 
-/// The whole path with its query.
 fn target(parts: &Parts) -> Cow<'_, str> {
     let target = uri(parts).path_and_query().map_or("", PathAndQuery::as_str);
     // `http://host?query`, of which `http` leaves the path empty.

@@ -139,7 +139,6 @@ pub enum ResumedRequest {
     Failed(Key),
 }
 
-/// The result of a search for an abandoned request.
 enum Abandoned {
     /// The service refused it.
     Refused(Key),
@@ -252,7 +251,6 @@ impl IdempotencyLayer {
         }
     }
 
-    /// The options with which requests of this operation are resumed.
     fn resumable(&self, operation: &str) -> Result<LeaseOptions, Error> {
         if self.operation.is_none() && has_names(operation) {
             // The search would find nothing, without an error.
@@ -305,7 +303,6 @@ impl IdempotencyLayer {
         Ok(refused)
     }
 
-    /// Sends the request to the service, and stores the answer.
     async fn answer<S, R>(&self, taken: Box<Taken>, service: S) -> ResumedRequest
     where
         S: Service<Request<Full<Bytes>>, Response = Response<R>, Error: Send, Future: Send> + Send + 'static,

@@ -30,21 +30,18 @@ const RETRIES: usize = 3;
 /// free.
 const ROLLBACK_TIME: Duration = Duration::from_secs(1);
 
-/// The layer of a run, and the options of its calls.
 #[derive(Clone, Copy)]
 pub(super) struct Transactional<'l> {
     pub(super) layer: &'l IdempotencyLayer,
     pub(super) options: Idempotency,
 }
 
-/// A run with a response.
 struct Ran<R> {
     /// For the metrics and the span.
     outcome: &'static str,
     response: Response<LayerBody<R>>,
 }
 
-/// The transaction that holds a key.
 type Holding<'k> = (Session, Won<'k>);
 
 impl Transactional<'_> {
@@ -254,7 +251,6 @@ struct Lent {
     taken: Taken,
 }
 
-/// How often the handler has taken the transaction.
 enum Taken {
     Never,
     /// It is not lent again, because the handler's writes are in it, and a retry of the handler would write them twice.

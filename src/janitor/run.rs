@@ -23,12 +23,6 @@ impl Janitor {
     /// After an error, the janitor logs the error and tries again, at first after a second. If a batch times out, later
     /// batches have half its size. The size grows back after sweeps that succeed.
     ///
-    /// ```no_run
-    /// # async fn f(pool: sqlx::PgPool, shutdown: impl Future<Output = ()> + Send) {
-    /// pg_idempotency::Janitor::new(pool).run(shutdown).await;
-    /// # }
-    /// ```
-    ///
     /// # Cancellation
     ///
     /// Safe at every point, as [`sweep_once`](Self::sweep_once).

@@ -80,7 +80,7 @@ impl LeaseOptions {
     ///
     /// # Panics
     ///
-    /// For a lease under 10 ms or over 12 hours. In a constant, this is an error of the compiler.
+    /// For a lease under 10 ms or over 12 hours. In a constant, this is a compile error.
     #[must_use]
     #[track_caller]
     pub const fn new(policy: Policy) -> Self {
@@ -196,7 +196,6 @@ impl LeaseOptions {
         Self { deployment, ..self }
     }
 
-    /// Refuses settings that contradict each other.
     pub(crate) fn check(&self) -> Result<(), Error> {
         in_range("retention", self.retention, self.policy.lease().saturating_mul(2)..=*RETENTION.end())?;
         check_wait(Some(self.on_duplicate), self.retention)

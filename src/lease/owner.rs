@@ -38,7 +38,6 @@ pub struct LeaseOwner {
     unbegun: Unbegun,
 }
 
-/// A claim, and the data that its owner needs to begin.
 pub(super) struct Won {
     pub(super) claim: Claim,
     /// The steps of earlier attempts.
@@ -216,8 +215,8 @@ impl LeaseOwner {
     ///
     /// If the work of a first attempt has `not_begun`, the key is free for any body, and the attempt does not count.
     /// Under `InSteps` this is also so if the attempt has called no step, because then nothing that the crate guards
-    /// has happened. In a later attempt, an earlier one may have charged for the first body, because a step at least
-    /// once stores nothing when it begins.
+    /// has happened. It is not so for a later attempt: an earlier one may have charged for the first body, because a
+    /// step at least once stores nothing when it begins.
     ///
     /// # Errors
     ///

@@ -28,25 +28,7 @@ pub(crate) const INTERVAL: Duration = Duration::from_secs(10);
 /// As for the janitor.
 pub(crate) const INTERVALS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(24 * 60 * 60);
 
-/// Finishes the operations whose callers do not come back.
-///
-/// ```no_run
-/// # use std::num::NonZeroU32;
-/// # use std::time::Duration;
-/// # use pg_idempotency::Error;
-/// # use pg_idempotency::lease::{Lease, LeaseOptions, Policy, Resumer};
-/// # async fn ride(_: &Lease, _: String) -> Result<String, Error> { Ok(String::new()) }
-/// # async fn f(pool: sqlx::PgPool, shutdown: impl Future<Output = ()> + Send + 'static) -> anyhow::Result<()> {
-/// let leasing = LeaseOptions::new(Policy::InSteps { lease: Duration::from_secs(40) })
-///     .store_request(true)
-///     .max_attempts(NonZeroU32::new(10).expect("ten"));
-/// let resumer = Resumer::new(leasing, "create_ride")?;
-/// tokio::spawn(async move {
-///     resumer.run(&pool, shutdown, async |lease: &Lease, body: String| ride(lease, body).await).await
-/// });
-/// # Ok(())
-/// # }
-/// ```
+/// Finishes the operations whose callers do not come back. `examples/ride.rs` is a program with a resumer.
 #[derive(Clone, Debug)]
 pub struct Resumer {
     leasing: LeaseOptions,

@@ -48,13 +48,11 @@ impl Step {
     }
 }
 
-/// The result of a step, from its JSON text.
 pub(super) fn decoded<T: DeserializeOwned>(name: &str, result: &str) -> Result<T, Error> {
     serde_json::from_str(result)
         .map_err(|error| Error::Undecodable { step: Some(name.to_owned()), source: error.into() })
 }
 
-/// The result as JSON text.
 pub(crate) fn encode_result<T: Serialize + DeserializeOwned>(name: &str, value: &T) -> Result<String, Error> {
     fits_a_step(name, encode(value)?.body.unwrap_or_default())
 }
@@ -79,7 +77,6 @@ pub(super) fn invalid(step: &str, problem: InvalidStep) -> Error {
 #[derive(Debug)]
 pub(super) struct Memory(Mutex<BTreeMap<String, Entry>>);
 
-/// One step.
 #[derive(Debug)]
 struct Entry {
     known: Known,
@@ -94,8 +91,9 @@ pub(super) enum Known {
     /// An earlier attempt has stored this result, and this attempt has not called the step.
     Stored(String),
     /// It is being performed. A step at most once is `begun` from the moment at which the record may say so.
-    Performing { begun: bool },
-    /// Its result has been returned.
+    Performing {
+        begun: bool,
+    },
     Returned,
     /// It failed, or its future was dropped. The record may have a result.
     Ended,
@@ -103,7 +101,6 @@ pub(super) enum Known {
     InDoubt,
 }
 
-/// How a call of a step begins.
 pub(super) enum Asked<T> {
     Replayed(T),
     /// The step is performed from now on. `before`: its state, if this attempt or an earlier one has called it.

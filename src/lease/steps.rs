@@ -24,13 +24,11 @@ struct OpenStep<'l> {
     ended: Known,
 }
 
-/// How a call of a step begins.
 enum Asking<'l, T> {
     Replayed(T),
     Perform(OpenStep<'l>),
 }
 
-/// Why a step in the database did not commit.
 enum Unfinished<E> {
     Failed(E),
     /// Its result is stored already, or the claim is gone.

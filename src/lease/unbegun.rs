@@ -30,7 +30,6 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Unbegun(Option<Box<Given>>);
 
-/// Everything that a release needs.
 #[derive(Debug)]
 struct Given {
     pool: PgPool,

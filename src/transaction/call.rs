@@ -16,7 +16,6 @@ use crate::record::{Claim, Record, Terms};
 use crate::session::{Opening, Savepoint, Session, depth, roll_back_to};
 use crate::{Error, Fingerprint, Key, Misuse, Mode, OnDuplicate};
 
-/// One call: its record, and the terms of its claim.
 pub(crate) struct Call<'k> {
     pub(crate) record: Record<'k>,
     pub(crate) terms: Terms,
@@ -31,7 +30,6 @@ pub(crate) struct Call<'k> {
 pub(crate) struct Won<'k> {
     pub(crate) record: Record<'k>,
     pub(crate) claim: Claim,
-    /// The state before `perform`.
     savepoint: Option<Savepoint>,
     /// Whether the completion goes into the message with the COMMIT.
     in_messages: bool,
@@ -68,7 +66,6 @@ impl<'k> Call<'k> {
         Self { since, ..self }
     }
 
-    /// The protocol, in the caller's transaction.
     pub(super) async fn ensure<T: Serialize + DeserializeOwned, E>(
         &self,
         conn: &mut PgConnection,
@@ -94,7 +91,6 @@ impl<'k> Call<'k> {
         performed.map(Outcome::Performed)
     }
 
-    /// The protocol, in a transaction of the crate.
     pub(super) async fn run<T: Serialize + DeserializeOwned, E>(
         &self,
         pool: &PgPool,

@@ -185,27 +185,8 @@ impl Idempotency {
     /// The guide's page `promises` names one exception. A replay under
     /// [`RoundTrips::SelectFirst`](crate::RoundTrips::SelectFirst) reads in that transaction, and leaves it open.
     ///
-    /// For a failure that every retry should get, without its writes, `perform` begins a nested transaction, rolls it
-    /// back, and returns the failure as its response:
-    ///
-    /// ```no_run
-    /// # use pg_idempotency::{Error, Idempotency, Key};
-    /// # use sqlx::Connection as _;
-    /// # async fn charge(pool: &sqlx::PgPool, key: &Key, amount: i64) -> Result<(), Error> {
-    /// let answer = Idempotency::new().run(pool, key, &amount, async |conn| -> Result<_, Error> {
-    ///     let mut nested = conn.begin().await?;
-    ///     sqlx::query("update accounts set balance = balance - $1").bind(amount).execute(&mut *nested).await?;
-    ///     let left: i64 = sqlx::query_scalar("select min(balance) from accounts").fetch_one(&mut *nested).await?;
-    ///     if left < 0 {
-    ///         nested.rollback().await?;
-    ///         return Ok("insufficient funds".to_owned());
-    ///     }
-    ///     nested.commit().await?;
-    ///     Ok("paid".to_owned())
-    /// });
-    /// # let _ = answer.await?; Ok(())
-    /// # }
-    /// ```
+    /// For a failure that every retry should get, without its writes, `perform` begins a nested transaction
+    /// (`conn.begin()`), rolls it back, and returns the failure as its response.
     ///
     /// # Errors
     ///

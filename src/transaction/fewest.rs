@@ -54,7 +54,6 @@ async fn commit_and_chain(conn: &mut PgConnection) -> Result<(), Error> {
     })
 }
 
-/// The message that claims and begins.
 pub(super) fn claiming(record: Record<'_>, terms: &Terms) -> Result<(Claim, Opening), Error> {
     let token = draw_token()?;
     let message = format!(

@@ -48,7 +48,7 @@ impl Idempotency {
     ///
     /// # Panics
     ///
-    /// Under a millisecond or over ten years. In a constant, this is an error of the compiler.
+    /// Under a millisecond or over ten years. In a constant, this is a compile error.
     #[must_use]
     #[track_caller]
     pub const fn retention(self, retention: Duration) -> Self {
@@ -78,16 +78,6 @@ impl Idempotency {
     /// The record keeps the trace of its last claim, so a completed operation has the trace of the call that did the
     /// work. [`operator::show`](crate::operator::show) returns it, and the span of each replay names it: see the
     /// guide's page `metrics`.
-    ///
-    /// ```
-    /// use pg_idempotency::Idempotency;
-    ///
-    /// const ORDERS: Idempotency = Idempotency::new();
-    ///
-    /// let traceparent = Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
-    /// let call = ORDERS.trace(traceparent.unwrap_or_default());
-    /// # let _ = call;
-    /// ```
     #[must_use]
     pub fn trace(self, traceparent: &str) -> Self {
         Self { trace: Trace::of(traceparent), ..self }
