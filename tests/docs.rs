@@ -416,7 +416,7 @@ fn no_example_was_wrapped_as_prose() {
             }
         }
     }
-    assert!(rust > 40, "{rust} blocks of Rust, {json} of JSON");
+    assert!(rust > 30, "{rust} blocks of Rust, {json} of JSON");
 }
 
 /// A program that cuts a signature, for example at its first `=`, leaves a bracket open.

@@ -7,7 +7,7 @@ use crate::{InvalidBody, InvalidKey};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidRequest {
-    /// A part of the key is not valid. No call of the crate returns this, because it takes a valid [`Key`](crate::Key).
+    /// A part of the key is not valid. No call of the crate returns this, because each takes a valid [`Key`](crate::Key).
     /// Use it in a function of yours that makes a key and returns this crate's error.
     #[error(transparent)]
     Key(#[from] InvalidKey),
