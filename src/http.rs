@@ -74,8 +74,8 @@
 //! free the key for any body: see [`LeasedBody`].
 //!
 //! The layer adds the `Idempotency-Key` of the request to every response, and replaces the one of another service that
-//! a handler has passed on. A key [from another place](IdempotencyLayer::key_from) is not added. `docs/standards.md` compares the layer with the
-//! draft and with Stripe.
+//! a handler has passed on. A key [from another place](IdempotencyLayer::key_from) is not added. `docs/standards.md`
+//! compares the layer with the draft and with Stripe.
 //!
 //! # Where to put it
 //!
