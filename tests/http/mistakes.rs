@@ -295,7 +295,7 @@ async fn a_retry_inside_the_layer_does_not_write_twice(pool: PgPool) {
         let answer = send(&app, request("POST", "/fails-once", key, "x")).await;
         assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR);
         let answer = send(&app, request("POST", "/ignores", key, "x")).await;
-        assert!(answer.mistake().contains("given back and asked for again"), "{answer:?}");
+        assert!(answer.mistake().contains("given back and taken again"), "{answer:?}");
     }
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }
