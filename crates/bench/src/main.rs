@@ -1,5 +1,5 @@
 //! What the crate costs beside the bare transaction, and beside what people would use instead. `script/bench` runs it
-//! on a server of its own. docs/performance.md answers the questions of a reader, and docs/performance-figures.md
+//! on a server of its own. docs/performance.md answers the questions of a reader with pictures, and docs/performance-figures.md
 //! contains every figure.
 
 mod alternatives;
@@ -13,6 +13,7 @@ mod footprint;
 mod guard;
 mod measure;
 mod page;
+mod pictures;
 mod processor;
 mod redis;
 mod results;
@@ -49,6 +50,7 @@ async fn main() -> anyhow::Result<()> {
     }
     let results = Results::read(&beside)?;
     ensure!(!results.runs.is_empty(), "{} contains no run", beside.display());
+    pictures::draw(&results, &beside)?;
     fs::write(directory.join("performance.md"), page::page(&results)?)?;
     fs::write(directory.join("performance-figures.md"), figures::page(&results)?)?;
     println!("{}\nwritten to {}", figures::targets(&results), directory.display());

@@ -15,6 +15,61 @@ use crate::template::filled;
 
 const TEMPLATE: &str = include_str!("performance.template");
 
+/// The rate of a `way` over that of the code that somebody would write without the crate, or of the same code without
+/// one part.
+pub(crate) struct Ratio {
+    pub(crate) case: &'static str,
+    pub(crate) way: &'static str,
+    pub(crate) other: &'static str,
+    pub(crate) what: &'static str,
+    pub(crate) compared: &'static str,
+}
+
+pub(crate) const RATIOS: [Ratio; 6] = [
+    Ratio {
+        case: first_call::NAME,
+        way: library::NAME,
+        other: usual::NAME,
+        what: "first call",
+        compared: "the usual hand-written code",
+    },
+    Ratio {
+        case: first_call::NAME,
+        way: library::BY_RUN,
+        other: library::FROM_POOL,
+        what: "first call by `run`",
+        compared: "a call that begins and commits",
+    },
+    Ratio {
+        case: http::NAME,
+        way: http::FIRST_CALL,
+        other: handler::NAME,
+        what: "first request, HTTP layer",
+        compared: "a hand-made handler",
+    },
+    Ratio {
+        case: http::NAME,
+        way: http::REPLAY,
+        other: http::BY_HAND_REPLAY,
+        what: "replay, HTTP layer",
+        compared: "its replay",
+    },
+    Ratio {
+        case: http::NAME,
+        way: http::SELECT_FIRST,
+        other: http::BY_HAND_REPLAY,
+        what: "replay, HTTP layer, select first",
+        compared: "its replay",
+    },
+    Ratio {
+        case: protect::NAME,
+        way: by_hand::NAME,
+        other: protect::WITHOUT,
+        what: "claim with its token",
+        compared: "a claim that leaves no token",
+    },
+];
+
 pub(crate) fn page(results: &Results) -> anyhow::Result<String> {
     filled(TEMPLATE, |name| value(name, results))
 }
@@ -67,26 +122,11 @@ fn runs(results: &Results) -> String {
     results.runs.iter().map(of_run).collect::<Vec<_>>().join("\n")
 }
 
-/// The rates over those of the code that somebody would write without the crate, or of the same code without one part.
 fn summary(results: &Results) -> String {
-    let rows = [
-        (first_call::NAME, library::NAME, usual::NAME, "first call", "the usual hand-written code"),
-        (
-            first_call::NAME,
-            library::BY_RUN,
-            library::FROM_POOL,
-            "first call by `run`",
-            "a call that begins and commits",
-        ),
-        (http::NAME, http::FIRST_CALL, handler::NAME, "first request, HTTP layer", "a hand-made handler"),
-        (http::NAME, http::REPLAY, http::BY_HAND_REPLAY, "replay, HTTP layer", "its replay"),
-        (http::NAME, http::SELECT_FIRST, http::BY_HAND_REPLAY, "replay, HTTP layer, select first", "its replay"),
-        (protect::NAME, by_hand::NAME, protect::WITHOUT, "claim with its token", "a claim that leaves no token"),
-    ];
     let columns = [SOCKET, NOT_DURABLE, ONE_MILLISECOND];
     let heads: String = columns.iter().map(|column| cell(column)).collect();
     let mut text = format!("| rate of a | over that of |{heads}\n|---|---|{}\n", "--:|".repeat(columns.len()));
-    for (case, way, other, what, compared) in rows {
+    for Ratio { case, way, other, what, compared } in RATIOS {
         let ratio = |column: &&str| results.find(case, MAIN, column)?.rate_over(way, other).map(figure);
         let cells: String = columns.iter().map(|column| cell(&ratio(column).unwrap_or_default())).collect();
         let _ = writeln!(text, "| {what} | {compared} |{cells}");

@@ -18,6 +18,7 @@ pub(crate) const NAME: &str = "soak";
 
 pub(crate) const MINUTES: &str = "Each minute of a steady load";
 pub(crate) const MEMORY: &str = "memory, MiB";
+pub(crate) const SIZE: &str = "table and indexes, MiB";
 const CLIENTS: usize = 8;
 /// The time between two calls of one client, so that 8 clients make 300 calls a second.
 const PAUSE: Duration = Duration::from_micros(26_667);
@@ -79,7 +80,7 @@ async fn observe(conn: &mut PgConnection) -> anyhow::Result<BTreeMap<String, f64
     let seen = [
         (MEMORY, memory / 1024.0),
         ("connections", connections as f64),
-        ("table and indexes, MiB", table as f64 / f64::from(1 << 20)),
+        (SIZE, table as f64 / f64::from(1 << 20)),
         ("records", records as f64),
     ];
     Ok(seen.map(|(name, value)| (name.to_owned(), rounded(value))).into())
