@@ -1,9 +1,10 @@
 -- The rules that every record keeps, as CHECK constraints. `migrate` does not apply this file.
 --
--- PostgreSQL parses each CHECK again for every statement, so a first call costs the server much more time. Apply this file if
--- that price is small beside the danger of a bug in hand-written SQL: `psql -f migrations/strict.sql`. It reads and locks the
--- whole table. Applied a second time, it changes nothing. The crate's own tests run with it, so every statement that the crate
--- sends keeps these rules. To look for records that break them, restore a backup and apply the file there.
+-- PostgreSQL parses each CHECK again for every statement, so a first call costs the server much more time. Apply this
+-- file if that price is small beside the danger of a bug in hand-written SQL: `psql -f migrations/strict.sql`. It reads
+-- and locks the whole table. Applied a second time, it changes nothing. The crate's own tests run with it, so every
+-- statement that the crate sends keeps these rules. To look for records that break them, restore a backup and apply the
+-- file there.
 
 alter table idempotency.record
     drop constraint if exists known_mode,
