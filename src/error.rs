@@ -124,7 +124,8 @@ pub enum Error {
 
     /// The call took longer than the key's retention, so another caller may have performed since. Nothing was stored.
     #[error(
-        "the transaction took longer than the key's retention, so the response was not stored; make the retention longer"
+        "the transaction took longer than the key's retention, so the response was not stored; make the retention \
+         longer"
     )]
     OutlivedRetention,
 

@@ -22,8 +22,8 @@ pub enum SetupError {
     /// session that hangs.
     #[error(
         "another session holds the lock of the migrations of this database for longer than this session waits (its \
-         lock_timeout, at most a minute); wait and migrate again, or end that session if it hangs; this query finds it: \
-         `select pid, usename, application_name, state from pg_stat_activity join pg_locks using (pid) \
+         lock_timeout, at most a minute); wait and migrate again, or end that session if it hangs; this query finds \
+         it: `select pid, usename, application_name, state from pg_stat_activity join pg_locks using (pid) \
          where datname = current_database() and granted and locktype = 'advisory' \
          and classid = '1885825380' and objid = '1701671023'`"
     )]
@@ -68,8 +68,8 @@ pub enum SettleError {
     /// or one of its steps has ended. Or the verb does not apply to a record in this state: see the verb. Nothing was
     /// changed. Show the record again, and decide again.
     #[error(
-        "the record has changed since it was shown, is under a live lease, or cannot be settled in this way, so nothing \
-         was done; show it again"
+        "the record has changed since it was shown, is under a live lease, or cannot be settled in this way, so \
+         nothing was done; show it again"
     )]
     Changed,
 

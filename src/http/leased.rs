@@ -167,8 +167,8 @@ pub enum NoLease {
     /// Under `AtMostOnce`, a lease is lent once. Code inside the layer calls the handler a second time, and the first
     /// call may have had its effect. Or a middleware has taken the lease.
     #[error(
-        "the lease was taken before, and under AtMostOnce it is lent once; put the code that retries outside the layer, \
-         and let a middleware read the Key of the request's extensions instead"
+        "the lease was taken before, and under AtMostOnce it is lent once; put the code that retries outside the \
+         layer, and let a middleware read the Key of the request's extensions instead"
     )]
     LentBefore,
 }

@@ -54,7 +54,8 @@ pub enum Rejection {
     InvalidBody(InvalidBody),
     /// `key-reused`, 422: an earlier request had this key and was different.
     #[error(
-        "this Idempotency-Key was sent with a different request before; send that request again, or use a new key for another operation"
+        "this Idempotency-Key was sent with a different request before; send that request again, or use a new key for \
+         another operation"
     )]
     KeyReused,
     /// `in-flight`, 409 with `Retry-After`: the first request is not finished.

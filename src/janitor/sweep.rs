@@ -170,8 +170,8 @@ impl Janitor {
             if batch.indeterminate > 0 {
                 tracing::warn!(
                     records = batch.indeterminate,
-                    "deleted indeterminate records: their effects may have happened, and a retry performs again; settle \
-                     such keys before they expire (unsettled lists them), or make the retention longer"
+                    "deleted indeterminate records: their effects may have happened, and a retry performs again; \
+                     settle such keys before they expire (unsettled lists them), or make the retention longer"
                 );
             }
             swept.add(batch);

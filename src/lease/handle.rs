@@ -101,8 +101,8 @@ impl Lease {
             tracing::warn!(
                 operation = self.key.operation(),
                 token = self.token,
-                "a lease was not renewed in time, so its work was dropped: the pool had no connection for the renewal, the \
-                 server did not answer, or the process was paused"
+                "a lease was not renewed in time, so its work was dropped: the pool had no connection for the renewal, \
+                 the server did not answer, or the process was paused"
             );
         }
         result

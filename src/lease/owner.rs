@@ -169,7 +169,8 @@ impl LeaseOwner {
                 operation = self.key.operation(),
                 token = self.token,
                 steps = ?in_doubt,
-                "an operation completed with steps in doubt, which cannot be settled any more; return the error of a step"
+                "an operation completed with steps in doubt, which cannot be settled any more; return the error of a \
+                 step"
             );
         }
         Ok(())

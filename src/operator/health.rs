@@ -138,9 +138,9 @@ impl std::fmt::Display for Warning {
             Self::UntrustedSchema { problem } => f.write_str(problem),
             Self::NewerFunctions { functions } => write!(
                 f,
-                "a newer release has migrated this database, and this release does not know {functions}; run `health` of the \
-                 newer release; if you have installed no newer one, stop all callers, and compare the functions with \
-                 those that `idempotency-janitor migrate --print --any-language` creates"
+                "a newer release has migrated this database, and this release does not know {functions}; run `health` \
+                 of the newer release; if you have installed no newer one, stop all callers, and compare the functions \
+                 with those that `idempotency-janitor migrate --print --any-language` creates"
             ),
             Self::RowSecurity { tables } => write!(
                 f,

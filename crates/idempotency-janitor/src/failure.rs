@@ -26,17 +26,19 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Setup(Box<SetupError>),
     #[error(
-        "the server refused the role; a janitor's needs usage on the schema, select on its two tables, delete and update (last_error) on idempotency.record; one that settles needs select, update and delete there; if row level security is on for them, the role also needs bypassrls"
+        "the server refused the role; a role that sweeps needs usage on the schema, select on its two tables, delete \
+         and update (last_error) on idempotency.record; a role that settles needs select, update and delete there; if \
+         row level security is on for them, the role also needs bypassrls"
     )]
     Refused(#[source] sqlx::Error),
     #[error(
-        "the server refused the role; one that migrates needs create on the database, or has to own the schema \
+        "the server refused the role; a role that migrates needs create on the database, or has to own the schema \
          idempotency; or let a DBA run what `migrate --print` prints"
     )]
     MayNotMigrate(#[source] sqlx::Error),
     #[error(
-        "the server refused the role; one that protects has to own the table, and needs usage on the schema idempotency \
-         and select on idempotency._sqlx_migrations"
+        "the server refused the role; a role that protects has to own the table, and needs usage on the schema \
+         idempotency and select on idempotency._sqlx_migrations"
     )]
     MayNotProtect(#[source] sqlx::Error),
     #[error("the server refused the statement")]
@@ -50,8 +52,8 @@ pub(crate) enum Failure {
     #[error("nothing was done: the record's state is {state}; {why}")]
     NotToBeSettled { state: State, why: &'static str },
     #[error(
-        "nothing was done: in doubt {}; look up the downstream key of each, which `show` prints, at the service that it \
-         called; if it took effect, `resolve --step NAME` with its result, otherwise `release --step NAME`",
+        "nothing was done: in doubt {}; look up the downstream key of each, which `show` prints, at the service that \
+         it called; if it took effect, `resolve --step NAME` with its result, otherwise `release --step NAME`",
         if let [step] = &steps[..] { format!("is the step {step:?}") } else { format!("are the steps {steps:?}") }
     )]
     StepsInDoubt { steps: Vec<String> },
@@ -66,7 +68,8 @@ pub(crate) enum Failure {
     #[error("nothing was done: the question was not answered with yes; without a terminal, add --yes")]
     NotConfirmed,
     #[error(
-        "the response is not valid JSON, see line {line}, column {column}; give the JSON that the service would have stored"
+        "the response is not valid JSON, see line {line}, column {column}; give the JSON that the service would have \
+         stored"
     )]
     NotJson {
         line: usize,
@@ -80,7 +83,7 @@ pub(crate) enum Failure {
         #[source]
         source: std::io::Error,
     },
-    #[error("something keeps the promise from holding, see above")]
+    #[error("a promise may not hold, see above")]
     Unhealthy,
     #[error("cannot write the result")]
     Output(#[source] std::io::Error),

@@ -109,13 +109,14 @@ impl Agreed {
         let in_doubt = names_in_doubt(shown);
         match decision {
             Decision::Resolve { response } => format!(
-                "Resolving it means that it took effect: every repeat gets this response of {} bytes for {:.1} hours, and \
-                 nothing is performed. Resolve it?",
+                "This decides that the operation took effect: each retry gets this response of {} bytes for {:.1} \
+                 hours, and nothing is performed. Resolve it?",
                 response.get().len(),
                 DEFAULT_RETENTION.max(shown.retention_left).as_secs_f64() / 3600.0
             ),
             Decision::ResolveStep { step, result } => format!(
-                "Resolving the step {step:?} means that it took effect: its result is these {} bytes, and {}. Resolve it?",
+                "This decides that the step {step:?} took effect: its result is these {} bytes, and {}. Resolve \
+                 it?",
                 result.get().len(),
                 follows(shown, step, "the next call with this key continues after it")
             ),
@@ -123,15 +124,17 @@ impl Agreed {
             Decision::Release => match &in_doubt[..] {
                 [step] => took_no_effect(shown, step),
                 _ if shown.steps.is_empty() => {
-                    "Releasing it means that it took no effect: the next call with this key performs it. Release it?"
-                        .to_owned()
+                    "This decides that the operation took no effect: the next call with this key performs it. Release \
+                     it?"
+                    .to_owned()
                 }
-                _ => "Releasing it means that the next call with this key performs it, except for the steps that are \
+                _ => "The next call with this key performs the operation, except for the steps that are \
                       finished. Release it?"
                     .to_owned(),
             },
             Decision::Grant => format!(
-                "The next call with this key, or a resumer, makes attempt {}, whatever the service's limit is. Permit it?",
+                "The next call with this key, or a resumer, makes attempt {}, whatever the service's limit is. Permit \
+                 it?",
                 shown.attempt + 1
             ),
             Decision::Forget => {
@@ -233,15 +236,13 @@ fn others(shown: &Shown, step: &str) -> Vec<String> {
 fn follows(shown: &Shown, step: &str, if_last: &str) -> String {
     match &others(shown, step)[..] {
         [] => if_last.to_owned(),
-        others => format!("nobody continues before these steps, which are in doubt too, are settled: {others:?}"),
+        others => format!("no call continues before these steps in doubt are settled, too: {others:?}"),
     }
 }
 
 fn took_no_effect(shown: &Shown, step: &str) -> String {
     let follows = follows(shown, step, "the next call with this key performs it");
-    format!(
-        "Releasing it means that the step {step:?} took no effect: {follows}. Steps that are finished stay. Release it?"
-    )
+    format!("This decides that the step {step:?} took no effect: {follows}. Steps that are finished stay. Release it?")
 }
 
 fn settled(done: &str, shown: &Shown, step: &str, reason: &str) -> String {

@@ -20,8 +20,8 @@ pub(super) enum Refusal {
     #[error("sign in with your name, and with the token of the console's token file as the password")]
     NotSignedIn,
     #[error(
-        "the request has to name one person in the header {0}, and has {1} such headers; open the console through the reverse \
-             proxy, which has to overwrite the header and not to add its own"
+        "the request has to name one person in the header {0}, and has {1} such headers; open the console through the \
+         reverse proxy, which has to overwrite the header and not to add its own"
     )]
     NotOneUser(HeaderName, usize),
     #[error("nothing was done: the form was sent from a page of another site; open the console itself, and repeat")]

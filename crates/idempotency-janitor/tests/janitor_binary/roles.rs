@@ -114,7 +114,7 @@ async fn who_may_not_settle_is_told_what_is_missing(_: PgPoolOptions, options: P
     });
     sqlx::raw_sql(AssertSqlSafe(format!("drop owned by {role}; drop role {role}"))).execute(&mut *conn).await?;
     for refused in refused {
-        assert_fails(&refused, 1, "one that settles needs select, update and delete");
+        assert_fails(&refused, 1, "a role that settles needs select, update and delete");
     }
     Ok(())
 }
@@ -142,7 +142,7 @@ async fn who_may_not_protect_is_told_what_is_missing(
     let allowed = ["protect", "unprotect"].map(|command| janitor_on(&as_role, &[command, "business.orders"]));
     sqlx::raw_sql(AssertSqlSafe(format!("drop owned by {role}; drop role {role}"))).execute(&mut *conn).await?;
     for refused in refused {
-        assert_fails(&refused, 1, "one that protects has to own the table");
+        assert_fails(&refused, 1, "a role that protects has to own the table");
         assert!(!text(&refused.stderr).contains("janitor's"), "{}", text(&refused.stderr));
     }
     for allowed in allowed {

@@ -341,7 +341,7 @@ async fn a_terminal_is_asked_and_a_changed_record_is_left_alone(
     options: PgConnectOptions,
 ) -> anyhow::Result<()> {
     let pool = PgPool::connect_with(options.clone()).await?;
-    for (command, means) in [(resolve("7", &[]), "every repeat gets this response"), (release(&[]), "performs it")] {
+    for (command, means) in [(resolve("7", &[]), "each retry gets this response"), (release(&[]), "performs it")] {
         let quoted: Vec<_> = command.iter().map(|argument| format!("'{argument}'")).collect();
         let typed = format!("'{}' {}", env!("CARGO_BIN_EXE_idempotency-janitor"), quoted.join(" "));
         // Answered while the question stands, after a statement of somebody else's.
