@@ -54,7 +54,8 @@
 //!    its transaction is still open in another process, the answer is `in-flight`, because its body is not visible yet.
 //! 7. The first request is in flight: 409 `in-flight` with `Retry-After`, or a [bounded
 //!    wait](crate::Idempotency::on_duplicate).
-//! 8. The outcome of the first request is unknown: 409 `indeterminate`. It has used up its attempts: 409 `exhausted`.
+//! 8. The outcome of the first request is unknown: 409 `indeterminate`. The operation has used up its attempts: 409
+//!    `exhausted`.
 //! 9. The first request was answered: **the same answer**, with the same status, the [allowed
 //!    headers](IdempotencyLayer::replay_header), the same bytes, and `Idempotent-Replayed: true`.
 //!    - Its response was not stored (too large, a stream, a secret): 409 `not-replayable`.
@@ -84,18 +85,18 @@
 //! **Enable the feature `axum`**, without which a nested router hides the front of the path. A second layer on the same
 //! route is refused, also with another key.
 //!
-//! - **Layers outside also run for a replay**, so a user whose access was revoked gets no stored answer. Layers inside
-//!   do not run.
-//! - **Code that retries the handler** belongs outside. Inside, the second attempt would write into a transaction that
+//! - Layers outside also run for a replay, so a user whose access was revoked gets no stored answer. Layers inside do
+//!   not run.
+//! - **Code that retries the handler belongs outside.** Inside, the second attempt would write into a transaction that
 //!   has the writes of the first attempt. So it gets no transaction, and nothing is committed. Under `AtMostOnce` it
 //!   gets no lease.
-//! - **Compression** belongs outside, or the stored body is compressed. A **time-out** belongs outside, where its 408
-//!   or 504 leaves the run alone. A limit of concurrent requests inside does not count requests that still upload.
-//! - **`CatchPanicLayer`** belongs outside. A panic of the handler continues on the connection's task, so without such
-//!   a layer the client sees a cut connection.
-//! - **Task-locals of the layers outside do not reach the handler** (`tokio::task_local!`). Pass values in the
-//!   request's extensions, where the handler also finds the [`Key`](crate::Key), if there is one. A run has the span of
-//!   its request.
+//! - Compression belongs outside, or the stored body is compressed. A time-out belongs outside, where its 408 or 504
+//!   leaves the run alone. A limit of concurrent requests inside does not count requests that still upload.
+//! - `CatchPanicLayer` belongs outside. A panic of the handler continues on the connection's task, so without such a
+//!   layer the client sees a cut connection.
+//! - Task-locals of the layers outside do not reach the handler (`tokio::task_local!`). Pass values in the request's
+//!   extensions, where the handler also finds the [`Key`](crate::Key), if there is one. A run has the span of its
+//!   request.
 //!
 //! **Between the connection and this layer, do not move a request into a task of its own** (`tokio::spawn` in a
 //! middleware). If a client resets its upload over HTTP/2, hyper can end the body as if it were whole, and then drops
@@ -123,9 +124,9 @@
 //! If clients build the body anew for each attempt, choose [`canonical_json`](IdempotencyLayer::canonical_json). It
 //! does not help in two cases:
 //!
-//! - **A multipart form** that is built anew has another boundary, and the answer is a 422. The client has to keep the
+//! - A multipart form that is built anew has another boundary, and the answer is a 422. The client has to keep the
 //!   bytes for its retry.
-//! - **A body that is compressed anew** may have other bytes. Decompress it in a layer outside (tower-http's
+//! - A body that is compressed anew may have other bytes. Decompress it in a layer outside (tower-http's
 //!   `RequestDecompressionLayer`).
 //!
 //! # Runs
