@@ -96,7 +96,7 @@ pub enum Error {
         steps: Vec<String>,
     },
 
-    /// An [at-most-once step](crate::lease::Lease::step_at_most_once) was begun in this attempt, and its outcome is
+    /// A [`step_at_most_once`](crate::lease::Lease::step_at_most_once) was begun in this attempt, and its outcome is
     /// unknown. It was not performed again. Return this error: the operation then becomes
     /// [indeterminate](Self::Indeterminate).
     #[error(

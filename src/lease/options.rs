@@ -28,7 +28,7 @@ pub enum Policy {
         lease: Duration,
     },
     /// The next caller continues after the last stored [step](super::Lease::step). Work outside a step may repeat. A
-    /// [step at most once](super::Lease::step_at_most_once) in doubt has to be settled first, by an operator or a
+    /// [`step_at_most_once`](super::Lease::step_at_most_once) in doubt has to be settled first, by an operator or a
     /// [`Reconciler`](super::Reconciler), unless the retention ends.
     ///
     /// An operation that has begun under `AtLeastOnce` is not continued: see the guide's page `steps`.
@@ -110,7 +110,7 @@ impl LeaseOptions {
     /// How long a key is remembered. After that it is new. The default is 24 hours. The time starts anew:
     ///
     /// - at the completion;
-    /// - at the beginning of a step at most once, because a crash may leave it in doubt;
+    /// - at the beginning of a `step_at_most_once`, because a crash may leave it in doubt;
     /// - at a failure whose effect is unknown: under `AtMostOnce`, or with a step in doubt;
     /// - at each probe of a reconciler.
     ///

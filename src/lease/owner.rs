@@ -217,7 +217,7 @@ impl LeaseOwner {
     /// If the work of a first attempt has `not_begun`, the key is free for any body, and the attempt does not count.
     /// Under `InSteps` this is also so if the attempt has called no step, because then nothing that the crate guards
     /// has happened. It is not so for a later attempt: an earlier one may have charged for the first body, because a
-    /// step at least once stores nothing when it begins.
+    /// `step_at_least_once` stores nothing when it begins.
     ///
     /// # Errors
     ///

@@ -39,9 +39,9 @@ impl Step {
         &self.downstream_key
     }
 
-    /// Declares that the step had no effect, so that it may be performed again. Without this, a failed [step at most
-    /// once](super::Lease::step_at_most_once) is in doubt. Returns the error: `return Err(step.not_performed(error))`.
-    /// **The declaration is final**: call this only if the step ends with this error.
+    /// Declares that the step had no effect, so that it may be performed again. Without this, a failed
+    /// [`step_at_most_once`](super::Lease::step_at_most_once) is in doubt. Returns the error: `return
+    /// Err(step.not_performed(error))`. **The declaration is final**: call this only if the step ends with this error.
     pub fn not_performed<E>(&self, error: E) -> E {
         self.took_no_effect.store(true, Ordering::Relaxed);
         error
@@ -90,7 +90,7 @@ struct Entry {
 pub(super) enum Known {
     /// An earlier attempt has stored this result, and this attempt has not called the step.
     Stored(String),
-    /// It is being performed. A step at most once is `begun` from the moment at which the record may say so.
+    /// It is being performed. A `step_at_most_once` is `begun` from the moment at which the record may say so.
     Performing {
         begun: bool,
     },

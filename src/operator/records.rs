@@ -19,7 +19,7 @@ use crate::{Error, Key, migrate};
 /// - with `max_attempts`, also the records that a service with this limit refuses as [exhausted](Error::Exhausted).
 /// - with `abandoned_for`, also the lapsed and released operations under a lease that no caller has claimed for that
 ///   time, counted from the later one of the claim and the end of the lease. Such an operation may have taken effect,
-///   for example if its process died in an at-least-once step.
+///   for example if its process died in a `step_at_least_once`.
 ///
 /// The call reads the whole table. An index for this rare call would cost more, because every completion would have to
 /// update it.
