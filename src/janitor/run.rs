@@ -17,8 +17,8 @@ const COUNT_TIME: Duration = Duration::from_secs(60);
 
 impl Janitor {
     /// Sweeps at each [interval](Self::interval) until `shutdown` is ready. Then it ends within 10 seconds, after the
-    /// batch in progress and the report of the lag. A sweep ends after an interval at the latest, and the next one
-    /// follows at once, so the lag of a slow janitor is reported, too.
+    /// batch in progress and the report of the lag. The first sweep begins after an interval. A sweep ends after an
+    /// interval at the latest, and the next one follows at once, so the lag of a slow janitor is reported, too.
     ///
     /// After an error, the janitor logs the error and tries again, at first after a second. If a batch times out, later
     /// batches have half its size. The size grows back after sweeps that succeed.
