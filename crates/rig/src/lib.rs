@@ -3,9 +3,11 @@
 //! - [`strict`]: the table, with the rules of a record.
 //! - [`fixture`]: records in any state.
 //! - [`functions`]: calls of the SQL functions.
+//! - [`lease`]: leases that last, and their owners.
 //! - [`gate`]: calls that stop inside `perform`, and futures that are dropped.
 //! - [`database`]: what a test writes, counts and waits for by itself.
 //! - [`proxy`]: a network that counts round trips, and can vanish.
+//! - [`role`]: roles that a test drops.
 //! - [`child`]: processes that do not outlive their parent.
 
 #![allow(missing_docs, reason = "the proofs are its only users; names that need no comment have none")]
@@ -15,5 +17,7 @@ pub mod database;
 pub mod fixture;
 pub mod functions;
 pub mod gate;
+pub mod lease;
 pub mod proxy;
+pub mod role;
 pub mod strict;
