@@ -16,7 +16,6 @@ use rig::fixture::Fixture;
 use rig::gate::PATIENCE;
 use serde_json::{Value, json};
 use sqlx::PgPool;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::console::Console;
 use crate::support::{AT_MOST_ONCE, in_doubt, lapsed};
@@ -158,9 +157,8 @@ async fn payment(pool: &PgPool, value: &str, hours: f64, last_error: &str) -> an
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn the_keyboard_alone_settles_on_every_screen(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+async fn the_keyboard_alone_settles_on_every_screen(pool: PgPool) -> anyhow::Result<()> {
     let Some(browser) = Browser::start().await? else { return Ok(()) };
-    let pool = PgPool::connect_with(options.clone()).await?;
     for n in 0..40 {
         let key = Key::new("tenant:17", "POST /payments", format!("completed-{n}"))?;
         Fixture::completed(&key, "body", &n)?.write(&pool).await?;
@@ -170,7 +168,7 @@ async fn the_keyboard_alone_settles_on_every_screen(_: PgPoolOptions, options: P
     let ride = Key::new("tenant:17", "POST /rides", "e7a4e9d0-64a8-4c59-b5c1-2b8d5c1f4a13")?;
     in_doubt(&pool, &ride).await?;
     testing::age(&pool, &ride, Duration::from_secs(20 * 3600)).await?;
-    let console = Console::start(&options, &[]);
+    let console = Console::start(&pool, &[]);
     browser.open(&console.url, 1280, "light").await?;
     browser.sees("3 keys wait").await?;
     browser.picture("overview").await?;

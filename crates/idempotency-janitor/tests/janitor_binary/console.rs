@@ -1,67 +1,49 @@
 //! `console`: what it answers over HTTP. `browser` tests it as a person does.
 
-use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::TcpListener;
-use std::os::unix::process::CommandExt as _;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use pg_idempotency::testing;
 use pg_idempotency::{Key, operator};
 use reqwest::header::HeaderName;
+use rig::database::options;
 use rig::fixture::Fixture;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{AssertSqlSafe, PgPool};
+use rig::role::with_role;
+use sqlx::PgPool;
+use sqlx::postgres::PgConnectOptions;
 
 use crate::support::{
-    AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, command_on, committed_after_an_error, in_doubt, in_doubt_at, janitor_on,
-    lapsed, text,
+    AT_LEAST_ONCE, AT_MOST_ONCE, Process, assert_fails, command_at, command_on, committed_after_an_error, granted_to,
+    in_doubt, in_doubt_at, janitor_on, lapsed, text,
 };
 
-/// The console as a process of its own. It ends with this value, and also when the test is killed.
+/// The console as a process of its own.
 pub(crate) struct Console {
-    process: Child,
-    watcher: Child,
+    process: Process,
     pub(crate) url: String,
-    output: Option<BufReader<std::process::ChildStdout>>,
 }
 
 impl Console {
-    pub(crate) fn start(options: &PgConnectOptions, arguments: &[&str]) -> Self {
-        let mut command = command_on(options);
+    pub(crate) fn start(pool: &PgPool, arguments: &[&str]) -> Self {
+        Self::at(&pool.connect_options(), arguments)
+    }
+
+    pub(crate) fn at(options: &PgConnectOptions, arguments: &[&str]) -> Self {
+        let mut command = command_at(options);
         command.args(["console", "--listen", "127.0.0.1:0"]).args(arguments).stderr(Stdio::null());
         Self::of(&mut command)
     }
 
     fn of(command: &mut Command) -> Self {
-        let mut process = command.stdout(Stdio::piped()).spawn().expect("the binary runs");
-        // Its own process group, since a test runner that is killed takes its group with it.
-        let mut watcher = Command::new("sh");
-        watcher.args(["-c", "cat >/dev/null; kill -KILL $1", "watcher", &process.id().to_string()]).process_group(0);
-        let watcher = watcher.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().expect("sh runs");
-        let mut output = BufReader::new(process.stdout.take().expect("piped"));
-        let mut line = String::new();
-        output.read_line(&mut line).expect("UTF-8");
-        let url = line.trim().strip_prefix("console on ").unwrap_or_else(|| panic!("{line}")).trim_end_matches('/');
-        Self { process, watcher, url: url.to_owned(), output: Some(output) }
-    }
-
-    /// Ends it as its service manager does, and gives what it has printed since.
-    fn terminate(mut self) -> String {
-        let process = self.process.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &process]).status().expect("kill runs").success());
-        let mut printed = String::new();
-        self.output.take().expect("read by nobody else").read_to_string(&mut printed).expect("UTF-8");
-        assert_eq!(self.process.wait().expect("it ends").code(), Some(0), "{printed}");
-        printed
-    }
-}
-
-impl Drop for Console {
-    fn drop(&mut self) {
-        for process in [&mut self.watcher, &mut self.process] {
-            let _ = process.kill();
-            let _ = process.wait();
-        }
+        let process = Process::start(command);
+        let said = &process.said;
+        let url = said
+            .trim()
+            .strip_prefix("console on ")
+            .unwrap_or_else(|| panic!("{said}"))
+            .trim_end_matches('/')
+            .to_owned();
+        Self { process, url }
     }
 }
 
@@ -148,11 +130,8 @@ async fn state(pool: &PgPool, key: &Key) -> anyhow::Result<Option<String>> {
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn every_answer_forbids_scripts_frames_and_other_names_of_the_host(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let console = Console::start(&options, &[]);
+async fn every_answer_forbids_scripts_frames_and_other_names_of_the_host(pool: PgPool) -> anyhow::Result<()> {
+    let console = Console::start(&pool, &[]);
     let client = reqwest::Client::builder().no_proxy().build()?;
     let port = console.url.rsplit(':').next().expect("a port");
     for (method, path, host, status) in [
@@ -188,8 +167,7 @@ async fn every_answer_forbids_scripts_frames_and_other_names_of_the_host(
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn it_settles_each_way_and_logs_who_did_it(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn the_console_settles_each_way_and_logs_the_operator(pool: PgPool) -> anyhow::Result<()> {
     let [resolved, released, forgotten, stepped, exhausted] =
         ["resolved", "released", "forgotten", "a-step-in-doubt", "exhausted"].map(key);
     let downstream = lapsed(&pool, &resolved, AT_MOST_ONCE).await?;
@@ -199,7 +177,7 @@ async fn it_settles_each_way_and_logs_who_did_it(_: PgPoolOptions, options: PgCo
     for _ in 0..3 {
         lapsed(&pool, &exhausted, AT_LEAST_ONCE).await?;
     }
-    let console = Console::start(&options, &["--max-attempts", "3"]);
+    let console = Console::start(&pool, &["--max-attempts", "3"]);
     let visitor = Visitor::of(&console.url)?;
     let (_, overview) = visitor.get("/").await?;
     let place = |part| overview.find(part).unwrap_or_else(|| panic!("{part}: {overview}"));
@@ -236,7 +214,7 @@ async fn it_settles_each_way_and_logs_who_did_it(_: PgPoolOptions, options: PgCo
     let (_, list) = visitor.get("/waiting").await?;
     assert!(list.contains("No key waits."), "{list}");
 
-    let log = console.terminate();
+    let log = console.process.terminate();
     let lines: Vec<_> = log.lines().collect();
     assert_eq!(lines.len(), 5 + 1, "{log}");
     for (line, did) in
@@ -249,15 +227,11 @@ async fn it_settles_each_way_and_logs_who_did_it(_: PgPoolOptions, options: PgCo
 
 /// The page has two answers for each step in doubt, and settles one of them at a time.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn each_of_several_steps_in_doubt_is_settled_for_itself(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn each_of_several_steps_in_doubt_is_settled_for_itself(pool: PgPool) -> anyhow::Result<()> {
     let key = key("two steps in doubt");
     // A browser changes line breaks.
     in_doubt_at(&pool, &key, &["text\nto <Bob>", "email"]).await?;
-    let console = Console::start(&options, &[]);
+    let console = Console::start(&pool, &[]);
     let visitor = Visitor::of(&console.url)?;
     let (_, list) = visitor.get("/waiting").await?;
     assert_eq!(list.matches("step in doubt: ").count(), 2, "{list}");
@@ -301,14 +275,13 @@ async fn each_of_several_steps_in_doubt_is_settled_for_itself(
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_key_shows_the_trace_of_its_work(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn a_key_shows_the_trace_of_its_work(pool: PgPool) -> anyhow::Result<()> {
     let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     for (value, trace, shown) in [("a", trace, true), ("b", "", false)] {
         let key = key(value);
         let perform = async |_: &mut sqlx::PgConnection| Ok::<_, pg_idempotency::Error>(1);
         let _ = pg_idempotency::Idempotency::new().trace(trace).run(&pool, &key, "body", perform).await?;
-        let console = Console::start(&options, &[]);
+        let console = Console::start(&pool, &[]);
         let (_, (_, page)) = Visitor::of(&console.url)?.look_up(&key).await?;
         let named = page.contains("<dt>Trace</dt>") && page.contains(trace);
         assert_eq!(named, shown, "{page}");
@@ -318,18 +291,14 @@ async fn a_key_shows_the_trace_of_its_work(_: PgPoolOptions, options: PgConnectO
 
 /// The reader of standard output is gone. The decision is made, the page shows it, and the log of the process has it.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_decision_that_was_made_is_shown_and_logged(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn a_decision_that_was_made_is_shown_and_logged(pool: PgPool) -> anyhow::Result<()> {
     let released = key("released");
     lapsed(&pool, &released, AT_MOST_ONCE).await?;
     let log = std::env::temp_dir().join(format!("console-{}", uuid::Uuid::new_v4()));
-    let mut command = command_on(&options);
+    let mut command = command_on(&pool);
     command.args(["console", "--listen", "127.0.0.1:0"]).stderr(std::fs::File::create(&log)?);
     let mut console = Console::of(&mut command);
-    drop(console.output.take());
+    drop(console.process.output.take());
     let visitor = Visitor::of(&console.url)?;
     let (link, (_, page)) = visitor.look_up(&released).await?;
     let (status, done) = visitor.settle(&link, &page, "no_effect", "").await?;
@@ -343,11 +312,11 @@ async fn a_decision_that_was_made_is_shown_and_logged(
     Ok(())
 }
 
-/// Another claim, a finished step, a live lease, a deleted record: the console refuses each, and nothing changes.
+/// Another claim, a lease that is live or was renewed, no record: the console refuses each, and nothing changes. The
+/// library tests what else changes the version of a record.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_changed_record_is_not_settled(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
-    let console = Console::start(&options, &[]);
+async fn a_changed_record_is_not_settled(pool: PgPool) -> anyhow::Result<()> {
+    let console = Console::start(&pool, &[]);
     let (one, other) = (Visitor::of(&console.url)?, Visitor::of(&console.url)?);
 
     let contested = key("two operators");
@@ -361,40 +330,6 @@ async fn a_changed_record_is_not_settled(_: PgPoolOptions, options: PgConnectOpt
         assert!(refused.contains(&link), "a way to look again: {refused}");
     }
     assert_eq!(state(&pool, &contested).await?.as_deref(), Some("released"));
-
-    let stepped = key("a step that ends");
-    in_doubt(&pool, &stepped).await?;
-    let (link, (_, page)) = one.look_up(&stepped).await?;
-    sqlx::query("update idempotency.record set steps = jsonb_set(steps - 'text'::text, '{text}', '{\"result\": \"1\", \"attempt\": 1}') where value = $1")
-        .bind(stepped.value())
-        .execute(&pool)
-        .await?;
-    let (status, refused) = one.settle(&link, &page, "took_effect", "\"the step's\"").await?;
-    assert_eq!(status, 409, "the result of the step would be the response: {refused}");
-
-    let finishing = key("another step finishes");
-    in_doubt(&pool, &finishing).await?;
-    let (link, (_, page)) = one.look_up(&finishing).await?;
-    let seen = field(&page, "seen");
-    let order = [("seen", &*seen), ("action", "forget"), ("reason", "ticket 4711"), ("operator", "Ada")];
-    assert_eq!(one.post(&format!("{link}/confirm"), &order).await?.0, 200);
-    // A suspended owner continues, with the same token.
-    let finish = "update idempotency.record set steps = steps || '{\"more\": {\"result\": \"1\", \"attempt\": 1}}'
-        where value = $1";
-    sqlx::query(finish).bind(finishing.value()).execute(&pool).await?;
-    let (status, refused) = one.post(&format!("{link}/settle"), &order).await?;
-    assert_eq!((status, refused.contains("look again")), (409, true), "it would forget an effect that no page showed");
-    assert_eq!(state(&pool, &finishing).await?.as_deref(), Some("indeterminate"));
-
-    let completed = key("completed meanwhile");
-    lapsed(&pool, &completed, AT_MOST_ONCE).await?;
-    let (link, (_, page)) = one.look_up(&completed).await?;
-    sqlx::query("update idempotency.record set completed_at = now(), lease_until = null where value = $1")
-        .bind(completed.value())
-        .execute(&pool)
-        .await?;
-    assert_eq!(one.settle(&link, &page, "forget", "").await?.0, 409, "it has the same token");
-    assert_eq!(state(&pool, &completed).await?.as_deref(), Some("completed"));
 
     let live = key("live");
     lapsed(&pool, &live, AT_MOST_ONCE).await?;
@@ -422,11 +357,10 @@ async fn a_changed_record_is_not_settled(_: PgPoolOptions, options: PgConnectOpt
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn bad_input_and_forged_forms_change_nothing(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn bad_input_and_forged_forms_change_nothing(pool: PgPool) -> anyhow::Result<()> {
     let waiting = key("waiting");
     lapsed(&pool, &waiting, AT_MOST_ONCE).await?;
-    let console = Console::start(&options, &[]);
+    let console = Console::start(&pool, &[]);
     let visitor = Visitor::of(&console.url)?;
     let (link, (_, page)) = visitor.look_up(&waiting).await?;
     let (status, refused) = visitor.settle(&link, &page, "took_effect", "{\"id\":").await?;
@@ -477,32 +411,28 @@ async fn bad_input_and_forged_forms_change_nothing(_: PgPoolOptions, options: Pg
         assert_eq!((status, asked.contains("Are you sure?")), (200, true), "{own:?}: {asked}");
     }
     assert_eq!(state(&pool, &waiting).await?.as_deref(), Some("indeterminate"));
-    assert_eq!(console.terminate(), "stopped\n");
+    assert_eq!(console.process.terminate(), "stopped\n");
     Ok(())
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn an_open_address_is_refused_and_a_token_or_a_proxy_signs_in(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn an_open_address_is_refused_and_a_token_or_a_proxy_signs_in(pool: PgPool) -> anyhow::Result<()> {
     for address in ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"] {
-        assert_fails(&janitor_on(&options, &["console", "--listen", address]), 2, "--token-file");
+        assert_fails(&janitor_on(&pool, &["console", "--listen", address]), 2, "--token-file");
     }
     let taken = TcpListener::bind("127.0.0.1:0")?;
     let address = taken.local_addr()?.to_string();
-    assert_fails(&janitor_on(&options, &["console", "--listen", &address]), 1, "does another process use it?");
+    assert_fails(&janitor_on(&pool, &["console", "--listen", &address]), 1, "does another process use it?");
 
     let directory = std::env::temp_dir().join(format!("pgi-console-{}", uuid::Uuid::new_v4()));
     std::fs::create_dir(&directory)?;
     let file = directory.join("token");
     let path = file.to_str().expect("UTF-8");
-    assert_fails(&janitor_on(&options, &["console", "--token-file", path]), 2, "cannot use the token file");
+    assert_fails(&janitor_on(&pool, &["console", "--token-file", path]), 2, "cannot use the token file");
     std::fs::write(&file, "short\n")?;
-    assert_fails(&janitor_on(&options, &["console", "--token-file", path]), 2, "at least 16 characters");
+    assert_fails(&janitor_on(&pool, &["console", "--token-file", path]), 2, "at least 16 characters");
     std::fs::write(&file, "correct horse battery\n")?;
-    let mut command = command_on(&options);
+    let mut command = command_on(&pool);
     command.args(["console", "--listen", "0.0.0.0:0", "--token-file", path]);
     let console = Console::of(command.stderr(Stdio::null()));
     std::fs::remove_dir_all(&directory)?;
@@ -524,7 +454,7 @@ async fn an_open_address_is_refused_and_a_token_or_a_proxy_signs_in(
 
     let waiting = key("waiting");
     lapsed(&pool, &waiting, AT_MOST_ONCE).await?;
-    let console = Console::start(&options, &["--user-header", "X-User"]);
+    let console = Console::start(&pool, &["--user-header", "X-User"]);
     let response = client.get(&console.url).send().await?;
     assert_eq!((response.status().as_u16(), response.text().await?.contains("x-user")), (403, true));
     let twice = client.get(&console.url).header("X-User", "a client's own").header("X-User", "grace").send().await?;
@@ -533,55 +463,38 @@ async fn an_open_address_is_refused_and_a_token_or_a_proxy_signs_in(
     let (link, (_, page)) = visitor.look_up(&waiting).await?;
     assert!(!page.contains("Your name"), "the proxy has said it: {page}");
     assert_eq!(visitor.settle(&link, &page, "no_effect", "").await?.0, 200);
-    let log = console.terminate();
+    let log = console.process.terminate();
     assert!(log.contains(" grace@example: released") && !log.contains("Ada"), "not what the form said: {log}");
     Ok(())
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn read_only_it_needs_the_janitors_grants_and_settles_nothing(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn a_read_only_console_needs_the_janitors_grants_and_settles_nothing(pool: PgPool) -> anyhow::Result<()> {
     let waiting = key("waiting");
     lapsed(&pool, &waiting, AT_MOST_ONCE).await?;
-    let mut conn = pool.acquire().await?;
-    let role =
-        format!("console_{}", sqlx::query_scalar::<_, i32>("select pg_backend_pid()").fetch_one(&mut *conn).await?);
-    let grants = include_str!("../../../../src/guide/production.md").lines();
-    let grants = grants.filter(|line| line.starts_with("grant ") && line.contains("shop_janitor"));
-    let grants: String =
-        grants.map(|line| format!("{} to {role};", line.split(" to ").next().unwrap_or_default())).collect();
-    sqlx::raw_sql(AssertSqlSafe(format!("create role {role} login; {grants}"))).execute(&mut *conn).await?;
-    let console = Console::start(&options.clone().username(&role), &["--read-only"]);
-    let seen = async {
+    with_role(&pool, &granted_to("shop_janitor"), async |role| {
+        let console = Console::at(&options(&pool).username(role), &["--read-only"]);
         let visitor = Visitor::of(&console.url)?;
-        let list = visitor.get("/waiting").await?;
-        let (link, page) = visitor.look_up(&waiting).await?;
+        let (status, list) = visitor.get("/waiting").await?;
+        assert!(status == 200 && list.contains("1 keys, the oldest"), "{list}");
+        let (link, (status, page)) = visitor.look_up(&waiting).await?;
+        assert!(status == 200 && !page.contains("What happened?"), "{page}");
         let order = [("seen", "0"), ("action", "forget"), ("reason", "r"), ("operator", "o")];
-        let refused = visitor.post(&format!("{link}/settle"), &order).await?;
-        anyhow::Ok((list, page, refused))
-    };
-    let seen = seen.await;
-    drop(console);
-    sqlx::raw_sql(AssertSqlSafe(format!("drop owned by {role}; drop role {role}"))).execute(&mut *conn).await?;
-    let (list, page, refused) = seen?;
-    assert!(list.0 == 200 && list.1.contains("1 keys, the oldest"), "{list:?}");
-    assert!(page.0 == 200 && !page.1.contains("What happened?"), "{page:?}");
-    assert!(refused.0 == 403 && refused.1.contains("read-only"), "{refused:?}");
-    assert_eq!(state(&pool, &waiting).await?.as_deref(), Some("indeterminate"));
-    Ok(())
+        let (status, refused) = visitor.post(&format!("{link}/settle"), &order).await?;
+        assert!(status == 403 && refused.contains("read-only"), "{refused}");
+        assert_eq!(state(&pool, &waiting).await?.as_deref(), Some("indeterminate"));
+        anyhow::Ok(())
+    })
+    .await
 }
 
 #[sqlx::test(migrations = false)]
-async fn a_missing_schema_and_a_lost_database_are_pages(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let lost = options.clone().host("127.0.0.1").port(1).socket("/nowhere");
-    for (options, says) in [(&options, "idempotency-janitor migrate"), (&lost, "check the database URL")] {
-        let console = Console::start(options, &[]);
+async fn a_missing_schema_and_a_lost_database_are_pages(pool: PgPool) -> anyhow::Result<()> {
+    let lost = options(&pool).host("127.0.0.1").port(1).socket("/nowhere");
+    for (options, says) in
+        [(&*pool.connect_options(), "idempotency-janitor migrate"), (&lost, "check the database URL")]
+    {
+        let console = Console::at(options, &[]);
         let client = reqwest::Client::builder().no_proxy().build()?;
         let overview = client.get(&console.url).send().await?;
         assert_eq!(overview.status(), 503);
@@ -594,14 +507,13 @@ async fn a_missing_schema_and_a_lost_database_are_pages(
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn the_list_shows_the_oldest(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn the_list_shows_the_oldest(pool: PgPool) -> anyhow::Result<()> {
     for n in 0..101 {
         let key = Key::new("user:1", "texts", format!("value-{n:010}"))?;
         Fixture::indeterminate(&key, "body")?.with_last_error(format!("error {n}.")).write(&pool).await?;
         testing::age(&pool, &key, std::time::Duration::from_secs(60 * (200 - n))).await?;
     }
-    let console = Console::start(&options, &[]);
+    let console = Console::start(&pool, &[]);
     let (_, page) = Visitor::of(&console.url)?.get("/waiting").await?;
     let errors: Vec<u32> =
         page.split("error ").skip(1).filter_map(|rest| rest.split('.').next()?.parse().ok()).collect();
@@ -612,21 +524,17 @@ async fn the_list_shows_the_oldest(_: PgPoolOptions, options: PgConnectOptions) 
 
 /// A client cannot read the time `infinity`.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_pinned_key_hides_no_other_and_can_be_settled(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn a_pinned_key_hides_no_other_and_can_be_settled(pool: PgPool) -> anyhow::Result<()> {
     Fixture::completed(&key("completed"), "body", &1)?.write(&pool).await?;
     lapsed(&pool, &key("pinned"), AT_MOST_ONCE).await?;
     sqlx::query("update idempotency.record set expires_at = 'infinity'").execute(&pool).await?;
     lapsed(&pool, &key("waiting"), AT_MOST_ONCE).await?;
     let show = &["show", "user:1", "POST /texts", "pinned"][..];
     for (arguments, code) in [(&["unsettled"][..], 3), (&["stats"], 0), (show, 0), (&["sweep"], 0)] {
-        let output = janitor_on(&options, arguments);
+        let output = janitor_on(&pool, arguments);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {output:?}");
     }
-    let console = Console::start(&options, &[]);
+    let console = Console::start(&pool, &[]);
     let visitor = Visitor::of(&console.url)?;
     let (_, list) = visitor.get("/waiting").await?;
     assert!(list.contains("2 keys, the oldest claim first."), "{list}");

@@ -3,75 +3,64 @@
 use pg_idempotency::Key;
 use pg_idempotency::lease::{Finding, InDoubt, LeaseOptions, Reconciler, Visit};
 use rig::fixture::Fixture;
+use rig::lease::owner;
 use sqlx::PgPool;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::console::{Console, Visitor};
 use crate::support::{AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, in_doubt, janitor_on, json, lapsed, text};
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn show_and_forget_one_key(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn show_and_forget_one_key(pool: PgPool) -> anyhow::Result<()> {
     let key = Key::new("user:1", "POST /orders", "abc")?;
     let named = ["user:1", "POST /orders", "abc"];
-    assert_fails(&janitor_on(&options, &[&["show"], &named[..]].concat()), 1, "no record");
+    assert_fails(&janitor_on(&pool, &[&["show"], &named[..]].concat()), 1, "no record");
     Fixture::completed(&key, "body", "secret response")?.write(&pool).await?;
-    let output = janitor_on(&options, &[&["show"], &named[..]].concat());
+    let output = janitor_on(&pool, &[&["show"], &named[..]].concat());
     assert!(text(&output.stdout).contains("completed") && !text(&output.stdout).contains("secret"), "{output:?}");
-    let shown = json(&janitor_on(&options, &[&["show", "--json"], &named[..]].concat()));
+    let shown = json(&janitor_on(&pool, &[&["show", "--json"], &named[..]].concat()));
     assert_eq!((&shown["mode"], &shown["state"]), (&"transaction".into(), &"completed".into()));
 
     let forget = [&["forget", "--reason", "a test"], &named[..]].concat();
-    assert_fails(&janitor_on(&options, &forget), 2, "--yes");
-    let output = janitor_on(&options, &[&forget[..], &["--yes"]].concat());
+    assert_fails(&janitor_on(&pool, &forget), 2, "--yes");
+    let output = janitor_on(&pool, &[&forget[..], &["--yes"]].concat());
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains("because a test"), "{}", text(&output.stdout));
-    assert_fails(&janitor_on(&options, &[&["show"], &named[..]].concat()), 1, "no record");
+    assert_fails(&janitor_on(&pool, &[&["show"], &named[..]].concat()), 1, "no record");
 
-    use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
-    let policy = Policy::AtMostOnce { lease: std::time::Duration::from_secs(40) };
-    let Acquired::Owner(_lease) = LeaseOptions::new(policy).acquire::<i64, _>(&pool, &key, "body").await? else {
-        panic!()
-    };
-    assert_fails(&janitor_on(&options, &[&forget[..], &["--yes"]].concat()), 1, "live lease");
+    let _lease = owner(&pool, LeaseOptions::new(AT_MOST_ONCE), &key).await;
+    assert_fails(&janitor_on(&pool, &[&forget[..], &["--yes"]].concat()), 1, "live lease");
     Ok(())
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn show_names_the_trace_of_the_work(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn show_names_the_trace_of_the_work(pool: PgPool) -> anyhow::Result<()> {
     let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     for (value, trace) in [("a", trace), ("b", "")] {
         let key = Key::new("user:1", "POST /orders", value)?;
         let perform = async |_: &mut sqlx::PgConnection| Ok::<_, pg_idempotency::Error>(1);
         let _ = pg_idempotency::Idempotency::new().trace(trace).run(&pool, &key, "body", perform).await?;
     }
-    let show = |value| text(&janitor_on(&options, &["show", "user:1", "POST /orders", value]).stdout);
+    let show = |value| text(&janitor_on(&pool, &["show", "user:1", "POST /orders", value]).stdout);
     assert!(show("a").contains(&format!("trace          {trace}\n")), "{}", show("a"));
     assert!(!show("b").contains("trace"), "{}", show("b"));
-    let shown =
-        |value| json(&janitor_on(&options, &["show", "--json", "user:1", "POST /orders", value]))["trace"].clone();
+    let shown = |value| json(&janitor_on(&pool, &["show", "--json", "user:1", "POST /orders", value]))["trace"].clone();
     assert_eq!((shown("a"), shown("b")), (trace.into(), ().into()));
     Ok(())
 }
 
 /// A request of the HTTP layer: a version, the length of the head, the head, and the body.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn show_prints_a_stored_request_without_its_body(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn show_prints_a_stored_request_without_its_body(pool: PgPool) -> anyhow::Result<()> {
     Fixture::lapsed(&Key::new("user:1", "POST /orders", "a")?, "body", AT_LEAST_ONCE)?.write(&pool).await?;
     let head = r#"["POST","/orders?a=\u001b[31m",[["content-type","text/plain"]]]"#;
     let length = u16::try_from(head.len())?.to_be_bytes();
     let stored = [&[1], &length[..], head.as_bytes(), b"secret"].concat();
     sqlx::query("update idempotency.record set request = $1").bind(stored).execute(&pool).await?;
     let named = ["user:1", "POST /orders", "a"];
-    let shown = text(&janitor_on(&options, &[&["show"], &named[..]].concat()).stdout);
+    let shown = text(&janitor_on(&pool, &[&["show"], &named[..]].concat()).stdout);
     assert!(shown.contains("POST /orders?a=") && shown.contains("content-type: text/plain\n"), "{shown}");
     assert!(!shown.contains("secret") && !shown.contains('\u{1b}'), "{shown}");
-    let request = json(&janitor_on(&options, &[&["show", "--json"], &named[..]].concat()))["request"].clone();
+    let request = json(&janitor_on(&pool, &[&["show", "--json"], &named[..]].concat()))["request"].clone();
     assert_eq!((&request["method"], &request["headers"][0][1]), (&"POST".into(), &"text/plain".into()));
     assert!(!request.to_string().contains("secret"), "{request}");
     Ok(())
@@ -79,10 +68,9 @@ async fn show_prints_a_stored_request_without_its_body(
 
 /// The step in doubt is looked up at the gateway by its own downstream key.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn show_lists_the_steps_without_their_results(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn show_lists_the_steps_without_their_results(pool: PgPool) -> anyhow::Result<()> {
     let sent = in_doubt(&pool, &Key::new("user:1", "POST /rides", "a")?).await?;
-    let shown = json(&janitor_on(&options, &["show", "--json", "user:1", "POST /rides", "a"]));
+    let shown = json(&janitor_on(&pool, &["show", "--json", "user:1", "POST /rides", "a"]));
     assert_eq!((&shown["state"], &shown["resumable"]), (&"indeterminate".into(), &true.into()));
     let [ride, text_step] = shown["steps"].as_array().expect("steps").as_slice() else { panic!("{shown}") };
     assert_eq!((&ride["name"], &ride["state"]), (&"ride".into(), &"finished".into()));
@@ -90,7 +78,7 @@ async fn show_lists_the_steps_without_their_results(_: PgPoolOptions, options: P
     assert_eq!((&text_step["name"], &text_step["state"]), (&"text".into(), &"in_doubt".into()));
     assert_eq!((&text_step["result_bytes"], &text_step["downstream_key"]), (&().into(), &sent.as_str().into()));
     assert!(ride["at"].is_string() && text_step["at"].is_string() && ride["downstream_key"] != sent.as_str());
-    let said = text(&janitor_on(&options, &["show", "user:1", "POST /rides", "a"]).stdout);
+    let said = text(&janitor_on(&pool, &["show", "user:1", "POST /rides", "a"]).stdout);
     let steps: Vec<_> = said.lines().filter(|line| line.starts_with("step ")).collect();
     assert!(steps[0].contains("ride finished, attempt 1, ") && steps[0].contains(", 1 bytes, "), "{said}");
     assert!(steps[1].contains("text in_doubt, attempt 1, ") && steps[1].ends_with(&sent), "{said}");
@@ -100,31 +88,29 @@ async fn show_lists_the_steps_without_their_results(_: PgPoolOptions, options: P
 
 /// By it an operator finds the operation at the gateway. There is none where nothing goes out.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn show_tells_the_downstream_key_of_a_lease(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn show_tells_the_downstream_key_of_a_lease(pool: PgPool) -> anyhow::Result<()> {
     for (value, policy) in [("a", AT_MOST_ONCE), ("b", AT_LEAST_ONCE)] {
         let sent = lapsed(&pool, &Key::new("user:1", "POST /texts", value)?, policy).await?;
         let named = ["user:1", "POST /texts", value];
-        let shown = json(&janitor_on(&options, &[&["show", "--json"], &named[..]].concat()));
+        let shown = json(&janitor_on(&pool, &[&["show", "--json"], &named[..]].concat()));
         assert_eq!(shown["downstream_key"], sent.as_str());
-        let said = text(&janitor_on(&options, &[&["show"], &named[..]].concat()).stdout);
+        let said = text(&janitor_on(&pool, &[&["show"], &named[..]].concat()).stdout);
         assert!(said.lines().any(|line| line.starts_with("downstream key") && line.ends_with(&sent)), "{said}");
     }
     Fixture::completed(&Key::new("user:1", "POST /orders", "c")?, "body", &0)?.write(&pool).await?;
-    let shown = json(&janitor_on(&options, &["show", "--json", "user:1", "POST /orders", "c"]));
+    let shown = json(&janitor_on(&pool, &["show", "--json", "user:1", "POST /orders", "c"]));
     assert!(shown["downstream_key"].is_null(), "{shown}");
     Ok(())
 }
 
 /// So that a person who settles a key that was given up need not ask again.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn the_looks_of_a_reconciler_are_shown(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn the_looks_of_a_reconciler_are_shown(pool: PgPool) -> anyhow::Result<()> {
     let key = Key::new("user:1", "POST /texts", "a")?;
     Fixture::lapsed(&key, "body", AT_MOST_ONCE)?.with_stored_request("body").write(&pool).await?;
     let leasing = LeaseOptions::new(AT_MOST_ONCE).store_request(true);
     let reconciler = Reconciler::new(leasing, "POST /texts", std::time::Duration::from_millis(1))?.looks(2, 2);
-    let show = || text(&janitor_on(&options, &["show", "user:1", "POST /texts", "a"]).stdout);
+    let show = || text(&janitor_on(&pool, &["show", "user:1", "POST /texts", "a"]).stdout);
     assert!(!show().contains("reconciler"), "{}", show());
     for visit in [Visit::Noted, Visit::Undecided, Visit::GivenUp] {
         let failing = async |_: &InDoubt| -> anyhow::Result<Finding> { anyhow::bail!("no \u{1b}[1mroute") };
@@ -132,7 +118,7 @@ async fn the_looks_of_a_reconciler_are_shown(_: PgPoolOptions, options: PgConnec
         let due = "update idempotency.record set looks = jsonb_set(looks, '{of,\"\",next}', '1')";
         sqlx::query(due).execute(&pool).await?;
         if visit == Visit::Undecided {
-            let shown = json(&janitor_on(&options, &["show", "--json", "user:1", "POST /texts", "a"]));
+            let shown = json(&janitor_on(&pool, &["show", "--json", "user:1", "POST /texts", "a"]));
             let looks = &shown["looks"][0];
             assert_eq!(
                 (&looks["looks"], &looks["no_trace"], &looks["finding"]),
@@ -143,8 +129,8 @@ async fn the_looks_of_a_reconciler_are_shown(_: PgPoolOptions, options: PgConnec
             assert!(show().contains("reconciler     1 look, 0 without a trace, the last one failed at "), "{}", show());
         }
     }
-    let listed = text(&janitor_on(&options, &["unsettled"]).stdout);
-    let console = Console::start(&options, &["--read-only"]);
+    let listed = text(&janitor_on(&pool, &["unsettled"]).stdout);
+    let console = Console::start(&pool, &["--read-only"]);
     let (_, (_, page)) = Visitor::of(&console.url)?.look_up(&key).await?;
     for said in [show(), listed, page] {
         assert!(said.contains("no ") && said.contains("route; left to a person") && !said.contains('\u{1b}'), "{said}");

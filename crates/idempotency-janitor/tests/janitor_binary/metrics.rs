@@ -4,9 +4,10 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use metrics_exporter_prometheus::PrometheusBuilder;
-use pg_idempotency::lease::{Acquired, Lease, LeaseOptions, LeaseOwner, Policy};
+use pg_idempotency::lease::{Acquired, Lease, LeaseOptions, LeaseOwner};
 use pg_idempotency::mark::MarkOptions;
 use pg_idempotency::{Error, Idempotency, Janitor, Key, Outcome, testing};
+use rig::lease::{AT_MOST_ONCE, IN_STEPS};
 use sqlx::PgPool;
 
 fn key(operation: &str, value: &str) -> Key {
@@ -44,7 +45,7 @@ async fn outcomes_durations_and_sweeps_are_counted(pool: PgPool) -> anyhow::Resu
     uncommitted.expect_err("the COMMIT fails");
 
     let lost = key("charge", "lost");
-    let error = LeaseOptions::new(Policy::AtMostOnce { lease: Duration::from_secs(40) })
+    let error = LeaseOptions::new(AT_MOST_ONCE)
         .run(&pool, &lost, "body", async |_| {
             sqlx::query("delete from idempotency.record where operation = 'charge'").execute(&pool).await?;
             Ok::<_, Error>(1)
@@ -123,8 +124,7 @@ async fn steps_and_resumed_operations_are_counted(pool: PgPool) -> anyhow::Resul
     let exported = recorder.handle();
     let _guard = metrics::set_default_local_recorder(&recorder);
 
-    let policy = Policy::InSteps { lease: Duration::from_secs(40) };
-    let leasing = LeaseOptions::new(policy).store_request(true).max_attempts(NonZeroU32::new(3).expect("three"));
+    let leasing = LeaseOptions::new(IN_STEPS).store_request(true).max_attempts(NonZeroU32::new(3).expect("three"));
     let leasing = leasing.resume_after(Duration::ZERO);
     let key = |value: &str| key("ride", value);
     let abandoned = async |value: &str| -> anyhow::Result<LeaseOwner> {

@@ -4,32 +4,28 @@ use std::io::Write as _;
 use std::process::Command;
 
 use pg_idempotency::{any_language_sql, schema_sql};
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, PgConnection};
+use rig::role::with_role;
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Executor as _, PgPool};
 
-use crate::support::{assert_fails, janitor, janitor_on, text};
+use crate::support::{assert_fails, janitor, janitor_as, janitor_on, text};
 
 #[sqlx::test(migrations = false)]
-async fn migrate_creates_the_table_and_sweep_says_when_it_is_missing(_: PgPoolOptions, options: PgConnectOptions) {
-    assert_fails(&janitor_on(&options, &["sweep"]), 1, "idempotency-janitor migrate");
+async fn migrate_creates_the_table_and_sweep_says_when_it_is_missing(pool: PgPool) {
+    assert_fails(&janitor_on(&pool, &["sweep"]), 1, "idempotency-janitor migrate");
     for _ in 0..2 {
-        let output = janitor_on(&options, &["migrate"]);
+        let output = janitor_on(&pool, &["migrate"]);
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     }
-    assert_eq!(janitor_on(&options, &["sweep"]).status.code(), Some(0));
+    assert_eq!(janitor_on(&pool, &["sweep"]).status.code(), Some(0));
 }
 
 /// The rights of a janitor's role would not help it.
 #[sqlx::test(migrations = false)]
-async fn a_role_that_may_not_migrate_is_told_what_it_needs(pool: PgPoolOptions, options: PgConnectOptions) {
-    let pool = pool.connect_with(options.clone()).await.expect("a pool");
-    let process: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&pool).await.expect("a number");
-    let role = format!("may_not_migrate_{process}");
-    let execute = async |sql: String| pool.execute(AssertSqlSafe(sql)).await.expect("it is SQL");
-    execute(format!("create role {role} login")).await;
-    let output = janitor_on(&options.clone().username(&role), &["migrate"]);
-    execute(format!("drop role {role}")).await;
-    assert_fails(&output, 1, "create on the database");
+async fn a_role_that_may_not_migrate_is_told_what_it_needs(pool: PgPool) {
+    with_role(&pool, "", async |role| {
+        assert_fails(&janitor_as(&pool, role, &["migrate"]), 1, "create on the database");
+    })
+    .await;
 }
 
 #[test]
@@ -43,8 +39,9 @@ fn migrate_prints_its_sql_without_a_database() {
 }
 
 /// The schema of a database, and the applied migrations. `None` where there is no `pg_dump` for this server.
-fn dump(options: &PgConnectOptions) -> Option<String> {
+fn dump(pool: &PgPool) -> Option<String> {
     // Without the parameters of sqlx.
+    let options = pool.connect_options();
     let mut url = options.to_url_lossy();
     let socket = options.get_socket().map(|socket| format!("host={}", socket.display()));
     url.set_query(socket.as_deref());
@@ -65,11 +62,11 @@ fn dump(options: &PgConnectOptions) -> Option<String> {
 
 /// For Flyway, Alembic, Prisma, sqitch: the printed SQL is a migration of theirs.
 #[sqlx::test(migrations = false)]
-async fn the_printed_sql_makes_the_database_that_migrate_makes(_: PgPoolOptions, options: PgConnectOptions) {
-    let mut conn = PgConnection::connect_with(&options).await.expect("a connection");
+async fn the_printed_sql_makes_the_database_that_migrate_makes(pool: PgPool) {
+    let mut conn = pool.acquire().await.expect("a connection");
     for arguments in [&["migrate"][..], &["migrate", "--any-language"]] {
-        assert_eq!(janitor_on(&options, arguments).status.code(), Some(0));
-        let Some(migrated) = dump(&options) else {
+        assert_eq!(janitor_on(&pool, arguments).status.code(), Some(0));
+        let Some(migrated) = dump(&pool) else {
             writeln!(std::io::stderr(), "skipped: there is no pg_dump for this server").expect("stderr");
             return;
         };
@@ -77,9 +74,9 @@ async fn the_printed_sql_makes_the_database_that_migrate_makes(_: PgPoolOptions,
         conn.execute("drop schema idempotency cascade").await.expect("dropped");
         let printed = text(&janitor(&[arguments, &["--print"]].concat()).stdout);
         conn.execute(AssertSqlSafe(printed)).await.expect("it is SQL");
-        assert_eq!(dump(&options).expect("as before"), migrated);
-        assert_eq!(janitor_on(&options, arguments).status.code(), Some(0), "it finds the migration applied");
-        assert_eq!(dump(&options).expect("as before"), migrated);
+        assert_eq!(dump(&pool).expect("as before"), migrated);
+        assert_eq!(janitor_on(&pool, arguments).status.code(), Some(0), "it finds the migration applied");
+        assert_eq!(dump(&pool).expect("as before"), migrated);
         conn.execute("drop schema idempotency cascade").await.expect("dropped");
     }
     let printed = text(&janitor(&["migrate", "--print"]).stdout);

@@ -1,32 +1,26 @@
 //! `/healthz`: whether the database answers, without a new connection for each time that somebody asks.
 
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rig::proxy::Proxy;
 use sqlx::PgPool;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::support::command_on;
+use crate::support::{Process, command_at};
 
 /// The daemon, behind such a network. It sweeps once at its start, and not again.
 struct Daemon {
-    process: Child,
+    _process: Process,
     healthz: String,
 }
 
 impl Daemon {
-    fn start(network: &Proxy) -> anyhow::Result<Self> {
-        let mut process = command_on(&network.options)
-            .args(["run", "--interval", "1h", "--metrics-addr", "127.0.0.1:0"])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()?;
-        let mut said = String::new();
-        BufReader::new(process.stdout.take().expect("piped")).read_line(&mut said)?;
-        let metrics = said.trim().strip_prefix("metrics on ").expect("its address").to_owned();
-        Ok(Self { process, healthz: metrics.replace("/metrics", "/healthz") })
+    fn start(network: &Proxy) -> Self {
+        let mut command = command_at(&network.options);
+        command.args(["run", "--interval", "1h", "--metrics-addr", "127.0.0.1:0"]).stderr(Stdio::null());
+        let process = Process::start(&mut command);
+        let metrics = process.said.trim().strip_prefix("metrics on ").expect("its address");
+        Self { healthz: metrics.replace("/metrics", "/healthz"), _process: process }
     }
 
     async fn probe(&self) -> anyhow::Result<(u16, Duration)> {
@@ -36,20 +30,10 @@ impl Daemon {
     }
 }
 
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn probes_share_one_connection_and_say_when_the_database_hangs(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let network = Proxy::before(&options).await?;
-    let daemon = Daemon::start(&network)?;
+async fn probes_share_one_connection_and_say_when_the_database_hangs(pool: PgPool) -> anyhow::Result<()> {
+    let network = Proxy::before(&pool.connect_options()).await?;
+    let daemon = Daemon::start(&network);
     for _ in 0..20 {
         assert_eq!(daemon.probe().await?.0, 200);
     }
@@ -69,13 +53,9 @@ async fn probes_share_one_connection_and_say_when_the_database_hangs(
 
 /// As a restart of the server does.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_broken_connection_is_replaced_within_the_probe(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
-    let network = Proxy::before(&options).await?;
-    let daemon = Daemon::start(&network)?;
+async fn a_broken_connection_is_replaced_within_the_probe(pool: PgPool) -> anyhow::Result<()> {
+    let network = Proxy::before(&pool.connect_options()).await?;
+    let daemon = Daemon::start(&network);
     assert_eq!(daemon.probe().await?.0, 200);
     let ended: i64 = sqlx::query_scalar(
         // In a case: conditions have no order, and the others' backends are not to be ended.

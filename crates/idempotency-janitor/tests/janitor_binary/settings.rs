@@ -1,7 +1,6 @@
 //! The settings of a database that change the form of what the server sends. What the tool prints stays the same.
 
 use pg_idempotency::Key;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, PgPool};
 
 use crate::support::{AT_MOST_ONCE, in_doubt, janitor_on, lapsed, text};
@@ -19,11 +18,7 @@ const SETTINGS: [&str; 9] = [
 ];
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn no_form_of_the_server_changes_what_is_printed(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn no_form_of_the_server_changes_what_is_printed(pool: PgPool) -> anyhow::Result<()> {
     sqlx::raw_sql("create table orders (id int)").execute(&pool).await?;
     lapsed(&pool, &Key::new("user:1", "POST /texts", "at most once")?, AT_MOST_ONCE).await?;
     in_doubt(&pool, &Key::new("user:1", "POST /texts", "in steps")?).await?;
@@ -38,7 +33,7 @@ async fn no_form_of_the_server_changes_what_is_printed(
     ];
     let said = || {
         commands.map(|command| {
-            let output = janitor_on(&options, command);
+            let output = janitor_on(&pool, command);
             (command, output.status.code(), text(&output.stdout), text(&output.stderr))
         })
     };

@@ -6,8 +6,9 @@ use std::process::{Command, Stdio};
 use chrono::DateTime;
 use pg_idempotency::lease::{Acquired, LeaseOptions};
 use pg_idempotency::{Error, Idempotency, Key, Outcome, mark};
+use rig::database::recorded;
 use rig::fixture::Fixture;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use rig::lease::owner;
 use sqlx::{ConnectOptions as _, PgPool};
 
 use crate::support::{
@@ -34,21 +35,20 @@ async fn stored(pool: &PgPool) -> anyhow::Result<String> {
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn resolve_gives_every_repeat_the_response(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn resolve_gives_every_repeat_the_response(pool: PgPool) -> anyhow::Result<()> {
     lapsed(&pool, &key(), AT_MOST_ONCE).await?;
 
-    assert_fails(&janitor_on(&options, &resolve("7", &[])), 2, "--yes");
+    assert_fails(&janitor_on(&pool, &resolve("7", &[])), 2, "--yes");
     let Err(Error::Indeterminate { .. }) =
         LeaseOptions::new(AT_MOST_ONCE).acquire::<i64, _>(&pool, &key(), "body").await
     else {
         panic!("nobody said yes")
     };
 
-    let shown = json(&janitor_on(&options, &[&["show", "--json"], &NAMED[..]].concat()));
+    let shown = json(&janitor_on(&pool, &[&["show", "--json"], &NAMED[..]].concat()));
     // More digits than a number in memory keeps, and members that a map would sort.
     let response = r#"{"z": 12345678901234567890123, "a": "\u00e9"}"#;
-    let output = janitor_on(&options, &resolve(response, &["--yes"]));
+    let output = janitor_on(&pool, &resolve(response, &["--yes"]));
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let receipt = text(&output.stdout);
     let time = receipt.split(' ').next().expect("a word");
@@ -63,11 +63,8 @@ async fn resolve_gives_every_repeat_the_response(_: PgPoolOptions, options: PgCo
         assert!(text(&output.stdout).contains(part), "{part}: {}", text(&output.stdout));
     }
     assert_eq!(stored(&pool).await?, response, "to the byte");
-    let kept: bool = sqlx::query_scalar(
-        "select expires_at between now() + interval '1439 min' and now() + interval '1441 min' from idempotency.record",
-    )
-    .fetch_one(&pool)
-    .await?;
+    let kept: bool =
+        recorded(&pool, "expires_at between now() + interval '1439 min' and now() + interval '1441 min'").await;
     assert!(kept, "for the default retention");
     let Acquired::Replayed(replayed) =
         LeaseOptions::new(AT_MOST_ONCE).acquire::<serde_json::Value, _>(&pool, &key(), "body").await?
@@ -75,21 +72,20 @@ async fn resolve_gives_every_repeat_the_response(_: PgPoolOptions, options: PgCo
         panic!("not performed")
     };
     assert_eq!(replayed["a"], "\u{e9}");
-    assert_fails(&janitor_on(&options, &resolve("8", &["--yes"])), 1, "completed");
+    assert_fails(&janitor_on(&pool, &resolve("8", &["--yes"])), 1, "completed");
     Ok(())
 }
 
 /// The service's own retention may be longer than ours by default.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn resolve_does_not_shorten_the_protection(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn resolve_does_not_shorten_the_protection(pool: PgPool) -> anyhow::Result<()> {
     for (left, kept) in [("30 days", "29 days"), ("1 minute", "23 hours")] {
         lapsed(&pool, &key(), AT_MOST_ONCE).await?;
         sqlx::query("update idempotency.record set expires_at = now() + $1::text::interval")
             .bind(left)
             .execute(&pool)
             .await?;
-        let output = janitor_on(&options, &resolve("7", &["--yes"]));
+        let output = janitor_on(&pool, &resolve("7", &["--yes"]));
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
         let longer: bool = sqlx::query_scalar("select expires_at > now() + $1::text::interval from idempotency.record")
             .bind(kept)
@@ -102,18 +98,17 @@ async fn resolve_does_not_shorten_the_protection(_: PgPoolOptions, options: PgCo
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn resolve_reads_the_response_from_a_file(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn resolve_reads_the_response_from_a_file(pool: PgPool) -> anyhow::Result<()> {
     lapsed(&pool, &key(), AT_MOST_ONCE).await?;
     let file = std::env::temp_dir().join(format!("response-{}", uuid::Uuid::new_v4()));
     std::fs::write(&file, "{\"receipt\": \"r-1\"}\n")?;
     let path = file.display().to_string();
     let arguments = [&["resolve"], &NAMED[..], &["--response-file", &path, "--reason", "a test", "--yes"]].concat();
-    let output = janitor_on(&options, &arguments);
+    let output = janitor_on(&pool, &arguments);
     std::fs::remove_file(&file)?;
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert_eq!(stored(&pool).await?, r#"{"receipt": "r-1"}"#);
-    assert_fails(&janitor_on(&options, &arguments), 2, "cannot read the response");
+    assert_fails(&janitor_on(&pool, &arguments), 2, "cannot read the response");
     Ok(())
 }
 
@@ -140,8 +135,7 @@ fn wrong_usage_is_said_before_anything_is_connected_to() {
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_step_in_doubt_is_resolved_or_released(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn a_step_in_doubt_is_resolved_or_released(pool: PgPool) -> anyhow::Result<()> {
     let step = |name: &'static str, result: &'static str| resolve(result, &["--step", name, "--yes"]);
     // Digits that a number in memory would lose.
     for (command, said, becomes) in [
@@ -149,15 +143,14 @@ async fn a_step_in_doubt_is_resolved_or_released(_: PgPoolOptions, options: PgCo
         (release(&["--yes"]), "which was indeterminate", "8"),
     ] {
         in_doubt(&pool, &key()).await?;
-        assert_fails(&janitor_on(&options, &resolve("7", &["--yes"])), 1, "is the step \"text\"");
-        assert_fails(&janitor_on(&options, &step("ride", "2")), 1, "its result is stored");
-        assert_fails(&janitor_on(&options, &step("none", "2")), 1, "no step of this name");
-        assert_fails(&janitor_on(&options, &resolve("2", &["--step", "text"])), 2, "--yes");
-        let output = janitor_on(&options, &command);
+        assert_fails(&janitor_on(&pool, &resolve("7", &["--yes"])), 1, "is the step \"text\"");
+        assert_fails(&janitor_on(&pool, &step("ride", "2")), 1, "its result is stored");
+        assert_fails(&janitor_on(&pool, &step("none", "2")), 1, "no step of this name");
+        assert_fails(&janitor_on(&pool, &resolve("2", &["--step", "text"])), 2, "--yes");
+        let output = janitor_on(&pool, &command);
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
         assert!(text(&output.stdout).contains(said), "{}", text(&output.stdout));
-        let acquired = LeaseOptions::new(IN_STEPS).acquire::<i64, _>(&pool, &key(), "body").await?;
-        let Acquired::Owner(lease) = acquired else { panic!("released") };
+        let lease = owner(&pool, LeaseOptions::new(IN_STEPS), &key()).await;
         let ride: i64 = lease.step_at_least_once("ride", async |_| anyhow::bail!("finished")).await?;
         let number = |text: &str| serde_json::value::RawValue::from_string(text.to_owned());
         let text = lease.step_at_most_once("text", async |_| anyhow::Ok(number("8")?)).await?;
@@ -167,48 +160,43 @@ async fn a_step_in_doubt_is_resolved_or_released(_: PgPoolOptions, options: PgCo
 
     in_doubt(&pool, &key()).await?;
     sqlx::query("update idempotency.record set expires_at = now() - interval '1 s'").execute(&pool).await?;
-    assert_fails(&janitor_on(&options, &step("text", "1")), 1, "key is new again");
+    assert_fails(&janitor_on(&pool, &step("text", "1")), 1, "key is new again");
     sqlx::query("delete from idempotency.record").execute(&pool).await?;
     lapsed(&pool, &key(), AT_MOST_ONCE).await?;
-    assert_fails(&janitor_on(&options, &step("text", "1")), 1, "no step of this name");
+    assert_fails(&janitor_on(&pool, &step("text", "1")), 1, "no step of this name");
     Ok(())
 }
 
 /// The owner died in two steps. The email was not sent and the text was, and nothing decides about both at once.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn each_of_several_steps_in_doubt_is_settled_by_its_name(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn each_of_several_steps_in_doubt_is_settled_by_its_name(pool: PgPool) -> anyhow::Result<()> {
     in_doubt_at(&pool, &key(), &["text", "email"]).await?;
     let both = r#"the steps ["email", "text"]"#;
-    assert_fails(&janitor_on(&options, &release(&["--yes"])), 1, both);
-    assert_fails(&janitor_on(&options, &resolve("7", &["--yes"])), 1, both);
-    let listed = text(&janitor_on(&options, &["unsettled"]).stdout);
+    assert_fails(&janitor_on(&pool, &release(&["--yes"])), 1, both);
+    assert_fails(&janitor_on(&pool, &resolve("7", &["--yes"])), 1, both);
+    let listed = text(&janitor_on(&pool, &["unsettled"]).stdout);
     assert!(listed.contains("email text"), "{listed}");
-    let report = json(&janitor_on(&options, &["unsettled", "--json"]));
+    let report = json(&janitor_on(&pool, &["unsettled", "--json"]));
     let steps = report["records"][0]["steps"].as_array().expect("steps").iter();
     let in_doubt: Vec<_> = steps.filter(|step| step["state"] == "in_doubt").collect();
     assert_eq!(in_doubt.len(), 2, "{report}");
 
-    assert_fails(&janitor_on(&options, &release(&["--step", "ride", "--yes"])), 1, "its result is stored");
-    assert_fails(&janitor_on(&options, &release(&["--step", "none", "--yes"])), 1, "no step of this name");
-    assert_fails(&janitor_on(&options, &release(&["--step", "email"])), 2, "--yes");
+    assert_fails(&janitor_on(&pool, &release(&["--step", "ride", "--yes"])), 1, "its result is stored");
+    assert_fails(&janitor_on(&pool, &release(&["--step", "none", "--yes"])), 1, "no step of this name");
+    assert_fails(&janitor_on(&pool, &release(&["--step", "email"])), 2, "--yes");
     for (command, said) in [
         (release(&["--step", "email", "--yes"]), r#"released: the step "email" with downstream key "#),
         (resolve("7", &["--step", "text", "--yes"]), "which is released"),
     ] {
-        let output = janitor_on(&options, &command);
+        let output = janitor_on(&pool, &command);
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
         assert!(text(&output.stdout).contains(said), "{}", text(&output.stdout));
         let waits = text(&output.stdout).contains(r#"which still waits for ["text"]"#);
         assert_eq!(waits, command[0] == "release", "{}", text(&output.stdout));
-        let again = janitor_on(&options, &release(&["--step", "email", "--yes"]));
+        let again = janitor_on(&pool, &release(&["--step", "email", "--yes"]));
         assert_fails(&again, 1, "no step of this name");
     }
-    let acquired = LeaseOptions::new(IN_STEPS).acquire::<i64, _>(&pool, &key(), "body").await?;
-    let Acquired::Owner(lease) = acquired else { panic!("released") };
+    let lease = owner(&pool, LeaseOptions::new(IN_STEPS), &key()).await;
     for (step, result) in [("email", 8), ("text", 7)] {
         assert_eq!(lease.step_at_most_once(step, async |_| anyhow::Ok(8)).await?, result, "{step}");
     }
@@ -217,11 +205,10 @@ async fn each_of_several_steps_in_doubt_is_settled_by_its_name(
 
 /// A full disk takes the line that says what was done. It is done.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_decision_that_was_made_is_no_failure(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn a_decision_that_was_made_is_no_failure(pool: PgPool) -> anyhow::Result<()> {
     lapsed(&pool, &key(), AT_MOST_ONCE).await?;
     let full = std::fs::File::create("/dev/full")?;
-    let output = command_on(&options).args(release(&["--yes"])).stdout(full).output()?;
+    let output = command_on(&pool).args(release(&["--yes"])).stdout(full).output()?;
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let receipt = text(&output.stderr);
     let (time, done) = receipt.split_once(' ').expect("the time, and what was done");
@@ -230,59 +217,48 @@ async fn a_decision_that_was_made_is_no_failure(_: PgPoolOptions, options: PgCon
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn release_lets_the_next_call_perform(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn release_lets_the_next_call_perform(pool: PgPool) -> anyhow::Result<()> {
     lapsed(&pool, &key(), AT_MOST_ONCE).await?;
-    assert_fails(&janitor_on(&options, &release(&[])), 2, "--yes");
-    let output = janitor_on(&options, &release(&["--yes"]));
+    assert_fails(&janitor_on(&pool, &release(&[])), 2, "--yes");
+    let output = janitor_on(&pool, &release(&["--yes"]));
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains("released"), "{}", text(&output.stdout));
-    let kept: String = sqlx::query_scalar("select last_error from idempotency.record").fetch_one(&pool).await?;
+    let kept: String = recorded(&pool, "last_error").await;
     assert_eq!(kept, "ticket 4712");
-    assert_fails(&janitor_on(&options, &release(&["--yes"])), 1, "released");
-    let Acquired::Owner(lease) = LeaseOptions::new(AT_MOST_ONCE).acquire::<i64, _>(&pool, &key(), "body").await? else {
-        panic!("not completed")
-    };
+    assert_fails(&janitor_on(&pool, &release(&["--yes"])), 1, "released");
+    let lease = owner(&pool, LeaseOptions::new(AT_MOST_ONCE), &key()).await;
     assert_eq!(lease.attempt(), 2);
     Ok(())
 }
 
 /// A poison message; to release it would change nothing, so it is resolved.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn an_exhausted_operation_can_be_resolved(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn an_exhausted_operation_can_be_resolved(pool: PgPool) -> anyhow::Result<()> {
     for command in [resolve("7", &["--yes"]), release(&["--yes"])] {
         lapsed(&pool, &key(), AT_LEAST_ONCE).await?;
-        let output = janitor_on(&options, &command);
+        let output = janitor_on(&pool, &command);
         assert_eq!(output.status.code(), Some(0), "lapsed: {}", text(&output.stderr));
         sqlx::query("delete from idempotency.record").execute(&pool).await?;
     }
-    let Acquired::Owner(lease) = LeaseOptions::new(AT_LEAST_ONCE).acquire::<i64, _>(&pool, &key(), "body").await?
-    else {
-        panic!("not completed")
-    };
+    let lease = owner(&pool, LeaseOptions::new(AT_LEAST_ONCE), &key()).await;
     lease.release("the gateway said no").await?;
     let once = LeaseOptions::new(AT_LEAST_ONCE).max_attempts(std::num::NonZeroU32::MIN);
     let Err(Error::Exhausted { .. }) = once.acquire::<i64, _>(&pool, &key(), "body").await else { panic!("exhausted") };
-    let output = janitor_on(&options, &resolve("7", &["--yes"]));
+    let output = janitor_on(&pool, &resolve("7", &["--yes"]));
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let Acquired::Replayed(7) = once.acquire::<i64, _>(&pool, &key(), "body").await? else { panic!("resolved") };
     Ok(())
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn an_indeterminate_transaction_is_settled_too(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn an_indeterminate_transaction_is_settled_too(pool: PgPool) -> anyhow::Result<()> {
     let call = async || Idempotency::new().run(&pool, &key(), "body", async |_| -> anyhow::Result<i64> { Ok(8) }).await;
     for (command, becomes) in
         [(resolve("7", &["--yes"]), Outcome::Replayed(7)), (release(&["--yes"]), Outcome::Performed(8))]
     {
         committed_after_an_error(&pool, &key()).await?;
         call().await.expect_err("indeterminate");
-        let output = janitor_on(&options, &command);
+        let output = janitor_on(&pool, &command);
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
         assert_eq!(call().await?, becomes);
         sqlx::query("delete from idempotency.record").execute(&pool).await?;
@@ -291,11 +267,10 @@ async fn an_indeterminate_transaction_is_settled_too(
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn what_is_not_to_be_settled_is_refused(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn a_record_that_does_not_wait_for_an_operator_is_refused(pool: PgPool) -> anyhow::Result<()> {
     let both_fail = |says: &str| {
         for command in [resolve("7", &["--yes"]), release(&["--yes"])] {
-            assert_fails(&janitor_on(&options, &command), 1, says);
+            assert_fails(&janitor_on(&pool, &command), 1, says);
         }
     };
     both_fail("no record");
@@ -314,9 +289,7 @@ async fn what_is_not_to_be_settled_is_refused(_: PgPoolOptions, options: PgConne
     sqlx::query("delete from idempotency.record").execute(&pool).await?;
 
     for policy in [AT_LEAST_ONCE, AT_MOST_ONCE] {
-        let Acquired::Owner(lease) = LeaseOptions::new(policy).acquire::<i64, _>(&pool, &key(), "body").await? else {
-            panic!("it is new")
-        };
+        let lease = owner(&pool, LeaseOptions::new(policy), &key()).await;
         both_fail("live lease");
         lease.complete(&1).await?;
         sqlx::query("delete from idempotency.record").execute(&pool).await?;
@@ -325,8 +298,8 @@ async fn what_is_not_to_be_settled_is_refused(_: PgPoolOptions, options: PgConne
     // Past its retention an unfinished one is new again: free for the next call, and late, not wrong, to resolve.
     lapsed(&pool, &key(), AT_MOST_ONCE).await?;
     sqlx::query("update idempotency.record set expires_at = now() - interval '1 s'").execute(&pool).await?;
-    assert_fails(&janitor_on(&options, &release(&["--yes"])), 1, "key is new again");
-    let output = janitor_on(&options, &resolve("7", &["--yes"]));
+    assert_fails(&janitor_on(&pool, &release(&["--yes"])), 1, "key is new again");
+    let output = janitor_on(&pool, &resolve("7", &["--yes"]));
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let Acquired::Replayed(7) = LeaseOptions::new(AT_MOST_ONCE).acquire::<i64, _>(&pool, &key(), "body").await? else {
         panic!("resolved")
@@ -336,11 +309,7 @@ async fn what_is_not_to_be_settled_is_refused(_: PgPoolOptions, options: PgConne
 
 /// A person looks, is asked, and somebody else is faster. `script` of util-linux gives the binary a terminal.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_terminal_is_asked_and_a_changed_record_is_left_alone(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn a_terminal_is_asked_and_a_changed_record_is_left_alone(pool: PgPool) -> anyhow::Result<()> {
     for (command, means) in [(resolve("7", &[]), "each retry gets this response"), (release(&[]), "performs it")] {
         let quoted: Vec<_> = command.iter().map(|argument| format!("'{argument}'")).collect();
         let typed = format!("'{}' {}", env!("CARGO_BIN_EXE_idempotency-janitor"), quoted.join(" "));
@@ -366,7 +335,7 @@ async fn a_terminal_is_asked_and_a_changed_record_is_left_alone(
             lapsed(&pool, &key(), AT_MOST_ONCE).await?;
             let terminal = Command::new("script")
                 .args(["--quiet", "--return", "--command", &typed, "/dev/null"])
-                .env("DATABASE_URL", options.to_url_lossy().to_string())
+                .env("DATABASE_URL", pool.connect_options().to_url_lossy().to_string())
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .spawn();

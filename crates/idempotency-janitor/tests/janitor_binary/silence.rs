@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use rig::database::until_blocked;
 use rig::proxy::Proxy;
 use sqlx::PgPool;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::task::JoinSet;
 
 use crate::console::Console;
@@ -24,9 +23,9 @@ struct Silent {
 
 impl Silent {
     /// So many clients ask for a page, and the network vanishes while the server works on each of them.
-    async fn with_pages(options: &PgConnectOptions, count: usize) -> anyhow::Result<(Self, JoinSet<Page>)> {
-        let (pool, network) = (PgPool::connect_with(options.clone()).await?, Proxy::before(options).await?);
-        let silent = Self { pool, console: Console::start(&network.options, &[]), network };
+    async fn with_pages(pool: PgPool, count: usize) -> anyhow::Result<(Self, JoinSet<Page>)> {
+        let network = Proxy::before(&pool.connect_options()).await?;
+        let silent = Self { pool, console: Console::at(&network.options, &[]), network };
         let mut lock = silent.pool.begin().await?;
         sqlx::query("lock table idempotency.record").execute(&mut *lock).await?;
         let pages: JoinSet<_> = (0..count).map(|_| silent.page()).collect();
@@ -47,11 +46,8 @@ impl Silent {
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_page_says_that_the_database_does_not_answer(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let (_silent, mut pages) = Silent::with_pages(&options, 1).await?;
+async fn a_page_says_that_the_database_does_not_answer(pool: PgPool) -> anyhow::Result<()> {
+    let (_silent, mut pages) = Silent::with_pages(pool, 1).await?;
     let (status, text) = pages.join_next().await.expect("one page")??;
     assert_eq!(status, 503, "{text}");
     let says = ["the server gave no answer", "the server did not answer"];
@@ -61,11 +57,8 @@ async fn a_page_says_that_the_database_does_not_answer(
 
 /// A connection that never answers must not keep its place in the pool, which has four, after its page has given up.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn pages_that_were_left_in_the_silence_take_no_place_of_later_ones(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let (silent, mut pages) = Silent::with_pages(&options, 4).await?;
+async fn pages_that_were_left_in_the_silence_take_no_place_of_later_ones(pool: PgPool) -> anyhow::Result<()> {
+    let (silent, mut pages) = Silent::with_pages(pool, 4).await?;
     pages.shutdown().await;
     let (status, text) = silent.page().await?;
     assert_eq!(status, 503, "{text}");

@@ -1,37 +1,32 @@
 //! Clients that never end their requests: they keep nothing of a process from anybody for long.
 
-use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::Instant;
 
 use rig::gate::PATIENCE;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{ConnectOptions as _, PgPool};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::support::{command, expired};
+use crate::support::{Process, command, expired};
 
 /// A process with 256 descriptors, as some systems give them.
 struct Daemon {
-    process: Child,
+    _process: Process,
     address: String,
 }
 
 impl Daemon {
-    fn start(options: &PgConnectOptions, arguments: &[&str]) -> anyhow::Result<Self> {
-        let janitor = command();
+    fn start(pool: &PgPool, arguments: &[&str]) -> Self {
         let mut limited = std::process::Command::new("sh");
-        limited.args(["-c", "ulimit -n 256; exec \"$@\"", "sh"]).arg(janitor.get_program());
+        limited.args(["-c", "ulimit -n 256; exec \"$@\"", "sh"]).arg(command().get_program());
         limited.args(arguments).arg("127.0.0.1:0");
-        limited.env("DATABASE_URL", options.to_url_lossy().to_string()).env("IDEMPOTENCY_GRACE", "0s");
-        let mut process = limited.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
-        let mut line = String::new();
-        BufReader::new(process.stdout.take().expect("piped")).read_line(&mut line)?;
-        let (_, url) = line.split_once("http://").unwrap_or_else(|| panic!("{line}"));
-        let address = url.split('/').next().expect("a part").to_owned();
-        Ok(Self { process, address })
+        let url = pool.connect_options().to_url_lossy().to_string();
+        limited.env("DATABASE_URL", url).env("IDEMPOTENCY_GRACE", "0s").stderr(Stdio::null());
+        let process = Process::start(&mut limited);
+        let (_, url) = process.said.split_once("http://").unwrap_or_else(|| panic!("{}", process.said));
+        Self { address: url.split('/').next().expect("a part").trim().to_owned(), _process: process }
     }
 
     async fn status(&self, path: &str) -> anyhow::Result<u16> {
@@ -47,13 +42,6 @@ impl Daemon {
             slow.push(client);
         }
         Ok(slow)
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 
@@ -87,12 +75,8 @@ async fn all_end(slow: Vec<TcpStream>) -> anyhow::Result<()> {
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn half_requests_leave_the_probe_the_metrics_and_the_sweep_alone(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
-    let daemon = Daemon::start(&options, &["run", "--interval", "1s", "--metrics-addr"])?;
+async fn half_requests_leave_the_probe_the_metrics_and_the_sweep_alone(pool: PgPool) -> anyhow::Result<()> {
+    let daemon = Daemon::start(&pool, &["run", "--interval", "1s", "--metrics-addr"]);
     let slow = daemon.half_requests().await?;
     for path in ["/healthz", "/metrics", "/healthz"] {
         disconnect(&pool).await?;
@@ -107,11 +91,8 @@ async fn half_requests_leave_the_probe_the_metrics_and_the_sweep_alone(
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn the_console_ends_half_requests_and_serves_whoever_comes_after(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let console = Daemon::start(&options, &["console", "--listen"])?;
+async fn the_console_ends_half_requests_and_serves_whoever_comes_after(pool: PgPool) -> anyhow::Result<()> {
+    let console = Daemon::start(&pool, &["console", "--listen"]);
     all_end(console.half_requests().await?).await?;
     assert_eq!(console.status("/").await?, 200);
     Ok(())

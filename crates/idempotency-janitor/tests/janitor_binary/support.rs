@@ -1,12 +1,16 @@
 //! Running the binary, and a server of a test's own.
 
-use std::process::{Command, Output};
-use std::time::Duration;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
-use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
+use pg_idempotency::lease::{LeaseOptions, Policy};
 use pg_idempotency::{Key, testing};
 use rig::child::Kept;
+use rig::database::options;
 use rig::fixture::Fixture;
+use rig::lease::owner;
+pub(crate) use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, PgPool};
 
@@ -26,14 +30,65 @@ pub(crate) fn janitor(arguments: &[&str]) -> Output {
 }
 
 /// On the database of this test.
-pub(crate) fn janitor_on(options: &PgConnectOptions, arguments: &[&str]) -> Output {
-    command_on(options).args(arguments).output().expect("the binary runs")
+pub(crate) fn janitor_on(pool: &PgPool, arguments: &[&str]) -> Output {
+    command_on(pool).args(arguments).output().expect("the binary runs")
 }
 
-pub(crate) fn command_on(options: &PgConnectOptions) -> Command {
+pub(crate) fn janitor_as(pool: &PgPool, role: &str, arguments: &[&str]) -> Output {
+    command_at(&options(pool).username(role)).args(arguments).output().expect("the binary runs")
+}
+
+pub(crate) fn command_on(pool: &PgPool) -> Command {
+    command_at(&pool.connect_options())
+}
+
+pub(crate) fn command_at(options: &PgConnectOptions) -> Command {
     let mut command = command();
     command.env("DATABASE_URL", options.to_url_lossy().to_string());
     command
+}
+
+/// The binary as a process that goes on, and the line that it prints first. It ends with this value, and also when the
+/// test is killed.
+pub(crate) struct Process {
+    process: Child,
+    watcher: Child,
+    pub(crate) said: String,
+    /// What it prints afterwards.
+    pub(crate) output: Option<BufReader<ChildStdout>>,
+}
+
+impl Process {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        let mut process = command.stdout(Stdio::piped()).spawn().expect("the binary runs");
+        // Its own process group, since a test runner that is killed takes its group with it.
+        let mut watcher = Command::new("sh");
+        watcher.args(["-c", "cat >/dev/null; kill -KILL $1", "watcher", &process.id().to_string()]).process_group(0);
+        let watcher = watcher.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().expect("sh runs");
+        let mut output = BufReader::new(process.stdout.take().expect("piped"));
+        let mut said = String::new();
+        output.read_line(&mut said).expect("UTF-8");
+        Self { process, watcher, said, output: Some(output) }
+    }
+
+    /// Ends it as its service manager does, and gives what it has printed since.
+    pub(crate) fn terminate(mut self) -> String {
+        let process = self.process.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &process]).status().expect("kill runs").success());
+        let mut printed = String::new();
+        self.output.take().expect("read by nobody else").read_to_string(&mut printed).expect("UTF-8");
+        assert_eq!(self.process.wait().expect("it ends").code(), Some(0), "{printed}");
+        printed
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        for process in [&mut self.watcher, &mut self.process] {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
 }
 
 pub(crate) fn text(bytes: &[u8]) -> String {
@@ -52,6 +107,13 @@ pub(crate) fn json(output: &Output) -> serde_json::Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }
 
+/// What `src/guide/production.md` grants to this role, as rights of `@role`.
+pub(crate) fn granted_to(role: &str) -> String {
+    let lines = include_str!("../../../../src/guide/production.md").lines();
+    let grants = lines.filter(|line| line.starts_with("grant ") && line.contains(role));
+    grants.map(|line| format!("{} to @role;", line.split(" to ").next().unwrap_or_default())).collect()
+}
+
 pub(crate) async fn expired(pool: &PgPool, count: i32) -> anyhow::Result<()> {
     for n in 0..count {
         let key = Key::new("scope", "operation", n.to_string())?;
@@ -60,25 +122,17 @@ pub(crate) async fn expired(pool: &PgPool, count: i32) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(crate) const AT_LEAST_ONCE: Policy = Policy::AtLeastOnce { lease: Duration::from_secs(40) };
-pub(crate) const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: Duration::from_secs(40) };
-
 /// Claims a key, whose body is "body", and lets the lease lapse. Gives its downstream key.
 pub(crate) async fn lapsed(pool: &PgPool, key: &Key, policy: Policy) -> anyhow::Result<String> {
-    let acquired = LeaseOptions::new(policy).acquire::<serde_json::Value, _>(pool, key, "body").await?;
-    let Acquired::Owner(lease) = acquired else { anyhow::bail!("it is completed") };
+    let lease = owner(pool, LeaseOptions::new(policy), key).await;
     testing::lapse(pool, key).await?;
     Ok(lease.downstream_key())
 }
 
-pub(crate) const IN_STEPS: Policy = Policy::InSteps { lease: Duration::from_secs(40) };
-
 /// An operation whose body is "body", whose owner died in the step `text`, after it had finished the step `ride` with
 /// the result 1. Gives the downstream key of `text`.
 pub(crate) async fn in_doubt(pool: &PgPool, key: &Key) -> anyhow::Result<String> {
-    let leasing = LeaseOptions::new(IN_STEPS).store_request(true);
-    let acquired = leasing.acquire::<serde_json::Value, _>(pool, key, "body").await?;
-    let Acquired::Owner(lease) = acquired else { anyhow::bail!("it is completed") };
+    let lease = owner(pool, LeaseOptions::new(IN_STEPS).store_request(true), key).await;
     lease.step_at_least_once("ride", async |_| anyhow::Ok(1)).await?;
     let mut sent = String::new();
     let text = lease.step_at_most_once("text", async |step| -> anyhow::Result<i64> {

@@ -1,10 +1,10 @@
 //! `unsettled`: what waits for an operator.
 
 use pg_idempotency::Key;
-use pg_idempotency::lease::{Acquired, LeaseOptions};
+use pg_idempotency::lease::LeaseOptions;
 use rig::fixture::Fixture;
+use rig::lease::owner;
 use sqlx::PgPool;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::support::{
     AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, committed_after_an_error, in_doubt, janitor, janitor_on, json, lapsed,
@@ -31,15 +31,11 @@ async fn one_of_each(pool: &PgPool) -> anyhow::Result<String> {
     }
     for (value, attempts) in [("released once", 1), ("released thrice", 3)] {
         for _ in 0..attempts {
-            let acquired = LeaseOptions::new(AT_LEAST_ONCE).acquire::<i64, _>(pool, &key(value), "body").await?;
-            let Acquired::Owner(lease) = acquired else { panic!("not completed") };
+            let lease = owner(pool, LeaseOptions::new(AT_LEAST_ONCE), &key(value)).await;
             lease.release("the gateway\nsaid \x1b[31mno").await?;
         }
     }
-    let Acquired::Owner(lease) = LeaseOptions::new(AT_MOST_ONCE).acquire::<i64, _>(pool, &key("live"), "body").await?
-    else {
-        panic!("it is new")
-    };
+    let lease = owner(pool, LeaseOptions::new(AT_MOST_ONCE), &key("live")).await;
     // Its renewals stop, and its lease goes on.
     drop(lease);
     Fixture::completed(&key("completed"), "body", &0)?.write(pool).await?;
@@ -52,13 +48,12 @@ fn values(report: &serde_json::Value) -> Vec<&str> {
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn lists_what_is_indeterminate_or_exhausted(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
-    let nothing = janitor_on(&options, &["unsettled"]);
+async fn unsettled_lists_indeterminate_and_exhausted_records(pool: PgPool) -> anyhow::Result<()> {
+    let nothing = janitor_on(&pool, &["unsettled"]);
     assert_eq!((nothing.status.code(), text(&nothing.stdout)), (Some(0), "nothing is unsettled\n".to_owned()));
     let sent = one_of_each(&pool).await?;
 
-    let report = json(&janitor_on(&options, &["unsettled", "--json"]));
+    let report = json(&janitor_on(&pool, &["unsettled", "--json"]));
     assert_eq!(values(&report), ["transaction", "at most once", "in steps"], "{report}");
     assert_eq!(report["more_left"], false);
     let steps: Vec<_> = report["records"].as_array().expect("records").iter().map(|record| &record["steps"]).collect();
@@ -78,7 +73,7 @@ async fn lists_what_is_indeterminate_or_exhausted(_: PgPoolOptions, options: PgC
     assert!(record["claimed_at"].is_string() && record["expires_at"].is_string(), "{record}");
     assert!(record["last_error"].is_null(), "{record}");
 
-    let report = json(&janitor_on(&options, &["unsettled", "--json", "--max-attempts", "3"]));
+    let report = json(&janitor_on(&pool, &["unsettled", "--json", "--max-attempts", "3"]));
     let expected = ["transaction", "at most once", "in steps", "lapsed thrice", "released thrice"];
     assert_eq!(values(&report), expected, "{report}");
     assert_eq!((&report["records"][3]["state"], &report["records"][3]["attempt"]), (&"lapsed".into(), &3.into()));
@@ -88,11 +83,7 @@ async fn lists_what_is_indeterminate_or_exhausted(_: PgPoolOptions, options: PgC
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn lists_the_oldest_claim_first_and_no_more_than_asked(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn unsettled_lists_the_oldest_claim_first_and_no_more_than_asked(pool: PgPool) -> anyhow::Result<()> {
     for (value, age) in [("b", 2), ("c", 3), ("a", 1)] {
         committed_after_an_error(&pool, &key(value)).await?;
         sqlx::query("update idempotency.record set claimed_at = now() - $1::float8 * interval '1 h' where value = $2")
@@ -104,10 +95,10 @@ async fn lists_the_oldest_claim_first_and_no_more_than_asked(
     for (limit, listed, more_left) in
         [("1", &["c"][..], true), ("2", &["c", "b"], true), ("3", &["c", "b", "a"], false)]
     {
-        let report = json(&janitor_on(&options, &["unsettled", "--json", "--limit", limit]));
+        let report = json(&janitor_on(&pool, &["unsettled", "--json", "--limit", limit]));
         assert_eq!((values(&report), &report["more_left"]), (listed.to_vec(), &more_left.into()));
     }
-    let said = text(&janitor_on(&options, &["unsettled", "--limit", "1"]).stdout);
+    let said = text(&janitor_on(&pool, &["unsettled", "--limit", "1"]).stdout);
     assert!(said.contains("\nof these, the first to expire is ") && said.contains("there are more"), "{said}");
     assert_eq!(janitor(&["unsettled", "--limit", "0"]).status.code(), Some(2));
     Ok(())
@@ -115,15 +106,11 @@ async fn lists_the_oldest_claim_first_and_no_more_than_asked(
 
 /// What a person reads is what he copies into a shell, and a part of it is a client's own words.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn the_text_is_one_line_each_with_the_key_quoted(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn the_text_is_one_line_each_with_the_key_quoted(pool: PgPool) -> anyhow::Result<()> {
     one_of_each(&pool).await?;
     let hostile = "it's $(date); `date`";
     committed_after_an_error(&pool, &key(hostile)).await?;
-    let output = janitor_on(&options, &["unsettled", "--max-attempts", "3"]);
+    let output = janitor_on(&pool, &["unsettled", "--max-attempts", "3"]);
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
     assert_eq!(said.lines().count(), 1 + 6 + 1, "a head, a line each, and the first to expire: {said}");
@@ -135,7 +122,7 @@ async fn the_text_is_one_line_each_with_the_key_quoted(
     sqlx::query("update idempotency.record set expires_at = now() + interval '1 min' where value = 'at most once'")
         .execute(&pool)
         .await?;
-    let said_later = text(&janitor_on(&options, &["unsettled", "--max-attempts", "3"]).stdout);
+    let said_later = text(&janitor_on(&pool, &["unsettled", "--max-attempts", "3"]).stdout);
     let first = "the first to expire is user:1 'POST /texts' 'at most once', at 20";
     assert!(said_later.lines().last().is_some_and(|last| last.starts_with(first)), "{said_later}");
 
@@ -147,23 +134,21 @@ async fn the_text_is_one_line_each_with_the_key_quoted(
 }
 
 #[sqlx::test(migrations = false)]
-async fn a_missing_table_is_said(_: PgPoolOptions, options: PgConnectOptions) {
-    assert_fails(&janitor_on(&options, &["unsettled"]), 1, "idempotency-janitor migrate");
+async fn a_missing_table_is_said(pool: PgPool) {
+    assert_fails(&janitor_on(&pool, &["unsettled"]), 1, "idempotency-janitor migrate");
 }
 
 /// A scope that turns the direction of writing round would show another key than the one that is settled.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn what_a_terminal_would_not_show_is_escaped_and_the_copied_command_names_the_same_key(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
+async fn invisible_characters_are_escaped_and_the_copied_command_names_the_same_key(
+    pool: PgPool,
 ) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
     let hidden = ["acct-1\u{202e}22", "a\u{200b}b", "c\u{2028}d'e\\f", "\u{feff}g", "Z\u{fc}rich \"h\""];
     for value in hidden {
         lapsed(&pool, &key(value), AT_MOST_ONCE).await?;
     }
     sqlx::query("update idempotency.record set last_error = 'no\u{202e}\u{200b}'").execute(&pool).await?;
-    let listed = text(&janitor_on(&options, &["unsettled"]).stdout);
+    let listed = text(&janitor_on(&pool, &["unsettled"]).stdout);
     for unseen in ['\u{202e}', '\u{200b}', '\u{2028}', '\u{feff}'] {
         assert!(!listed.contains(unseen), "{listed:?}");
     }
