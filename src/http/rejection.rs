@@ -415,5 +415,5 @@ impl Seldom {
 }
 
 #[cfg(test)]
-#[path = "../../tests/unit/http/seldom.rs"]
+#[path = "../../tests/unit/http/rejection.rs"]
 mod tests;

@@ -267,5 +267,5 @@ impl InDoubt {
 }
 
 #[cfg(test)]
-#[path = "../../tests/unit/http/key_header.rs"]
+#[path = "../../tests/unit/http/request.rs"]
 mod tests;

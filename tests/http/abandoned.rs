@@ -10,9 +10,10 @@ use axum::http::{Request, StatusCode};
 use axum::routing::post;
 use pg_idempotency::Key;
 use pg_idempotency::http::{Decision, IdempotencyLayer, RequestResumer, ResumedRequest};
-use pg_idempotency::lease::{Lease, LeaseOptions, Policy};
+use pg_idempotency::lease::{Lease, LeaseOptions};
 use pg_idempotency::testing::age;
 use rig::gate::{Gate, PATIENCE};
+use rig::lease::AT_LEAST_ONCE;
 use sqlx::PgPool;
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -31,7 +32,7 @@ struct Service {
 
 impl Service {
     fn new(pool: &PgPool) -> anyhow::Result<Self> {
-        let options = LeaseOptions::new(Policy::AtLeastOnce { lease: MINUTE }).store_request(true);
+        let options = LeaseOptions::new(AT_LEAST_ONCE).store_request(true);
         let layer =
             IdempotencyLayer::leased(pool.clone(), options.max_attempts(NonZeroU32::MIN.saturating_add(4)), user);
         let layer = layer.store_header(axum::http::HeaderName::from_static("x-user"));

@@ -13,7 +13,7 @@ use rig::functions::{complete, ensure};
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection as _, PgPool};
 
-use crate::support::{app, create_effects, effects, post_to, transactional};
+use crate::support::{app, create_effects, effects, options, pool_of, post_to, transactional};
 
 /// What a caller in another language computes: the request as the client has sent it.
 fn asked(target: &str, body: &str) -> Vec<u8> {
@@ -26,7 +26,7 @@ fn key(operation: &str, value: &str) -> Key {
 
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
-async fn what_the_layer_stored_the_sql_functions_replay_with_status_and_headers(pool: PgPool) -> anyhow::Result<()> {
+async fn the_sql_functions_replay_a_response_of_the_layer_with_status_and_headers(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
     let target = "/accounts/7/effects?dry=0";
@@ -53,7 +53,7 @@ async fn what_the_layer_stored_the_sql_functions_replay_with_status_and_headers(
 
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
-async fn what_the_sql_functions_stored_the_layer_replays_with_status_and_headers(pool: PgPool) -> anyhow::Result<()> {
+async fn the_layer_replays_a_response_of_the_sql_functions_with_status_and_headers(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
     let headers =
@@ -123,7 +123,7 @@ async fn the_sql_functions_refuse_the_headers_that_the_layer_never_replays(pool:
     if sqlx::raw_sql(AssertSqlSafe(create)).execute(&pool).await.is_err() {
         return Ok(()); // before PostgreSQL 15, or without ICU
     }
-    let turkish = PgPool::connect_with(pool.connect_options().as_ref().clone().database(&database)).await?;
+    let turkish = pool_of(1, &options(&pool).database(&database)).await;
     pg_idempotency::migrate_any_language(&turkish).await?;
     let refused = refused_headers(&turkish).await;
     turkish.close().await;

@@ -1,5 +1,6 @@
 //! Request and response bodies that are slow, endless, in many small chunks, or that fail.
 
+use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,18 +11,21 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::http::StatusCode;
 use axum::routing::post;
+use futures_util::StreamExt as _;
 use http_body::Frame;
+use http_body_util::BodyExt as _;
 use pg_idempotency::http::{IdempotentTx, NoStore};
 use pg_idempotency::lease::Policy;
-use rig::gate::Gate;
+use rig::gate::{Gate, PATIENCE};
+use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE};
 use sqlx::PgPool;
+use tokio::time::timeout;
+use tower::ServiceExt as _;
 
 use crate::support::{
-    create_effects, effects, insert, leased, post_to, recorded, records, spawned_post, transactional,
+    create_effects, effects, insert, leased, post_to, recorded, records, request, spawned_post, transactional,
     until_nothing_is_open,
 };
-
-const LEASE: Duration = Duration::from_secs(60);
 
 /// A body that always has a frame ready, and works a millisecond for each.
 struct Restless {
@@ -94,7 +98,7 @@ fn late(due: impl Future<Output = ()> + Send + 'static) -> Body {
 async fn a_response_of_known_length_is_awaited_and_stored(pool: PgPool) {
     let handler = async || late(tokio::time::sleep(Duration::from_millis(1300)));
     let transaction = async move |_: IdempotentTx| handler().await;
-    let leased = leased(&pool, Policy::AtMostOnce { lease: LEASE });
+    let leased = leased(&pool, AT_MOST_ONCE);
     let [transaction, leased] = [
         Router::new().route("/late", post(transaction)).layer(transactional(&pool)),
         Router::new().route("/late", post(handler)).layer(leased),
@@ -175,9 +179,7 @@ async fn a_panic_in_the_response_body_is_a_panic_of_the_handler(pool: PgPool) {
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_panic_in_the_handler_or_in_its_response_body_settles_the_lease(pool: PgPool) {
-    for (policy, released) in
-        [(Policy::AtLeastOnce { lease: LEASE }, true), (Policy::AtMostOnce { lease: LEASE }, false)]
-    {
+    for (policy, released) in [(AT_LEAST_ONCE, true), (AT_MOST_ONCE, false)] {
         let routes = Router::new()
             .route("/handler", post(async || -> Body { panic!("on purpose") }))
             .route("/body", post(async || Body::new(Panics)));
@@ -209,7 +211,7 @@ async fn a_rejection_after_an_effect_outside_does_not_deny_the_effect(pool: PgPo
         let parts = [Ok("half of it"), Err(std::io::Error::other("the disk is gone"))];
         Body::from_stream(futures_util::stream::iter(parts))
     };
-    let layer = leased(&pool, Policy::AtMostOnce { lease: LEASE });
+    let layer = leased(&pool, AT_MOST_ONCE);
     let app = Router::new().route("/sms", post(handler)).layer(layer);
     let answer = post_to(&app, "/sms", "key-1", "x").await;
     assert_eq!((answer.status, &*answer.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
@@ -266,4 +268,43 @@ async fn a_secret_is_not_stored_and_holds_no_transaction(pool: PgPool) {
     assert_eq!(post_to(&app, "/secret", "key-2", "whole").await.problem(), "not-replayable");
     assert!(recorded::<bool>(&pool, "bool_and(response_body is null)").await);
     assert_eq!(effects(&pool).await, 2);
+}
+
+/// The stream of events has no end while the gate is closed. A stream of another type is held back ten times as long.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_stream_of_events_is_sent_soon_and_a_short_one_is_replayed(pool: PgPool) {
+    create_effects(&pool).await;
+    let gate = Gate::new();
+    let gated = gate.clone();
+    let long = async move |mut tx: IdempotentTx| {
+        insert(&mut tx, "events").await;
+        let first = futures_util::stream::iter([Ok::<_, Infallible>(Bytes::from_static(b"data: 1\n\n"))]);
+        let last = futures_util::stream::once(async move {
+            gated.pass().await;
+            Ok(Bytes::from_static(b"data: 2\n\n"))
+        });
+        ([("content-type", "Text/Event-Stream; charset=utf-8")], Body::from_stream(first.chain(last)))
+    };
+    let short = async |mut tx: IdempotentTx| {
+        insert(&mut tx, "event").await;
+        let events = futures_util::stream::iter([Ok::<_, Infallible>(Bytes::from_static(b"data: 1\n\n"))]);
+        ([("content-type", "text/event-stream")], Body::from_stream(events))
+    };
+    let app = Router::new().route("/long", post(long)).route("/short", post(short)).layer(transactional(&pool));
+    // The fastest of some, because the machine may be busy.
+    let mut fastest = Duration::MAX;
+    for number in 0..5 {
+        let started = std::time::Instant::now();
+        let sent = app.clone().oneshot(request("POST", "/long", Some(&format!("long-{number}")), "x"));
+        let response = timeout(PATIENCE, sent).await.expect("in time").expect("infallible");
+        fastest = fastest.min(started.elapsed());
+        gate.open();
+        let body = response.into_body().collect().await.expect("a body").to_bytes();
+        assert_eq!(body, "data: 1\n\ndata: 2\n\n");
+    }
+    assert!(fastest < Duration::from_millis(900), "{fastest:?}");
+    assert_eq!(post_to(&app, "/long", "long-0", "x").await.problem(), "not-replayable");
+    let first = post_to(&app, "/short", "short", "x").await;
+    let again = post_to(&app, "/short", "short", "x").await;
+    assert_eq!((again.is_replayed(), again.body), (true, first.body));
 }

@@ -9,15 +9,16 @@ use axum::routing::post;
 use pg_idempotency::http::{IdempotentTx, Rejection};
 use pg_idempotency::lease::Policy;
 use rig::gate::{Gate, PATIENCE};
+use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE};
 use sqlx::PgPool;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::postgres::PgPoolOptions;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tower::ServiceExt as _;
 
 use crate::support::{
-    Answer, app, app_without_layer, create_effects, effects, insert, leased, pool_of, post_to, recorded, records,
-    request, send, spawned_post, stops_at, transactional, until_nothing_is_open, until_runs,
+    Answer, app, app_without_layer, create_effects, effects, insert, leased, options, pool_of, post_to, recorded,
+    records, request, send, spawned_post, stops_at, transactional, until_nothing_is_open, until_runs,
 };
 
 const LIMIT: Duration = Duration::from_millis(100);
@@ -30,9 +31,12 @@ fn assert_is(answer: &Answer, kind: &str) {
 
 /// It waits for a place as long as for a connection.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_run_over_the_limit_is_refused_before_it_begins(_: PgPoolOptions, options: PgConnectOptions) {
-    let pool =
-        PgPoolOptions::new().acquire_timeout(Duration::from_secs(1)).connect_with(options).await.expect("a pool");
+async fn a_run_over_the_limit_is_refused_before_it_begins(pool: PgPool) {
+    let pool = PgPoolOptions::new()
+        .acquire_timeout(Duration::from_secs(1))
+        .connect_with(options(&pool))
+        .await
+        .expect("a pool");
     create_effects(&pool).await;
     let gate = Gate::new();
     let layer = transactional(&pool).max_runs(1);
@@ -59,8 +63,8 @@ async fn a_run_over_the_limit_is_refused_before_it_begins(_: PgPoolOptions, opti
 /// Each client has an account of its own, uploads, hangs up, and leaves a run that waits for the only connection. The
 /// requests over the limit end with their clients.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn clients_that_hang_up_leave_a_bounded_number_of_runs(_: PgPoolOptions, options: PgConnectOptions) {
-    let pool = pool_of(1, &options).await;
+async fn clients_that_hang_up_leave_a_bounded_number_of_runs(pool: PgPool) {
+    let pool = pool_of(1, &pool.connect_options()).await;
     create_effects(&pool).await;
     let layer = transactional(&pool);
     let runs = layer.runs();
@@ -83,8 +87,8 @@ async fn clients_that_hang_up_leave_a_bounded_number_of_runs(_: PgPoolOptions, o
 
 /// The pool has one connection, so the next request would notice if the handler kept it.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_handler_that_never_returns_is_dropped_and_undone(_: PgPoolOptions, options: PgConnectOptions) {
-    let pool = pool_of(1, &options).await;
+async fn a_handler_that_never_returns_is_dropped_and_undone(pool: PgPool) {
+    let pool = pool_of(1, &pool.connect_options()).await;
     create_effects(&pool).await;
     let never = async |mut tx: IdempotentTx| {
         insert(&mut tx, "never").await;
@@ -118,14 +122,12 @@ async fn a_leased_handler_never_returns(pool: &PgPool, policy: Policy, released:
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_handler_that_never_returns_releases_its_claim_under_at_least_once(pool: PgPool) {
-    let policy = Policy::AtLeastOnce { lease: Duration::from_secs(60) };
-    a_leased_handler_never_returns(&pool, policy, true).await;
+    a_leased_handler_never_returns(&pool, AT_LEAST_ONCE, true).await;
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_handler_that_never_returns_leaves_its_key_indeterminate_under_at_most_once(pool: PgPool) {
-    let policy = Policy::AtMostOnce { lease: Duration::from_secs(60) };
-    a_leased_handler_never_returns(&pool, policy, false).await;
+    a_leased_handler_never_returns(&pool, AT_MOST_ONCE, false).await;
 }
 
 /// A task that keeps the transaction keeps the key, too; the answer does not wait for it.

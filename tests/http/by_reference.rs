@@ -12,17 +12,15 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use axum::{Extension, Json, Router};
 use pg_idempotency::http::{AnswerBy, IdempotencyLayer, IdempotentTx, NoStore, NoTransaction, Replay};
-use pg_idempotency::lease::Policy;
 use pg_idempotency::{Error, Key, RoundTrips, operator};
+use rig::lease::AT_MOST_ONCE;
 use serde::Serialize;
 use sqlx::{PgConnection, PgPool};
 
 use crate::support::{
-    app, create_effects, effects, insert, leased, outside, pool_of, post_to, recorded, request, saving, send,
-    transactional,
+    Announcing, app, create_effects, effects, insert, leased, outside, pool_of, post_to, recorded, request, saving,
+    send, transactional,
 };
-
-const LEASE: Policy = Policy::AtMostOnce { lease: Duration::from_secs(60) };
 
 /// One test for each constructor and each way to find the record.
 macro_rules! in_each_layer {
@@ -30,7 +28,7 @@ macro_rules! in_each_layer {
         in_each_layer!(plain, |pool| saving(pool, RoundTrips::Plain), [$($behaviour),*]);
         in_each_layer!(select_first, |pool| saving(pool, RoundTrips::SelectFirst), [$($behaviour),*]);
         in_each_layer!(fewest, |pool| saving(pool, RoundTrips::Fewest), [$($behaviour),*]);
-        in_each_layer!(under_a_lease, |pool| leased(pool, LEASE), [$($behaviour),*]);
+        in_each_layer!(under_a_lease, |pool| leased(pool, AT_MOST_ONCE), [$($behaviour),*]);
     };
     ($name:ident, $layer:expr, [$($behaviour:ident),*]) => {
         mod $name {
@@ -201,7 +199,7 @@ async fn a_transaction_with_a_reference_that_cannot_be_replayed_does_not_commit(
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn under_a_lease_a_reference_that_cannot_be_replayed_is_never_performed_again(pool: PgPool) {
     create_effects(&pool).await;
-    let leased = leased(&pool, LEASE);
+    let leased = leased(&pool, AT_MOST_ONCE);
     for (number, (layer, mistake)) in (1..).zip(unable(&leased)) {
         let (app, key) = (orders(&pool).layer(layer), format!("key-{number}"));
         assert_eq!(post_to(&app, "/orders", &key, "x").await.status, StatusCode::CREATED);
@@ -355,41 +353,18 @@ async fn the_reference_follows_the_rules_of_a_response(pool: PgPool) {
 /// Rebuilds an answer of as many bytes as the reference says, and announces as many more as the query says.
 struct Long;
 
-struct Announced {
-    body: Body,
-    more: u64,
-}
-
-impl http_body::Body for Announced {
-    type Data = axum::body::Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: std::pin::Pin<&mut Self>,
-        context: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<Result<http_body::Frame<Self::Data>, Self::Error>>> {
-        std::pin::Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn size_hint(&self) -> http_body::SizeHint {
-        let inside = self.body.size_hint().lower();
-        let mut hint = http_body::SizeHint::new();
-        hint.set_lower(inside + self.more);
-        hint
-    }
-}
-
 impl Replay for Long {
     type Reference = (usize, u64);
-    type Body = Announced;
+    type Body = Announcing;
 
     async fn replay(
         &self,
         (bytes, more): Self::Reference,
         _: &Parts,
         _: &mut PgConnection,
-    ) -> Result<Option<Response<Announced>>, Error> {
-        Ok(Some(Response::new(Announced { body: Body::from(vec![b'x'; bytes]), more })))
+    ) -> Result<Option<Response<Announcing>>, Error> {
+        let data = Some(vec![b'x'; bytes].into());
+        Ok(Some(Response::new(Announcing { data, length: bytes as u64 + more })))
     }
 }
 

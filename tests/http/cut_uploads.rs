@@ -2,7 +2,6 @@
 //! and up to its release 1.9 also if it is CANCEL.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -12,14 +11,13 @@ use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
-use pg_idempotency::lease::Policy;
+use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS};
 use sqlx::PgPool;
 use tokio::io::AsyncWriteExt as _;
 
 use crate::frames::{CANCEL, INTERNAL_ERROR, NO_ERROR, PREFACE, Served, data, headers, reset, settings, until_read};
 use crate::support::{leased, request, send, transactional};
 
-const LEASE: Duration = Duration::from_secs(60);
 const WHOLE: &str = "amount=1000";
 
 /// How the client cuts its upload.
@@ -114,11 +112,7 @@ async fn an_upload_that_is_reset_is_not_performed_in_a_transaction(pool: PgPool)
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_upload_that_is_reset_is_not_performed_under_a_lease(pool: PgPool) {
-    for (name, policy) in [
-        ("at-least-once", Policy::AtLeastOnce { lease: LEASE }),
-        ("at-most-once", Policy::AtMostOnce { lease: LEASE }),
-        ("in-steps", Policy::InSteps { lease: LEASE }),
-    ] {
+    for (name, policy) in [("at-least-once", AT_LEAST_ONCE), ("at-most-once", AT_MOST_ONCE), ("in-steps", IN_STEPS)] {
         no_cut_upload_is_performed(name, leased(&pool, policy), false).await;
     }
 }

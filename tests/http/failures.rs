@@ -8,10 +8,11 @@ use axum::http::StatusCode;
 use axum::routing::post;
 use pg_idempotency::http::IdempotentTx;
 use pg_idempotency::lease::Policy;
+use rig::lease::AT_MOST_ONCE;
 use sqlx::PgPool;
 
 use crate::support::{
-    Answer, app, create_effects, effects, insert, leased, post_to, records, request, send, transactional,
+    Answer, app, create_effects, effects, insert, leased, options, post_to, records, request, send, transactional,
 };
 
 /// The answer tells the client to stop: it has no `Retry-After` and is not retryable.
@@ -88,11 +89,10 @@ async fn a_connection_that_is_lost_under_the_handler_is_a_503(pool: PgPool) {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_demoted_primary_is_a_503_and_a_transaction_that_the_handler_made_read_only_a_500(pool: PgPool) {
     create_effects(&pool).await;
-    let demoted = (*pool.connect_options()).clone().options([("default_transaction_read_only", "on")]);
+    let demoted = options(&pool).options([("default_transaction_read_only", "on")]);
     let demoted = pool.options().clone().connect_lazy_with(demoted);
-    let lease = Policy::AtMostOnce { lease: Duration::from_secs(60) };
     assert_transient(&post_to(&app(transactional(&demoted)), "/effects", "key-1", "x").await);
-    assert_transient(&post_to(&app(leased(&demoted, lease)), "/effects", "key-1", "x").await);
+    assert_transient(&post_to(&app(leased(&demoted, AT_MOST_ONCE)), "/effects", "key-1", "x").await);
     let handler = async |mut tx: IdempotentTx| {
         sqlx::query("set transaction read only").execute(&mut *tx).await.expect("set");
         "done, it believes"

@@ -7,10 +7,9 @@ use axum::Router;
 use axum::http::StatusCode;
 use pg_idempotency::OnDuplicate;
 use pg_idempotency::http::IdempotencyLayer;
-use pg_idempotency::lease::Policy;
 use rig::gate::{Gate, cancel_after};
+use rig::lease::AT_LEAST_ONCE;
 use sqlx::PgPool;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::support::{
     app_without_layer, create_effects, effects, leasing, pool_of, post_to, spawned_post, stops_at, transactional,
@@ -58,8 +57,8 @@ async fn a_wait_ends_at_its_limit(pool: PgPool) {
 
 /// The first request has the only connection. A duplicate in the same process needs none, even if it waits.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_duplicate_in_the_same_process_needs_no_connection(_: PgPoolOptions, options: PgConnectOptions) {
-    let pool = pool_of(1, &options).await;
+async fn a_duplicate_in_the_same_process_needs_no_connection(pool: PgPool) {
+    let pool = pool_of(1, &pool.connect_options()).await;
     create_effects(&pool).await;
     for (attempt, layer) in [transactional(&pool), waiting(&pool, Duration::from_secs(20))].into_iter().enumerate() {
         let gate = Gate::new();
@@ -118,8 +117,7 @@ async fn a_record_that_expires_while_a_duplicate_waits_in_the_process_is_its_ans
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "a distributed table has no triggers")]
 async fn a_record_that_expires_while_a_duplicate_waits_for_a_lease_is_its_answer(pool: PgPool) {
-    let policy = Policy::AtLeastOnce { lease: Duration::from_secs(60) };
-    let options = leasing(policy).on_duplicate(OnDuplicate::Wait(Duration::from_secs(20)));
+    let options = leasing(AT_LEAST_ONCE).on_duplicate(OnDuplicate::Wait(Duration::from_secs(20)));
     let gate = Gate::new();
     let gated = gate.clone();
     let handler = async move || gated.pass().await;
@@ -130,12 +128,8 @@ async fn a_record_that_expires_while_a_duplicate_waits_for_a_lease_is_its_answer
 
 /// The duplicate has asked, and waits for the only connection.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_record_that_expires_while_a_duplicate_waits_for_a_connection_is_its_answer(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) {
-    let other = PgPool::connect_with(options.clone()).await.expect("a pool");
-    let pool = pool_of(1, &options).await;
+async fn a_record_that_expires_while_a_duplicate_waits_for_a_connection_is_its_answer(other: PgPool) {
+    let pool = pool_of(1, &other.connect_options()).await;
     create_effects(&other).await;
     let layer = transactional(&pool);
     let runs = layer.runs();

@@ -6,24 +6,24 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::Path;
+use axum::body::Body;
+use axum::extract::{Path, Request};
 use axum::http::StatusCode;
+use axum::middleware::{Next, from_fn};
 use axum::response::IntoResponse as _;
 use axum::routing::post;
 use pg_idempotency::RoundTrips;
 use pg_idempotency::http::{IdempotencyLayer, LastError};
-use pg_idempotency::lease::{Lease, Policy};
+use pg_idempotency::lease::Lease;
 use pg_idempotency::testing::lapse;
 use rig::gate::Gate;
+use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS};
 use rig::proxy::Proxy;
 use sqlx::PgPool;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 use crate::support::{
     create_effects, leased, leasing, post_to, recorded, request, saving, send, transactional, until, user,
 };
-
-const LEASE: Duration = Duration::from_secs(60);
 
 /// A gateway that counts its calls and answers with the status in the path.
 fn app(layer: IdempotencyLayer) -> (Router, Arc<AtomicU32>) {
@@ -49,7 +49,7 @@ fn app(layer: IdempotencyLayer) -> (Router, Arc<AtomicU32>) {
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn at_least_once_a_failure_frees_the_key(pool: PgPool) {
-    let options = leasing(Policy::AtLeastOnce { lease: LEASE }).max_attempts(NonZeroU32::new(3).expect("three"));
+    let options = leasing(AT_LEAST_ONCE).max_attempts(NonZeroU32::new(3).expect("three"));
     let (app, sent) = app(IdempotencyLayer::leased(pool.clone(), options, user));
     for attempt in 1..=3 {
         let answer = post_to(&app, "/send/503", "key-1", "x").await;
@@ -64,8 +64,7 @@ async fn at_least_once_a_failure_frees_the_key(pool: PgPool) {
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_handler_says_why_it_failed(pool: PgPool) {
-    let policies =
-        [Policy::AtLeastOnce { lease: LEASE }, Policy::AtMostOnce { lease: LEASE }, Policy::InSteps { lease: LEASE }];
+    let policies = [AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS];
     for (number, policy) in policies.into_iter().enumerate() {
         let (app, _) = app(leased(&pool, policy));
         let answer = post_to(&app, "/send/502", &format!("key-{number}"), "x").await;
@@ -92,7 +91,7 @@ async fn a_second_router_takes_over_what_has_lapsed_in_the_first(pool: PgPool) {
             }
             format!("attempt {}", lease.attempt())
         };
-        Router::new().route("/send", post(handler)).route_layer(leased(&pool, Policy::AtLeastOnce { lease: LEASE }))
+        Router::new().route("/send", post(handler)).route_layer(leased(&pool, AT_LEAST_ONCE))
     };
     let (one, other) = (router(), router());
     let first = crate::support::spawned_post(&one, "/send", "key-1", "x");
@@ -109,7 +108,7 @@ async fn a_second_router_takes_over_what_has_lapsed_in_the_first(pool: PgPool) {
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn at_most_once_a_failure_is_indeterminate_unless_nothing_was_done(pool: PgPool) {
-    let (app, sent) = app(leased(&pool, Policy::AtMostOnce { lease: LEASE }));
+    let (app, sent) = app(leased(&pool, AT_MOST_ONCE));
     for (key, status) in [("key-1", 503), ("key-2", 400)] {
         let uri = format!("/send/{status}");
         assert_eq!(post_to(&app, &uri, key, "x").await.status.as_u16(), status);
@@ -138,7 +137,7 @@ async fn a_lease_that_has_ended_is_lost_before_its_release_is_sent(pool: PgPool)
             gated.pass().await;
             if declared { lease.not_performed(status) } else { status }
         };
-        let layer = leased(&pool, Policy::AtMostOnce { lease: LEASE });
+        let layer = leased(&pool, AT_MOST_ONCE);
         let app = Router::new().route("/send", post(handler)).layer(layer);
         let first = tokio::spawn(async move { post_to(&app, "/send", status.as_str(), "x").await });
         gate.reached().await;
@@ -163,7 +162,7 @@ async fn a_lease_that_has_ended_is_lost_before_its_release_is_sent(pool: PgPool)
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_response_that_an_operator_has_resolved_is_replayed_as_json(pool: PgPool) {
-    let (app, sent) = app(leased(&pool, Policy::AtMostOnce { lease: LEASE }));
+    let (app, sent) = app(leased(&pool, AT_MOST_ONCE));
     assert_eq!(post_to(&app, "/send/503", "key-1", "x").await.status, StatusCode::SERVICE_UNAVAILABLE);
     let key = pg_idempotency::Key::new("ada", "POST /send/{}", "key-1").expect("a key");
     let shown = pg_idempotency::operator::show(&pool, &key).await.expect("a database").expect("a record");
@@ -177,7 +176,7 @@ async fn a_response_that_an_operator_has_resolved_is_replayed_as_json(pool: PgPo
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn without_a_key_a_handler_has_no_lease(pool: PgPool) {
-    let (app, sent) = app(leased(&pool, Policy::AtLeastOnce { lease: LEASE }).optional_key(true));
+    let (app, sent) = app(leased(&pool, AT_LEAST_ONCE).optional_key(true));
     let answer = send(&app, request("POST", "/send/202", None, "x")).await;
     assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR, "this handler asks for one");
     assert_eq!(sent.load(Ordering::SeqCst), 0);
@@ -186,12 +185,9 @@ async fn without_a_key_a_handler_has_no_lease(pool: PgPool) {
 /// The statements of a table that Citus distributes are for such a table alone.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the table is distributed")]
-async fn the_layer_sends_a_plain_server_no_statement_for_citus(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
-    create_effects(&PgPool::connect_with(server.clone()).await?).await;
-    let proxy = Proxy::listening(&server).await?;
+async fn the_layer_sends_a_plain_server_no_statement_for_citus(direct: PgPool) -> anyhow::Result<()> {
+    create_effects(&direct).await;
+    let proxy = Proxy::listening(&direct.connect_options()).await?;
     let pool = PgPool::connect_with(proxy.options.clone()).await?;
     for layer in [transactional(&pool), saving(&pool, RoundTrips::Fewest)] {
         let app = crate::support::app(layer.optional_key(true));
@@ -200,9 +196,7 @@ async fn the_layer_sends_a_plain_server_no_statement_for_citus(
         }
         post_to(&app, "/status/500", "fails", "effect").await;
     }
-    for (name, policy) in
-        [("repeats", Policy::AtLeastOnce { lease: LEASE }), ("once", Policy::AtMostOnce { lease: LEASE })]
-    {
+    for (name, policy) in [("repeats", AT_LEAST_ONCE), ("once", AT_MOST_ONCE)] {
         let (app, _) = app(leased(&pool, policy));
         for status in [200, 200, 499, 502] {
             post_to(&app, &format!("/send/{status}"), &format!("{name}-{status}"), "body").await;
@@ -214,4 +208,30 @@ async fn the_layer_sends_a_plain_server_no_statement_for_citus(
     let sent: Vec<_> = statements.iter().filter(|sent| for_citus.iter().any(|word| sent.contains(word))).collect();
     assert!(sent.is_empty(), "{sent:#?}");
     Ok(())
+}
+
+/// A middleware inside the layer calls the handler again after it has answered.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_second_call_of_the_handler_gets_no_lease_under_at_most_once(pool: PgPool) {
+    for (key, policy, effects) in [("once", AT_MOST_ONCE, 1), ("often", AT_LEAST_ONCE, 2)] {
+        let sent = Arc::new(AtomicU32::new(0));
+        let counted = sent.clone();
+        let send = async move |_: Lease| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            StatusCode::SERVICE_UNAVAILABLE
+        };
+        let again = from_fn(async |request: Request, next: Next| {
+            let (parts, _) = request.into_parts();
+            let first = Request::from_parts(parts.clone(), Body::empty());
+            drop(next.clone().run(first).await);
+            next.run(Request::from_parts(parts, Body::empty())).await
+        });
+        let app = Router::new().route("/texts", post(send)).layer(again).layer(leased(&pool, policy));
+        let answer = post_to(&app, "/texts", key, "x").await;
+        assert_eq!(sent.load(Ordering::Relaxed), effects, "{policy:?}: {answer:?}");
+        let retry = post_to(&app, "/texts", key, "x").await;
+        let at_most_once = effects == 1;
+        let is_indeterminate = retry.rejection.is_some_and(|rejection| rejection.kind() == "indeterminate");
+        assert_eq!(is_indeterminate, at_most_once, "{policy:?}");
+    }
 }

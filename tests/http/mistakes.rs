@@ -10,16 +10,14 @@ use axum::routing::post;
 use axum::{Router, body::Bytes};
 use pg_idempotency::RoundTrips;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, NoTransaction};
-use pg_idempotency::lease::Policy;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use rig::lease::IN_STEPS;
+use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, PgPool};
 
 use crate::support::{
-    app, calls, create_effects, effects, insert, leased, outside, pool_of, post_to, records, request, saving, send,
-    transactional, until, until_nothing_is_open,
+    app, calls, create_effects, effects, insert, leased, options, outside, pool_of, post_to, records, request, saving,
+    send, transactional, until, until_nothing_is_open,
 };
-
-const STEPS: Policy = Policy::InSteps { lease: Duration::from_secs(40) };
 
 /// The inner layer would wait for the key that the outer one holds, and the client would be told *in flight* for ever.
 /// Or it would commit, and the outer one say that nothing was.
@@ -33,7 +31,7 @@ async fn two_layers_on_one_router_are_a_mistake_that_is_named(pool: PgPool) {
     let layer = || transactional(&pool).operation(|_| Some("POST /effects".to_owned()));
     let of_another = IdempotencyLayer::transactional(pool.clone(), calls(), |_| Ok("another".to_owned()));
     let of_another = of_another.operation(|_| Some("POST /effects".to_owned()));
-    let under_a_lease = || leased(&pool, STEPS).operation(|_| Some("POST /effects".to_owned()));
+    let under_a_lease = || leased(&pool, IN_STEPS).operation(|_| Some("POST /effects".to_owned()));
     let with_another_key = || under_a_lease().key_from(|_, _| Ok(Some("k".into())));
     let without_key = || layer().key_from(|_, _| Ok(None)).optional_key(true);
     for (name, inner, outer) in [
@@ -57,9 +55,8 @@ async fn two_layers_on_one_router_are_a_mistake_that_is_named(pool: PgPool) {
 /// sqlx would release a savepoint in place of the COMMIT, and return `Ok`. The next caller that gets the connection
 /// finds no open transaction, whatever the handler answers.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_forgotten_nested_transaction_is_never_acknowledged(_: PgPoolOptions, options: PgConnectOptions) {
-    let pool = pool_of(1, &options).await;
-    let other = PgPool::connect_with(options).await.expect("a pool");
+async fn a_forgotten_nested_transaction_is_never_acknowledged(other: PgPool) {
+    let pool = pool_of(1, &other.connect_options()).await;
     create_effects(&other).await;
     let forgets = async |mut tx: IdempotentTx, body: Bytes| {
         insert(&mut tx, "outside").await;
@@ -202,10 +199,10 @@ async fn an_aborted_transaction_still_stores_a_chosen_error(pool: PgPool) {
 
 /// A request that selects first waits for a connection once: if it gets none, it does not wait for a second one.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_missing_connection_is_waited_for_once(_: PgPoolOptions, options: PgConnectOptions) {
+async fn a_missing_connection_is_waited_for_once(pool: PgPool) {
     const LIMIT: Duration = Duration::from_secs(3);
-    let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(LIMIT);
-    let pool = pool.connect_with(options).await.expect("a pool");
+    let alone = PgPoolOptions::new().max_connections(1).acquire_timeout(LIMIT);
+    let pool = alone.connect_with(options(&pool)).await.expect("a pool");
     let app = app(saving(&pool, RoundTrips::SelectFirst));
     let _held = pool.acquire().await.expect("the only connection");
     let asked = Instant::now();

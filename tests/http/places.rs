@@ -1,4 +1,5 @@
-//! Places are shared fairly: between requests that wait and requests that run, between keys, and between scopes.
+//! Places are shared fairly: between requests that wait and requests that run, between keys, and between scopes. A
+//! storm of requests with one key costs requests with other keys time, and nothing else.
 
 use std::pin::Pin;
 use std::task::{Context, Waker};
@@ -8,24 +9,24 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use axum::routing::post;
+use futures_util::future::join_all;
 use pg_idempotency::http::IdempotencyLayer;
-use pg_idempotency::lease::{Lease, Policy};
+use pg_idempotency::lease::Lease;
 use pg_idempotency::{Key, OnDuplicate, operator};
 use rig::gate::{Gate, PATIENCE};
+use rig::lease::AT_LEAST_ONCE;
 use sqlx::PgPool;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::timeout;
+use tokio::task::{JoinHandle, JoinSet, yield_now};
+use tokio::time::{interval, timeout};
 use tower::ServiceExt as _;
 
 use crate::support::{
-    Answer, app_without_layer, create_effects, leasing, of, pool_of, request, send, spawned_post, stops_at,
-    transactional, until_runs, user, waiting,
+    Answer, app_without_layer, create_effects, effects, leasing, of, pool_of, post_to, request, send, spawned_post,
+    stops_at, transactional, until_runs, user, waiting,
 };
 
 /// Longer than any test.
 const LONG: Duration = Duration::from_secs(600);
-const AT_LEAST_ONCE: Policy = Policy::AtLeastOnce { lease: Duration::from_secs(60) };
 
 fn waiting_for_a_lease(pool: &PgPool, stores_requests: bool) -> IdempotencyLayer {
     let options = leasing(AT_LEAST_ONCE).store_request(stores_requests);
@@ -61,11 +62,11 @@ const SIZES: [(u32, usize); 6] = [(1, 1), (1, 2), (2, 1), (2, 2), (10, 1), (10, 
 
 /// A request of another process is performed, and ten duplicates of it wait here.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_duplicate_that_waits_for_another_process_has_no_place(_: PgPoolOptions, options: PgConnectOptions) {
-    let elsewhere = pool_of(2, &options).await;
-    create_effects(&elsewhere).await;
+async fn a_duplicate_that_waits_for_another_process_has_no_place(direct: PgPool) {
+    create_effects(&direct).await;
+    let elsewhere = pool_of(2, &direct.connect_options()).await;
     for (connections, places) in SIZES {
-        let pool = pool_of(connections, &options).await;
+        let pool = pool_of(connections, &direct.connect_options()).await;
         for is_leased in [false, true] {
             let gate = Gate::new();
             let (there, here) = match is_leased {
@@ -133,11 +134,11 @@ async fn a_duplicate_that_has_waited_stores_its_request(pool: PgPool) -> anyhow:
 
 /// The requests of one account stop in their handlers, with or without keys, until another account is served.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_storm_of_one_account_leaves_a_place_to_others(_: PgPoolOptions, options: PgConnectOptions) {
-    create_effects(&pool_of(1, &options).await).await;
+async fn a_storm_of_one_account_leaves_a_place_to_others(direct: PgPool) {
+    create_effects(&direct).await;
     let by_default = [(2, None, None, 1), (10, None, None, 8), (10, Some(2), None, 1), (10, Some(8), None, 7)];
     for (connections, places, set, most) in by_default.into_iter().chain([(10, None, Some(3), 3)]) {
-        let pool = pool_of(connections, &options).await;
+        let pool = pool_of(connections, &direct.connect_options()).await;
         for (number, is_leased) in (0..10).map(|number| (number, number % 2 == 1)) {
             let gate = Gate::new();
             let mut layer = if is_leased { waiting_for_a_lease(&pool, false) } else { transactional(&pool) };
@@ -185,8 +186,8 @@ fn polled_once(app: &Router, request: Request<Body>) -> Pin<Box<dyn Future<Outpu
 
 /// Three requests wait for a place, for one of their scope, or for one of their key, and are polled no more.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_waiting_request_that_is_not_polled_stops_no_other(_: PgPoolOptions, options: PgConnectOptions) {
-    let pool = pool_of(10, &options).await;
+async fn a_waiting_request_that_is_not_polled_stops_no_other(pool: PgPool) {
+    let pool = pool_of(10, &pool.connect_options()).await;
     create_effects(&pool).await;
     for (number, places) in [1, 2, 1, 2].into_iter().enumerate() {
         let gate = Gate::new();
@@ -221,4 +222,83 @@ async fn a_waiting_request_that_is_not_polled_stops_no_other(_: PgPoolOptions, o
 
 fn of_user_at(uri: &str, user: &str, key: &str) -> Request<Body> {
     of(user, request("POST", uri, Some(key), "x"))
+}
+
+/// Three times the default number of runs for a pool of three.
+const STORM: usize = 300;
+/// How many requests with other keys come during a storm, and how often. A third of them come before the first request
+/// with the storm's key has ended.
+const STRANGERS: usize = 300;
+const PACE: Duration = Duration::from_millis(10);
+
+fn storm(app: &Router, key: &str) -> Vec<JoinHandle<Answer>> {
+    (0..STORM).map(|_| spawned_post(app, "/gate", key, "x")).collect()
+}
+
+/// Sends requests, each with a key of its own, until the storm is over. Returns how many there were.
+async fn strangers_during(app: &Router, name: &str, storm: &[JoinHandle<Answer>]) -> i64 {
+    let mut sent = 0;
+    while sent == 0 || storm.iter().any(|one| !one.is_finished()) {
+        let stranger = post_to(app, "/effects", &format!("{name}-{sent}"), "x").await;
+        assert_eq!(stranger.status, StatusCode::CREATED, "stranger {sent}: {stranger:?}");
+        sent += 1;
+    }
+    sent
+}
+
+async fn all_are_replayed(storm: Vec<JoinHandle<Answer>>) {
+    for answer in join_all(storm).await {
+        let answer = answer.expect("joined");
+        assert!(answer.is_replayed(), "{answer:?}");
+    }
+}
+
+/// A storm of duplicates arrives while the first request is performed. Requests with other keys come at a steady pace,
+/// before and after it ends.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn duplicates_that_waited_for_one_request_take_no_places_of_others(direct: PgPool) {
+    create_effects(&direct).await;
+    let mut done = 0;
+    for connections in [3, 1] {
+        let pool = pool_of(connections, &direct.connect_options()).await;
+        let gate = Gate::new();
+        let app = app(&gate, waiting(&pool, PATIENCE));
+        let key = format!("storm-{connections}");
+        let first = spawned_post(&app, "/gate", &key, "x");
+        gate.reached().await;
+        let storm = storm(&app, &key);
+        let (mut strangers, mut pace) = (Vec::new(), interval(PACE));
+        for number in 0..STRANGERS {
+            pace.tick().await;
+            if number == STRANGERS / 3 {
+                gate.open();
+            }
+            strangers.push(spawned_post(&app, "/effects", &format!("stranger-{connections}-{number}"), "x"));
+        }
+        let strangers = join_all(strangers).await.into_iter().map(|answer| answer.expect("joined").status);
+        let refused = strangers.filter(|status| *status != StatusCode::CREATED).count();
+        assert_eq!(refused, 0, "of {STRANGERS} requests with other keys, and {connections} connections");
+        assert_eq!(first.await.expect("joined").status, StatusCode::OK);
+        all_are_replayed(storm).await;
+        done += 1 + i64::try_from(STRANGERS).expect("a small number");
+        assert_eq!(effects(&pool).await, done);
+        pool.close().await;
+    }
+}
+
+/// No request waits for another one with its key: all are replays, and the layer rejects duplicates in flight.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn replays_of_one_key_take_no_places_of_others(pool: PgPool) {
+    let pool = pool_of(3, &pool.connect_options()).await;
+    create_effects(&pool).await;
+    let gate = Gate::new();
+    let app = app(&gate, transactional(&pool));
+    gate.open();
+    assert_eq!(post_to(&app, "/gate", "storm", "x").await.status, StatusCode::OK);
+    let storm = storm(&app, "storm");
+    yield_now().await;
+    assert_eq!(effects(&pool).await, 1);
+    let strangers = strangers_during(&app, "stranger", &storm).await;
+    all_are_replayed(storm).await;
+    assert_eq!(effects(&pool).await, 1 + strangers);
 }

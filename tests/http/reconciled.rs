@@ -6,13 +6,13 @@ use axum::Router;
 use axum::http::{Response, StatusCode, header};
 use axum::routing::post;
 use pg_idempotency::http::IdempotencyLayer;
-use pg_idempotency::lease::{Finding, InDoubt, Policy, Reconciler, Visit};
+use pg_idempotency::lease::{Finding, InDoubt, Reconciler, Visit};
 use pg_idempotency::{Error, operator};
+use rig::lease::AT_MOST_ONCE;
 use sqlx::{Executor as _, PgPool};
 
 use crate::support::{leased, leasing, post_to, user};
 
-const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: Duration::from_secs(40) };
 const OPERATION: &str = "POST /texts";
 
 fn storing(pool: &PgPool) -> IdempotencyLayer {

@@ -4,10 +4,11 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
 use pg_idempotency::http::{Decision, IdempotentTx, RequestResumer, ResumedRequest};
-use pg_idempotency::lease::{LeaseOptions, Policy, Reconciler};
+use pg_idempotency::lease::{LeaseOptions, Reconciler};
 use pg_idempotency::operator::State;
 use pg_idempotency::testing::age;
 use pg_idempotency::{Error, Misuse, operator};
+use rig::lease::AT_MOST_ONCE;
 use sqlx::PgPool;
 
 use crate::resumed::{MINUTE, OPERATION, Service, key, permit};
@@ -42,7 +43,7 @@ async fn a_resumer_refuses_an_operation_that_no_request_can_have(pool: PgPool) -
         let own = layer.clone().operation(move |_| Some(named.to_owned()));
         RequestResumer::new(&own, named)?;
         // It knows no layer.
-        let asking = LeaseOptions::new(Policy::AtMostOnce { lease: MINUTE }).store_request(true);
+        let asking = LeaseOptions::new(AT_MOST_ONCE).store_request(true);
         Reconciler::new(asking, named, MINUTE)?;
     }
     for operation in [OPERATION, "POST /{*}", "POST /{{id}}", "pay"] {
@@ -110,7 +111,7 @@ async fn no_answer_of_the_service_hides_that_the_request_met_another_key(pool: P
     assert_eq!(failed, Some(ResumedRequest::Failed(key("key-1"))));
     assert_eq!((service.charges().len(), records(&pool).await), (1, 1), "no charge under another downstream key");
     let error: String = recorded(&pool, "last_error").await;
-    assert!(error.contains("scope") && !error.contains("somebody") && !error.contains("ada"), "{error}");
+    assert!(error.contains("identity") && !error.contains("somebody") && !error.contains("ada"), "{error}");
     Ok(())
 }
 

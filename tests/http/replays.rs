@@ -1,7 +1,6 @@
 //! The parts of a response that a replay repeats.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -9,10 +8,10 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use axum::routing::post;
 use http_body_util::BodyExt as _;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, NoTransaction};
-use pg_idempotency::lease::Policy;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
+use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE};
 use serde_json::json;
 use sqlx::PgPool;
 
@@ -123,7 +122,7 @@ async fn any_response_comes_back_from_the_database_unchanged(pool: PgPool) {
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn any_response_under_a_lease_comes_back_unchanged(pool: PgPool) {
-    any_response_comes_back(leased(&pool, Policy::AtMostOnce { lease: Duration::from_secs(60) })).await;
+    any_response_comes_back(leased(&pool, AT_MOST_ONCE)).await;
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
@@ -205,5 +204,5 @@ async fn a_first_response_never_says_that_it_is_a_replay(pool: PgPool) {
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_first_response_under_a_lease_never_says_that_it_is_a_replay(pool: PgPool) {
-    a_first_response_is_no_replay(leased(&pool, Policy::AtLeastOnce { lease: Duration::from_secs(60) })).await;
+    a_first_response_is_no_replay(leased(&pool, AT_LEAST_ONCE)).await;
 }

@@ -8,13 +8,14 @@ use axum::http::StatusCode;
 use axum::routing::post;
 use axum::{Extension, Router};
 use pg_idempotency::http::{Decision, IdempotencyLayer, RequestResumer, ResumedRequest};
-use pg_idempotency::lease::{Lease, LeaseOptions, Policy};
+use pg_idempotency::lease::{Lease, LeaseOptions};
 use pg_idempotency::{Error, Key, Misuse, operator};
 use rig::gate::Gate;
+use rig::lease::IN_STEPS;
 use sqlx::{Executor as _, PgPool};
 use tokio::sync::oneshot;
 
-use crate::resumed::{Account, MINUTE, OPERATION, Service, key, options, permit, signed};
+use crate::resumed::{Account, OPERATION, Service, key, options, permit, signed};
 use crate::support::{send, spawned_post, user};
 
 /// Between the search and the claim, the client comes back, or the record is another operation's.
@@ -98,7 +99,7 @@ async fn the_rejection_of_a_layer_is_not_stored_as_the_answer(pool: PgPool) -> a
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_layer_that_stores_no_requests_has_no_resumer(pool: PgPool) {
     let leased = |options| IdempotencyLayer::leased(pool.clone(), options, user);
-    let unlimited = LeaseOptions::new(Policy::InSteps { lease: MINUTE }).store_request(true);
+    let unlimited = LeaseOptions::new(IN_STEPS).store_request(true);
     let cases = [
         (crate::support::transactional(&pool), "store_request"),
         (leased(options().store_request(false)), "store_request"),

@@ -7,7 +7,7 @@ use axum::Router;
 use axum::http::{Method, StatusCode};
 use axum::routing::get;
 use pg_idempotency::http::IdempotentTx;
-use pg_idempotency::lease::Policy;
+use rig::lease::AT_MOST_ONCE;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
@@ -149,7 +149,7 @@ async fn without_a_server_the_answer_comes_after_the_time_of_the_pool() {
     let limit = Duration::from_millis(500);
     let options = PgConnectOptions::new().host("127.0.0.1").port(port).username("nobody");
     let pool = PgPoolOptions::new().acquire_timeout(limit).connect_lazy_with(options);
-    let policy = Policy::AtMostOnce { lease: Duration::from_secs(40) };
+    let policy = AT_MOST_ONCE;
     for (name, layer) in [("transaction", transactional(&pool)), ("lease", leased(&pool, policy))] {
         let app = app(layer);
         let started = Instant::now();

@@ -1,15 +1,12 @@
 //! Clients that say nothing for a long time take nothing away from others.
 
-use std::time::Duration;
-
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
 use pg_idempotency::http::IdempotencyLayer;
-use pg_idempotency::lease::Policy;
 use rig::gate::PATIENCE;
+use rig::lease::AT_MOST_ONCE;
 use sqlx::PgPool;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::io::AsyncWriteExt as _;
 use tokio::task::yield_now;
 use tokio::time::timeout;
@@ -51,17 +48,17 @@ async fn a_stranger_is_answered_beside_silent_sockets(app: Router, layer: &Idemp
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn silent_sockets_hold_no_place_and_no_connection(_: PgPoolOptions, options: PgConnectOptions) {
-    let pool = pool_of(3, &options).await;
+async fn silent_sockets_hold_no_place_and_no_connection(pool: PgPool) {
+    let pool = pool_of(3, &pool.connect_options()).await;
     create_effects(&pool).await;
     let layer = transactional(&pool).optional_key(true);
     a_stranger_is_answered_beside_silent_sockets(app_without_layer().layer(layer.clone()), &layer, &pool).await;
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn silent_sockets_hold_no_place_of_a_leased_layer(_: PgPoolOptions, options: PgConnectOptions) {
-    let pool = pool_of(3, &options).await;
-    let layer = leased(&pool, Policy::AtMostOnce { lease: Duration::from_secs(60) }).optional_key(true);
+async fn silent_sockets_hold_no_place_of_a_leased_layer(pool: PgPool) {
+    let pool = pool_of(3, &pool.connect_options()).await;
+    let layer = leased(&pool, AT_MOST_ONCE).optional_key(true);
     let layer = layer.max_runs(SILENT / 2);
     let route = post(async |_: String| StatusCode::CREATED).get(async || "read");
     let app = Router::new().route("/effects", route).layer(layer.clone());

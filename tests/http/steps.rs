@@ -3,21 +3,19 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
 use pg_idempotency::Error;
 use pg_idempotency::http::Rejection;
-use pg_idempotency::lease::{Lease, Policy};
+use pg_idempotency::lease::Lease;
 use rig::gate::Gate;
+use rig::lease::IN_STEPS;
 use sqlx::{PgConnection, PgPool};
 use tokio::sync::oneshot;
 
 use crate::support::{Answer, create_effects, effects, leased, post_to, recorded};
-
-const IN_STEPS: Policy = Policy::InSteps { lease: Duration::from_secs(60) };
 
 async fn insert(conn: &mut PgConnection, note: &str) -> Result<i64, Error> {
     Ok(sqlx::query_scalar("insert into effect (note) values ($1) returning id").bind(note).fetch_one(conn).await?)

@@ -1,5 +1,7 @@
 //! A service whose effects are counted, and a client without a network.
 
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
@@ -15,11 +17,10 @@ use pg_idempotency::lease::{LeaseOptions, Policy};
 use pg_idempotency::{Idempotency, Key, OnDuplicate, RoundTrips};
 use rig::gate::{Gate, PATIENCE};
 use sqlx::PgPool;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::task::{JoinHandle, yield_now};
 use tower::ServiceExt as _;
 
-pub(crate) use rig::database::{effects, outside, records, until};
+pub(crate) use rig::database::{effects, options, outside, pool_of, recorded, records, until};
 
 /// The table of effects has no unique constraint: only the layer prevents a second effect. On Citus an effect is in the
 /// shard of its key.
@@ -71,12 +72,6 @@ pub(crate) fn saving(pool: &PgPool, round_trips: RoundTrips) -> IdempotencyLayer
 /// A duplicate waits for the first request.
 pub(crate) fn waiting(pool: &PgPool, limit: Duration) -> IdempotencyLayer {
     IdempotencyLayer::transactional(pool.clone(), calls().on_duplicate(OnDuplicate::Wait(limit)), user)
-}
-
-/// A pool that waits for a connection as long as a test may wait.
-pub(crate) async fn pool_of(connections: u32, options: &PgConnectOptions) -> PgPool {
-    let pool = PgPoolOptions::new().max_connections(connections).acquire_timeout(PATIENCE);
-    pool.connect_with(options.clone()).await.expect("a pool")
 }
 
 pub(crate) fn leasing(policy: Policy) -> LeaseOptions {
@@ -263,14 +258,27 @@ pub(crate) async fn until_runs(runs: &Runs, enough: impl Fn(usize) -> bool) {
     tokio::time::timeout(PATIENCE, reached).await.unwrap_or_else(|_| panic!("{} runs", runs.count()));
 }
 
-/// A value of the only record.
-pub(crate) async fn recorded<T>(pool: &PgPool, what: &str) -> T
-where
-    (T,): for<'r> sqlx::FromRow<'r, sqlx::postgres::PgRow>,
-    T: Send + Unpin,
-{
-    let asked = sqlx::AssertSqlSafe(format!("select {what} from idempotency.record"));
-    sqlx::query_scalar(asked).fetch_one(pool).await.expect("one record")
+/// One chunk of data. The announced length stays the same to the end, as it does in many bodies that are written by
+/// hand.
+pub(crate) struct Announcing {
+    pub(crate) data: Option<Bytes>,
+    pub(crate) length: u64,
+}
+
+impl http_body::Body for Announcing {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+        Poll::Ready(self.data.take().map(|data| Ok(http_body::Frame::data(data))))
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        http_body::SizeHint::with_exact(self.length)
+    }
 }
 
 /// No session of the test's database has an open transaction.

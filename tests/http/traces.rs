@@ -1,12 +1,11 @@
 //! The record keeps the trace of the request that did the work.
 
-use std::time::Duration;
-
 use axum::Router;
 use axum::http::HeaderValue;
 use axum::routing::post;
-use pg_idempotency::lease::{Lease, Policy};
+use pg_idempotency::lease::Lease;
 use pg_idempotency::{Key, RoundTrips, operator};
+use rig::lease::AT_LEAST_ONCE;
 use sqlx::PgPool;
 
 use crate::support::{Answer, app, create_effects, effects, leased, request, saving, send, transactional};
@@ -39,9 +38,7 @@ async fn the_record_keeps_the_first_requests_trace_and_a_replay_shows_none(pool:
         assert!(!shown.contains("traceparent") && !shown.contains(&FIRST[3..35]), "{shown}");
         assert_eq!(kept(&pool, "POST /effects", &key).await.as_deref(), Some(FIRST), "{key}");
     }
-    let texts = Router::new()
-        .route("/texts", post(async |_: Lease| "sent"))
-        .layer(leased(&pool, Policy::AtLeastOnce { lease: Duration::from_secs(60) }));
+    let texts = Router::new().route("/texts", post(async |_: Lease| "sent")).layer(leased(&pool, AT_LEAST_ONCE));
     assert_eq!(post_in(&texts, "/texts", "key-1", &[FIRST]).await.body, "sent");
     assert!(post_in(&texts, "/texts", "key-1", &[SECOND]).await.is_replayed());
     assert_eq!(kept(&pool, "POST /texts", "key-1").await.as_deref(), Some(FIRST));

@@ -5,14 +5,14 @@ use axum::http::StatusCode;
 use axum::routing::post;
 use pg_idempotency::Key;
 use pg_idempotency::RoundTrips;
-use pg_idempotency::http::{IdempotentTx, NoTransaction};
+use pg_idempotency::http::{IdempotentTx, NoTransaction, Rejection};
 use rig::proxy::Proxy;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::postgres::PgPoolOptions;
 use sqlx::{PgPool, Row as _};
 
 use crate::support::{
-    app, create_effects, effects, insert, post_to, records, request, saving, send, transactional, until,
-    until_nothing_is_open,
+    app, create_effects, effects, insert, options, pool_of, post_to, records, request, saving, send, transactional,
+    until, until_nothing_is_open,
 };
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
@@ -63,33 +63,23 @@ async fn a_panic_undoes_everything_frees_the_key_and_stays_a_panic(pool: PgPool)
     assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
 }
 
+/// The handler ignores an error of the database, keeps the transaction, or sends a response that breaks off.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_database_error_that_the_handler_ignores_is_not_acknowledged(pool: PgPool) {
+async fn an_answer_that_cannot_be_committed_and_replayed_is_a_mistake_of_the_service(pool: PgPool) {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
-    let answer = post_to(&app, "/swallow", "key-1", "x").await;
-    assert_eq!((answer.status, &*answer.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
-    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
-}
-
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_handler_that_keeps_the_transaction_is_a_mistake_of_the_service(pool: PgPool) {
-    create_effects(&pool).await;
-    let app = app(transactional(&pool));
-    let kept = post_to(&app, "/keep", "key-1", "x").await;
-    assert_eq!((kept.status, &*kept.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
-    // The kept transaction is rolled back when the task drops it.
-    until_nothing_is_open(&pool).await;
-    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
-}
-
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_response_that_breaks_off_is_not_stored(pool: PgPool) {
-    create_effects(&pool).await;
-    let app = app(transactional(&pool));
-    let broken = post_to(&app, "/broken", "key-1", "x").await;
-    assert_eq!((broken.status, &*broken.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"));
-    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+    let mut wrong = Vec::new();
+    for uri in ["/swallow", "/keep", "/broken"] {
+        let answer = post_to(&app, uri, "key-1", "x").await;
+        // A transaction that is kept is rolled back when the task drops it.
+        until_nothing_is_open(&pool).await;
+        let left = (effects(&pool).await, records(&pool).await);
+        let kind = answer.rejection.as_ref().map(Rejection::kind);
+        if (answer.status, kind, left) != (StatusCode::INTERNAL_SERVER_ERROR, Some("misconfigured"), (0, 0)) {
+            wrong.push(format!("{uri} leaves {left:?}: {answer:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
@@ -126,8 +116,8 @@ async fn the_transaction_is_lent_once(pool: PgPool) {
 /// Without a key, the transaction is exempt from the protection of the table of effects, and the connection is not.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "a distributed table cannot be protected")]
-async fn a_request_without_a_key_leaves_no_exemption_on_its_connection(_: PgPoolOptions, options: PgConnectOptions) {
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await.expect("a pool");
+async fn a_request_without_a_key_leaves_no_exemption_on_its_connection(pool: PgPool) {
+    let pool = pool_of(1, &pool.connect_options()).await;
     create_effects(&pool).await;
     let app = app(transactional(&pool).optional_key(true));
     for performed in 1..=2 {
@@ -142,8 +132,7 @@ async fn a_request_without_a_key_leaves_no_exemption_on_its_connection(_: PgPool
 /// The message with BEGIN fails in the server, as a cancelled statement would: without a key by a shadowed operator,
 /// and with the fewest round trips in its function.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_failed_begin_leaves_its_connection_outside_a_transaction(_: PgPoolOptions, options: PgConnectOptions) {
-    let observer = PgPool::connect_with(options.clone()).await.expect("a pool");
+async fn a_failed_begin_leaves_its_connection_outside_a_transaction(observer: PgPool) {
     create_effects(&observer).await;
     sqlx::raw_sql(
         "create schema evil;
@@ -156,7 +145,7 @@ async fn a_failed_begin_leaves_its_connection_outside_a_transaction(_: PgPoolOpt
     .execute(&observer)
     .await
     .expect("made");
-    let spoilt = options.options([("search_path", "evil, pg_catalog, public")]);
+    let spoilt = options(&observer).options([("search_path", "evil, pg_catalog, public")]);
     let pool = PgPoolOptions::new().max_connections(1).connect_with(spoilt).await.expect("a pool");
     let app = app(saving(&pool, RoundTrips::Fewest).optional_key(true));
     for key in [Some("key-1"), None, Some("key-1"), None] {
@@ -173,12 +162,10 @@ async fn a_failed_begin_leaves_its_connection_outside_a_transaction(_: PgPoolOpt
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]
 async fn with_the_fewest_round_trips_a_first_call_takes_as_many_as_the_bare_handler(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
+    direct: PgPool,
 ) -> anyhow::Result<()> {
-    let direct = PgPool::connect_with(server.clone()).await?;
     create_effects(&direct).await;
-    let proxy = Proxy::before(&server).await?;
+    let proxy = Proxy::before(&direct.connect_options()).await?;
     let pool =
         PgPoolOptions::new().max_connections(1).test_before_acquire(false).connect_with(proxy.options.clone()).await?;
     // The pool pings a connection that comes back: here ours, and then the layer's.
@@ -210,15 +197,14 @@ async fn with_the_fewest_round_trips_a_first_call_takes_as_many_as_the_bare_hand
 /// A dashboard that watches the ratio of rollbacks must not alarm because of the layer.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the workers count the effects, and publish them at their own pace")]
-async fn a_first_call_counts_no_rollback(_: PgPoolOptions, options: PgConnectOptions) {
-    let observer = PgPool::connect_with(options.clone()).await.expect("a pool");
+async fn a_first_call_counts_no_rollback(observer: PgPool) {
     create_effects(&observer).await;
     let rollbacks = async || -> i64 {
         let counted = "select xact_rollback from pg_stat_database where datname = current_database()";
         sqlx::query_scalar(counted).fetch_one(&observer).await.expect("a count")
     };
     let before = rollbacks().await;
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await.expect("a pool");
+    let pool = pool_of(1, &observer.connect_options()).await;
     for saved in [RoundTrips::Plain, RoundTrips::Fewest] {
         let app = app(saving(&pool, saved));
         for key in 0..10 {

@@ -14,8 +14,8 @@ use axum::routing::post;
 use futures_util::{StreamExt as _, stream};
 use pg_idempotency::OnDuplicate;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
-use pg_idempotency::lease::Policy;
 use rig::gate::Gate;
+use rig::lease::AT_LEAST_ONCE;
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 use tokio::task::yield_now;
@@ -56,7 +56,7 @@ fn stall(app: &Router, user: &str, key: &str, bytes: usize) -> Call {
 /// Uploads that are nearly complete hold the whole share of their account.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn stalled_uploads_of_one_account_leave_room_for_others(pool: PgPool) {
-    let policy = Policy::AtLeastOnce { lease: Duration::from_secs(60) };
+    let policy = AT_LEAST_ONCE;
     for (mode, layer) in [("transaction", transactional(&pool)), ("lease", leased(&pool, policy))] {
         let layer = layer.optional_key(true).request_limit(LIMIT).max_runs(PLACES);
         let route = match mode {

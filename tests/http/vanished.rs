@@ -12,7 +12,7 @@ use pg_idempotency::lease::Policy;
 use rig::gate::{Gate, PATIENCE};
 use rig::proxy::Proxy;
 use sqlx::PgPool;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::postgres::PgPoolOptions;
 use tokio::time::timeout;
 
 use crate::support::{
@@ -33,12 +33,11 @@ struct Behind {
 }
 
 impl Behind {
-    async fn of(server: PgConnectOptions) -> Self {
-        let proxy = Proxy::before(&server).await.expect("a proxy");
+    async fn of(server: PgPool) -> Self {
+        let proxy = Proxy::before(&server.connect_options()).await.expect("a proxy");
         // Without the ping, so that the statement meets the vanished connection.
         let pool = PgPoolOptions::new().max_connections(1).acquire_timeout(LIMIT).test_before_acquire(false);
         let pool = pool.connect_with(proxy.options.clone()).await.expect("a pool");
-        let server = PgPool::connect_with(server).await.expect("a pool");
         create_effects(&server).await;
         Self { server, proxy, pool }
     }
@@ -82,8 +81,8 @@ fn assert_unavailable(answer: &Answer, kind: &str, runs: &Runs) {
     assert_eq!(runs.count(), 0);
 }
 
-async fn vanishes_before_the_commit(server: PgConnectOptions, saved: RoundTrips) {
-    let behind = Behind::of(server).await;
+async fn vanishes_before_the_commit(pool: PgPool, saved: RoundTrips) {
+    let behind = Behind::of(pool).await;
     let (gate, layer) = (Gate::new(), behind.layer(saved));
     let runs = layer.runs();
     let app = stops_at(&gate).merge(app_without_layer()).layer(layer);
@@ -106,23 +105,17 @@ async fn vanishes_before_the_commit(server: PgConnectOptions, saved: RoundTrips)
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_connection_that_vanishes_before_the_commit_frees_the_key_and_its_place(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) {
-    vanishes_before_the_commit(server, RoundTrips::Plain).await;
+async fn a_connection_that_vanishes_before_the_commit_frees_the_key_and_its_place(pool: PgPool) {
+    vanishes_before_the_commit(pool, RoundTrips::Plain).await;
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn with_the_fewest_round_trips_a_connection_that_vanishes_before_the_commit_frees_the_key(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) {
-    vanishes_before_the_commit(server, RoundTrips::Fewest).await;
+async fn with_the_fewest_round_trips_a_connection_that_vanishes_before_the_commit_frees_the_key(pool: PgPool) {
+    vanishes_before_the_commit(pool, RoundTrips::Fewest).await;
 }
 
-async fn vanishes_before_the_claim(server: PgConnectOptions, saved: RoundTrips) {
-    let behind = Behind::of(server).await;
+async fn vanishes_before_the_claim(pool: PgPool, saved: RoundTrips) {
+    let behind = Behind::of(pool).await;
     let layer = behind.layer(saved);
     let runs = layer.runs();
     let app = app_without_layer().layer(layer);
@@ -135,21 +128,18 @@ async fn vanishes_before_the_claim(server: PgConnectOptions, saved: RoundTrips) 
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_connection_that_vanishes_before_the_claim_is_replaced(_: PgPoolOptions, server: PgConnectOptions) {
-    vanishes_before_the_claim(server, RoundTrips::Plain).await;
+async fn a_connection_that_vanishes_before_the_claim_is_replaced(pool: PgPool) {
+    vanishes_before_the_claim(pool, RoundTrips::Plain).await;
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn with_the_fewest_round_trips_a_connection_that_vanishes_before_the_claim_is_replaced(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) {
-    vanishes_before_the_claim(server, RoundTrips::Fewest).await;
+async fn with_the_fewest_round_trips_a_connection_that_vanishes_before_the_claim_is_replaced(pool: PgPool) {
+    vanishes_before_the_claim(pool, RoundTrips::Fewest).await;
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_connection_that_vanishes_under_the_handler_is_replaced(_: PgPoolOptions, server: PgConnectOptions) {
-    let behind = Behind::of(server).await;
+async fn a_connection_that_vanishes_under_the_handler_is_replaced(pool: PgPool) {
+    let behind = Behind::of(pool).await;
     let layer = behind.layer(RoundTrips::Plain);
     let (proxy, runs) = (behind.proxy.clone(), layer.runs());
     let loses = async move |mut tx: IdempotentTx| {
@@ -167,8 +157,8 @@ async fn a_connection_that_vanishes_under_the_handler_is_replaced(_: PgPoolOptio
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_connection_that_vanishes_before_a_lease_is_claimed_is_replaced(_: PgPoolOptions, server: PgConnectOptions) {
-    let behind = Behind::of(server).await;
+async fn a_connection_that_vanishes_before_a_lease_is_claimed_is_replaced(pool: PgPool) {
+    let behind = Behind::of(pool).await;
     let layer = leased(&behind.pool, AT_MOST_ONCE);
     let runs = layer.runs();
     let app = Router::new().route("/sms", post(async || "sent")).layer(layer);
@@ -179,11 +169,8 @@ async fn a_connection_that_vanishes_before_a_lease_is_claimed_is_replaced(_: PgP
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_connection_that_vanishes_before_a_lease_is_completed_is_replaced(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) {
-    let behind = Behind::of(server).await;
+async fn a_connection_that_vanishes_before_a_lease_is_completed_is_replaced(pool: PgPool) {
+    let behind = Behind::of(pool).await;
     let gate = Gate::new();
     let gated = gate.clone();
     let handler = async move || {

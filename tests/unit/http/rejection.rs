@@ -1,3 +1,5 @@
+//! Rejections that repeat are logged once a minute.
+
 use super::*;
 
 #[test]
