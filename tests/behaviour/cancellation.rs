@@ -4,14 +4,14 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
+use pg_idempotency::lease::{Acquired, LeaseOptions};
 use pg_idempotency::mark::{MarkOptions, Marked, mark};
 use pg_idempotency::{Error, Idempotency, Key, Outcome, ensure_idempotent};
 use rig::gate::cancel_after;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use rig::lease::{AT_MOST_ONCE, owner};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
-use crate::support::{WAYS, clear, create_effects, janitor, key, leave_effect, once};
+use crate::support::{WAYS, clear, create_effects, janitor, key, leave_effect, once, pool_of};
 
 /// Far more than any call takes.
 const MOST_POLLS: usize = 200;
@@ -60,17 +60,15 @@ async fn at_every_poll(mut try_with: impl AsyncFnMut(usize) -> anyhow::Result<bo
     panic!("it never completed");
 }
 
-/// One connection in the pool, so that the next caller meets whatever the dropped call left on it; and another pool.
-async fn pools(options: PgConnectOptions) -> anyhow::Result<(PgPool, PgPool)> {
-    let observer = PgPool::connect_with(options.clone()).await?;
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
-    Ok((pool, observer))
+/// One connection, so that the next caller meets whatever the dropped call left on it.
+async fn alone(observer: &PgPool) -> PgPool {
+    pool_of(1, &observer.connect_options()).await
 }
 
 /// A first call, one that undoes its writes, a replay and a refusal, in every way.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn run_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let (pool, observer) = pools(options).await?;
+async fn run_can_be_dropped_at_every_poll(observer: PgPool) -> anyhow::Result<()> {
+    let pool = alone(&observer).await;
     tables(&observer).await;
     let there = key("there");
     for (way, kind) in
@@ -139,8 +137,8 @@ async fn a_call_dropped_in_a_transaction_that_commits_is_at_worst_indeterminate(
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_sweep_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let (pool, observer) = pools(options).await?;
+async fn a_sweep_can_be_dropped_at_every_poll(observer: PgPool) -> anyhow::Result<()> {
+    let pool = alone(&observer).await;
     tables(&observer).await;
     at_every_poll(async |polls| {
         let swept = cancel_after(polls, janitor(&pool).sweep_once(10)).await.transpose()?;
@@ -151,8 +149,8 @@ async fn a_sweep_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConne
 }
 
 #[sqlx::test(migrations = false)]
-async fn a_migration_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let (pool, observer) = pools(options).await?;
+async fn a_migration_can_be_dropped_at_every_poll(observer: PgPool) -> anyhow::Result<()> {
+    let pool = alone(&observer).await;
     for polls in 0..MOST_POLLS {
         let done = cancel_after(polls, pg_idempotency::migrate(&pool)).await.transpose()?.is_some();
         assert!(!pool.acquire().await?.is_in_transaction());
@@ -172,13 +170,10 @@ async fn a_migration_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgC
 
 /// Lease mode: dropped at any poll, a claim is whole or not there, and the connection is fit for use.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_lease_can_be_dropped_at_every_poll_of_claim_and_completion(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let (pool, observer) = pools(options).await?;
+async fn a_lease_can_be_dropped_at_every_poll_of_claim_and_completion(observer: PgPool) -> anyhow::Result<()> {
+    let pool = alone(&observer).await;
     tables(&observer).await;
-    let leasing = LeaseOptions::new(Policy::AtMostOnce { lease: Duration::from_secs(40) });
+    let leasing = LeaseOptions::new(AT_MOST_ONCE);
     at_every_poll(async |polls| {
         let key = key(&polls.to_string());
         let call = leasing.run(&pool, &key, "body", async |_| Ok::<_, Error>(polls));
@@ -199,13 +194,13 @@ async fn a_lease_can_be_dropped_at_every_poll_of_claim_and_completion(
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_release_can_be_dropped_at_every_poll(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let (pool, observer) = pools(options).await?;
+async fn a_release_can_be_dropped_at_every_poll(observer: PgPool) -> anyhow::Result<()> {
+    let pool = alone(&observer).await;
     tables(&observer).await;
-    let leasing = LeaseOptions::new(Policy::AtMostOnce { lease: Duration::from_secs(40) });
+    let leasing = LeaseOptions::new(AT_MOST_ONCE);
     at_every_poll(async |polls| {
         let key = key(&polls.to_string());
-        let Acquired::Owner(lease) = leasing.acquire::<i64, _>(&pool, &key, "body").await? else { panic!() };
+        let lease = owner(&pool, leasing, &key).await;
         let done = cancel_after(polls, lease.release("on purpose")).await.transpose()?.is_some();
         assert_usable(&mut *pool.acquire().await?, &observer, &format!("{polls} polls")).await;
         match leasing.acquire::<i64, _>(&pool, &key, "body").await {

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use pg_idempotency::lease::{Finding, InDoubt, Lease, LeaseOptions, Policy, Visit};
+use pg_idempotency::lease::{Finding, InDoubt, Lease, LeaseOptions, Visit};
 use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::operator::{self, State};
 use pg_idempotency::testing::{age, expire, lapse};
@@ -16,16 +16,15 @@ use pg_idempotency::{
     commit, ensure_idempotent, migrate, migrate_any_language, protect, schema_sql, unprotect,
 };
 use rig::functions;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS};
+use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::lease::reconcile::{self, pass_time, reconciler};
 use crate::lease::resume::{abandoned, leasing};
-use crate::lease::steps::IN_STEPS;
-use crate::support::{WAYS, janitor, key, outside};
+use crate::support::{WAYS, janitor, key, options, outside, pool_of};
 
 const HOUR: Duration = Duration::from_secs(3600);
-const LEASE: Duration = Duration::from_secs(40);
 
 /// What a setting legitimately changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -324,11 +323,7 @@ impl Doors<'_> {
     }
 
     async fn leases(&self) -> anyhow::Result<()> {
-        let policies = [
-            Policy::AtLeastOnce { lease: LEASE },
-            Policy::InSteps { lease: LEASE },
-            Policy::AtMostOnce { lease: LEASE },
-        ];
+        let policies = [AT_LEAST_ONCE, IN_STEPS, AT_MOST_ONCE];
         for policy in policies {
             let (key, performed) = (key(&format!("{policy:?}")), Cell::new(0));
             once(|| async {
@@ -520,7 +515,7 @@ impl Doors<'_> {
         refused("mark_many", MarkOptions::new(HOUR).mark_many(&mut tx, &["new", "newer"].map(key)).await)?;
         tx.rollback().await?;
         let work = async |_: &Lease| -> Result<i64, Error> { panic!("it has no lease") };
-        for policy in [Policy::AtLeastOnce { lease: LEASE }, IN_STEPS, Policy::AtMostOnce { lease: LEASE }] {
+        for policy in [AT_LEAST_ONCE, IN_STEPS, AT_MOST_ONCE] {
             let leased = LeaseOptions::new(policy).run(self.pool, &key("new"), "body", work).await;
             refused(&format!("{policy:?}"), leased)?;
         }
@@ -557,8 +552,7 @@ fn refused<T: std::fmt::Debug>(door: &str, answer: Result<T, impl Into<SetupErro
 }
 
 /// Walks through all doors under each of these settings, which are those of the database meanwhile.
-async fn walk(options: &PgConnectOptions, settings: &'static [Setting]) -> anyhow::Result<()> {
-    let plain = PgPoolOptions::new().max_connections(2).connect_with(options.clone()).await?;
+async fn walk(plain: PgPool, settings: &'static [Setting]) -> anyhow::Result<()> {
     plain.execute("create table effect (id bigint generated always as identity, note text not null)").await?;
     let database: String = sqlx::query_scalar("select quote_ident(current_database())").fetch_one(&plain).await?;
     let mut mistakes = Vec::new();
@@ -578,7 +572,7 @@ async fn walk(options: &PgConnectOptions, settings: &'static [Setting]) -> anyho
                 Ok(())
             })
         });
-        let pool = pool.connect_with(options.clone()).await?;
+        let pool = pool.connect_with(options(&plain)).await?;
         let doors = Doors { pool: &pool, plain: &plain, expected: *expected };
         if let Err(mistake) = if *expected == ReadOnly { doors.read_only().await } else { doors.all().await } {
             mistakes.push(format!("under {name} = {value}, {mistake:#}"));
@@ -597,8 +591,9 @@ macro_rules! tests {
     ($($test:ident: $settings:ident;)*) => {$(
         #[sqlx::test(migrations = false)]
         #[cfg_attr(idempotency_distributed, ignore = "it creates plain tables")]
-        async fn $test(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-            walk(&options, $settings).await
+        async fn $test(pool: PgPool) -> anyhow::Result<()> {
+            // Not the pool itself, which opens a new connection for each statement: it would have the settings.
+            walk(pool_of(2, &pool.connect_options()).await, $settings).await
         }
     )*};
 }

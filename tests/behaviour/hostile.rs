@@ -5,20 +5,18 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
+use pg_idempotency::lease::LeaseOptions;
 use pg_idempotency::{Error, Idempotency, ensure_idempotent};
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use rig::lease::{AT_MOST_ONCE, owner};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 
-use crate::support::{DEPLOYMENTS, WAYS, connect, create_effects, janitor, key, leave_effect, waiting, wide_pool};
+use crate::support::{
+    DEPLOYMENTS, WAYS, connect, create_effects, janitor, key, leave_effect, options, pool_of, waiting,
+};
 
 /// Functions that fit a call better than those of pg_catalog, and operators that fit exactly.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn what_a_schema_behind_pg_catalog_contains_decides_nothing(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let observer = PgPool::connect_with(options.clone()).await?;
+async fn a_schema_behind_pg_catalog_decides_nothing(observer: PgPool) -> anyhow::Result<()> {
     create_effects(&observer).await;
     sqlx::raw_sql(
         "create schema evil;
@@ -37,7 +35,8 @@ async fn what_a_schema_behind_pg_catalog_contains_decides_nothing(
     .execute(&observer)
     .await?;
     // A call on a distributed table passes the lock_timeout on.
-    let pool = wide_pool(&options.options([("search_path", "evil, public"), ("lock_timeout", "60s")]), 3).await;
+    let pool =
+        pool_of(3, &options(&observer).options([("search_path", "evil, public"), ("lock_timeout", "60s")])).await;
     for (number, deployment) in DEPLOYMENTS.iter().enumerate() {
         let idempotency = Idempotency::new().deployment(*deployment);
         let key = key(&format!("deployment {number}"));
@@ -61,10 +60,10 @@ async fn what_a_schema_behind_pg_catalog_contains_decides_nothing(
         tx.commit().await?;
     }
     // A lease that is claimed and completed, one that is live, and a sweep.
-    let leasing = LeaseOptions::new(Policy::AtMostOnce { lease: Duration::from_secs(60) });
-    let Acquired::Owner(lease) = leasing.acquire::<i64, _>(&pool, &key("leased"), "body").await? else { panic!() };
+    let leasing = LeaseOptions::new(AT_MOST_ONCE);
+    let lease = owner(&pool, leasing, &key("leased")).await;
     lease.complete(&7).await?;
-    let Acquired::Owner(_live) = leasing.acquire::<i64, _>(&pool, &key("live"), "body").await? else { panic!() };
+    let _live = owner(&pool, leasing, &key("live")).await;
     assert_eq!(janitor(&pool).sweep_once(100).await?.rows(), 0);
     let wrong: i64 = sqlx::query_scalar(
         "select count(*) from idempotency.record

@@ -1,16 +1,21 @@
-//! What the crate promises, on a real PostgreSQL: one behaviour per test, one theme per file, in folders with the names
-//! of those in `src`.
+//! What the crate promises, on a real PostgreSQL: one behaviour per test, one theme per file. A folder or file with the
+//! name of one in `src` is about it.
 
 mod support;
 
 mod cancellation;
 mod database_settings;
+mod fingerprint;
 mod hostile;
+mod janitor;
 mod keys;
+mod mark;
 mod migrations;
 mod partitions;
 mod plans;
 mod squatted;
+mod testing;
+mod vanished;
 
 mod any_language {
     mod calls;
@@ -41,11 +46,6 @@ mod lease {
     pub(crate) mod resume;
     pub(crate) mod steps;
     mod unbegun;
-    mod vanished_network;
-}
-
-mod mark {
-    mod many;
 }
 
 mod claim {
@@ -57,42 +57,27 @@ mod claim {
 }
 
 mod record {
-    mod abandoned;
-    mod blank;
-    mod decided;
     mod malformed;
-    mod operator;
     mod pinned;
     mod row_security;
-    mod rules;
     mod statements;
     mod traces;
 }
 
 mod session {
     mod commit;
-    mod deployment;
     mod foreign;
     mod nested;
     mod own;
+}
+
+mod operator {
+    mod records;
+    pub(crate) mod settle;
 }
 
 mod protect {
     mod allowed;
     mod refused;
     mod tables;
-}
-
-mod fingerprint {
-    mod fingerprints;
-}
-
-mod janitor {
-    mod sweeps;
-    mod vanished;
-}
-
-mod testing {
-    mod assertions;
-    mod time;
 }

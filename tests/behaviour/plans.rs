@@ -5,12 +5,11 @@ use std::time::Duration;
 use pg_idempotency::lease::{Finding, InDoubt, LeaseOptions, Policy};
 use pg_idempotency::mark::{MarkOptions, mark};
 use pg_idempotency::{Error, Idempotency, RoundTrips, ensure_idempotent};
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use rig::strict::partitioned;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgPool, Row as _};
 
 use crate::lease::reconcile;
-use crate::support::key;
-use rig::strict::partitioned;
+use crate::support::{key, pool_of};
 
 const WINDOW: Duration = Duration::from_secs(300);
 /// PostgreSQL plans a prepared statement five times with its values. Then it decides whether to keep one plan.
@@ -20,11 +19,8 @@ const CALLS: usize = 6;
 /// batch of marks takes longer than marking ten keys.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "Citus plans each statement for a shard")]
-async fn the_server_keeps_the_plan_of_each_statement(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool: PgPool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+async fn the_server_keeps_the_plan_of_each_statement(pool: PgPool) -> anyhow::Result<()> {
+    let pool = pool_of(1, &pool.connect_options()).await;
     let version: i32 = sqlx::query_scalar("select current_setting('server_version_num')::int").fetch_one(&pool).await?;
     if version < 140_000 {
         println!("skipped: PostgreSQL 13 does not count plans");
@@ -70,7 +66,7 @@ async fn no_plan_asks_whether_the_table_is_plain(pool: PgPool) -> anyhow::Result
         println!("skipped: with the values, which are null here, the server reads no partition");
         return Ok(());
     }
-    let pool = crate::support::wide_pool(&pool.connect_options(), 1).await;
+    let pool = crate::support::pool_of(1, &pool.connect_options()).await;
     let select_first = Idempotency::new().round_trips(RoundTrips::SelectFirst);
     let _ = select_first.run(&pool, &key("a"), "body", async |_| Ok::<_, Error>(1)).await?;
     let mut conn = pool.acquire().await?;
@@ -105,11 +101,8 @@ async fn no_plan_asks_whether_the_table_is_plain(pool: PgPool) -> anyhow::Result
 /// may be ten million.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "Citus plans each statement for all shards")]
-async fn the_search_for_operations_in_doubt_reads_the_index_of_stored_requests(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool: PgPool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+async fn the_search_for_operations_in_doubt_reads_the_index_of_stored_requests(pool: PgPool) -> anyhow::Result<()> {
+    let pool = pool_of(1, &pool.connect_options()).await;
     reconcile::in_doubt(&pool, "a").await;
     pool.execute(
         "insert into idempotency.record (mode, scope, operation, value, fingerprint, token, expires_at, completed_at)

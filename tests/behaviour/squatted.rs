@@ -10,10 +10,9 @@ use pg_idempotency::{
 };
 use rig::database::{backend, until_blocked};
 use rig::fixture::Fixture;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool};
 
-use crate::support::{connect, janitor, key, wide_pool};
+use crate::support::{connect, janitor, key, options, pool_of};
 
 /// The roles of one test. None of them is a superuser.
 pub(crate) struct Roles {
@@ -74,8 +73,8 @@ impl Roles {
     }
 
     /// Of the superuser, of the owner of the database and of the service.
-    async fn pools(&self, options: &PgConnectOptions) -> [(&'static str, PgPool); 3] {
-        let of = async |role: &str| wide_pool(&options.clone().username(role), 1).await;
+    async fn pools(&self, pool: &PgPool) -> [(&'static str, PgPool); 3] {
+        let of = async |role: &str| pool_of(1, &options(pool).username(role)).await;
         [
             ("the superuser", of("postgres").await),
             ("the owner", of(&self.owner).await),
@@ -306,12 +305,11 @@ async fn release(pool: &PgPool, shown: &Shown) -> Result<Vec<Warning>, Error> {
 
 #[sqlx::test(migrations = false)]
 #[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
-async fn no_door_runs_the_code_of_a_stranger(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn no_door_runs_the_code_of_a_stranger(pool: PgPool) -> anyhow::Result<()> {
     let shown = shown_before(&pool).await?;
     let mut admin = connect(&pool).await;
     let roles = Roles::create(&mut admin).await?;
-    let pools = roles.pools(&options).await;
+    let pools = roles.pools(&pool).await;
     let mut wrong = Vec::new();
     for (squat, sql, says) in squats() {
         roles.run(&mut admin, &sql).await?;
@@ -367,16 +365,12 @@ fn remedy(error: &Error) -> String {
 /// The roles that a service trusts if its own role is a member of no other. None of the roles is a superuser.
 #[sqlx::test(migrations = false)]
 #[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
-async fn a_membership_counts_by_the_role_that_granted_it(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn a_membership_counts_by_the_role_that_granted_it(pool: PgPool) -> anyhow::Result<()> {
     let mut admin = connect(&pool).await;
     let version: i32 =
         sqlx::query_scalar("select current_setting('server_version_num')::int / 10000").fetch_one(&mut admin).await?;
     let roles = Roles::create(&mut admin).await?;
-    let (_, service) = roles.pools(&options).await.into_iter().nth(2).expect("the service");
+    let (_, service) = roles.pools(&pool).await.into_iter().nth(2).expect("the service");
     let printed: String =
         schema_sql().lines().filter(|line| !["begin;", "commit;"].contains(line)).collect::<Vec<_>>().join("\n");
     let mut wrong = Vec::new();
@@ -492,14 +486,10 @@ async fn a_membership_counts_by_the_role_that_granted_it(
 /// Any role can hold the lock of the migrations, and create its schema meanwhile.
 #[sqlx::test(migrations = false)]
 #[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
-async fn a_schema_that_a_stranger_creates_while_a_door_waits_is_refused(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn a_schema_that_a_stranger_creates_while_a_door_waits_is_refused(pool: PgPool) -> anyhow::Result<()> {
     let mut admin = connect(&pool).await;
     let roles = Roles::create(&mut admin).await?;
-    let (_, owner) = roles.pools(&options).await.into_iter().nth(1).expect("the owner");
+    let (_, owner) = roles.pools(&pool).await.into_iter().nth(1).expect("the owner");
     let mut mallory = connect(&pool).await;
     let (_, view, _) = squats().swap_remove(1);
     let lock = "begin; select pg_advisory_xact_lock(x'70676964656d706f'::int8)";
@@ -514,7 +504,7 @@ async fn a_schema_that_a_stranger_creates_while_a_door_waits_is_refused(
     ] {
         let level = format!("alter role @owner set default_transaction_isolation = '{level}'");
         roles.run(&mut admin, &level).await?;
-        let owner = wide_pool(&owner.connect_options().as_ref().clone(), 1).await;
+        let owner = pool_of(1, &owner.connect_options()).await;
         mallory.execute(first).await?;
         roles.run(&mut mallory, &view).await?;
         let opening = tokio::spawn({
@@ -628,33 +618,6 @@ async fn functions_of_a_newer_release_are_accepted_if_its_migration_is_recorded(
         );
         pool.execute(back).await?;
         migrate(&pool).await?;
-    }
-    Ok(())
-}
-
-/// Settings of the database, a role or a URL decide in which form a value is read or written.
-#[sqlx::test(migrations = false)]
-async fn no_setting_changes_what_a_migration_reads_and_records(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    for setting in [("bytea_output", "escape"), ("standard_conforming_strings", "off")] {
-        let pool = wide_pool(&options.clone().options([setting]), 1).await;
-        pool.execute("create table if not exists orders (id int)").await?;
-        for printed in [false, true] {
-            if printed {
-                pool.execute(AssertSqlSafe(schema_sql())).await?;
-            }
-            for door in ["migrate", "migrate", "protect", "health", "protected", "unprotect"] {
-                open(door, &pool).await.unwrap_or_else(|error| panic!("{setting:?}, {door}: {error:?}"));
-            }
-            let bytes: Vec<i32> = sqlx::query_scalar("select octet_length(checksum) from idempotency._sqlx_migrations")
-                .fetch_all(&pool)
-                .await?;
-            assert_eq!(bytes, [48], "{setting:?}");
-            pool.execute("drop schema idempotency cascade").await?;
-        }
-        pool.close().await;
     }
     Ok(())
 }

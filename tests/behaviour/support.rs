@@ -6,10 +6,9 @@ use pg_idempotency::operator::{Shown, show};
 use pg_idempotency::{
     Deployment, Error, Idempotency, Janitor, Key, OnDuplicate, OnEscape, Outcome, RoundTrips, SettleError, protect,
 };
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
-pub(crate) use rig::database::{effects, outside, records, until};
+pub(crate) use rig::database::{effects, options, outside, pool_of, recorded, records, until};
 
 pub(crate) fn key(value: &str) -> Key {
     Key::new("tenant", "operation", value).expect("a valid key")
@@ -102,11 +101,6 @@ pub(crate) fn janitor(pool: &PgPool) -> Janitor {
 /// Runs the usual operation once, in a transaction of the crate's.
 pub(crate) async fn once(pool: &PgPool, key: &Key, body: &str) -> Result<Outcome<i64>, Error> {
     Idempotency::new().run(pool, key, body, async |conn| leave_effect(conn, body).await).await
-}
-
-/// A pool of more connections than `#[sqlx::test]` gives, on the same database.
-pub(crate) async fn wide_pool(options: &PgConnectOptions, connections: u32) -> PgPool {
-    PgPoolOptions::new().max_connections(connections).connect_with(options.clone()).await.expect("a pool")
 }
 
 pub(crate) async fn connect(pool: &PgPool) -> PgConnection {

@@ -1,14 +1,14 @@
 //! The SQL functions beside the Rust functions, on the same keys.
 
 use std::sync::LazyLock;
+use std::time::{Duration, Instant};
 
 use pg_idempotency::{Fingerprint, Idempotency, OnDuplicate, Outcome, ensure_idempotent};
-use rig::database::until_blocked;
 use rig::functions::{complete, ensure};
 use serde_json::Value;
 use sqlx::{Connection as _, PgConnection, PgPool};
 
-use crate::support::{connect, create_effects, effects, key, leave_effect, records};
+use crate::support::{connect, create_effects, effects, key, leave_effect, records, setting};
 
 const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
@@ -19,7 +19,9 @@ fn fingerprint() -> &'static Fingerprint {
 
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
-async fn what_one_door_stored_the_other_one_replays_to_the_byte(pool: PgPool) -> anyhow::Result<()> {
+async fn the_library_and_the_sql_functions_replay_each_others_responses_to_the_byte(
+    pool: PgPool,
+) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let json = r#"{"id":1,"note":"é\u0000"}"#;
     let mut conn = connect(&pool).await;
@@ -138,47 +140,17 @@ async fn an_open_call_of_one_door_is_in_flight_for_the_other(pool: PgPool) -> an
 
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
-async fn a_wait_ends_with_the_owner_or_with_its_time(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    for (commits, wait, wanted) in
-        [(true, None, "replayed"), (false, None, "claimed"), (true, Some("50 ms"), "in_flight")]
-    {
-        let key = key(wanted);
-        let mut owner = pool.begin().await?;
-        let owned = ensure(&mut owner, &key, fingerprint().as_bytes(), None).await?;
-        leave_effect(&mut owner, "first").await?;
-        complete(&mut owner, &key, owned.token, (None, None, Some(b"1"))).await?;
-        let mut tx = pool.begin().await?;
-        sqlx::raw_sql("set local lock_timeout = '7 s'").execute(&mut *tx).await?;
-        let duplicate = ensure(&mut tx, &key, fingerprint().as_bytes(), wait);
-        let answer = if wanted == "in_flight" {
-            let answer = duplicate.await?;
-            owner.commit().await?;
-            answer
-        } else {
-            let end = async {
-                until_blocked(&pool, 1).await?;
-                if commits {
-                    owner.commit().await?
-                } else {
-                    owner.rollback().await?
-                }
-                anyhow::Ok(())
-            };
-            let (answer, ended) = tokio::join!(duplicate, end);
-            ended?;
-            answer?
-        };
-        assert_eq!(answer.outcome, wanted);
-        let callers: String = sqlx::query_scalar("select current_setting('lock_timeout')").fetch_one(&mut *tx).await?;
-        assert_eq!(callers, "7s");
-        if wanted == "claimed" {
-            leave_effect(&mut tx, "second").await?;
-            complete(&mut tx, &key, answer.token, (None, None, Some(b"1"))).await?;
-        }
-        tx.commit().await?;
-    }
-    assert_eq!(effects(&pool).await, 3, "each key has one");
+async fn a_wait_ends_at_its_limit_and_leaves_the_callers_lock_timeout(pool: PgPool) -> anyhow::Result<()> {
+    let mut owner = pool.begin().await?;
+    ensure(&mut owner, &key("a"), fingerprint().as_bytes(), None).await?;
+    let mut tx = pool.begin().await?;
+    sqlx::raw_sql("set local lock_timeout = '7 s'").execute(&mut *tx).await?;
+    let started = Instant::now();
+    let answer = ensure(&mut tx, &key("a"), fingerprint().as_bytes(), Some("50 ms")).await?;
+    assert_eq!(answer.outcome, "in_flight");
+    assert!(started.elapsed() >= Duration::from_millis(50), "{:?}", started.elapsed());
+    assert_eq!(setting(&mut tx, "lock_timeout").await, "7s");
+    tx.commit().await?;
     Ok(())
 }
 

@@ -7,11 +7,11 @@ use pg_idempotency::{
     Error, Incompatible, MIGRATOR, OnEscape, SetupError, any_language_sql, migrate, migrate_any_language, operator,
     protect,
 };
-use rig::database::backend;
 use rig::functions::{complete, ensure};
+use rig::role::with_role;
 use sqlx::{AssertSqlSafe, Executor as _, PgPool};
 
-use crate::support::{connect, key};
+use crate::support::key;
 
 const NAMES: [&str; 5] = ["complete", "ensure", "fingerprint", "run", "version"];
 
@@ -48,7 +48,7 @@ async fn warnings(pool: &PgPool) -> Result<Vec<&'static str>, Error> {
 
 #[sqlx::test(migrations = false)]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
-async fn only_who_asks_for_them_gets_the_functions(pool: PgPool) -> anyhow::Result<()> {
+async fn the_functions_are_installed_only_on_request(pool: PgPool) -> anyhow::Result<()> {
     migrate(&pool).await?;
     MIGRATOR.run(&pool).await?;
     assert_eq!(installed(&pool).await?, [""; 0]);
@@ -86,11 +86,8 @@ async fn only_who_asks_for_them_gets_the_functions(pool: PgPool) -> anyhow::Resu
 #[sqlx::test(migrations = false)]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn a_plain_migration_replaces_the_functions_of_an_earlier_release(pool: PgPool) -> anyhow::Result<()> {
-    let mut conn = connect(&pool).await;
     pool.execute("create table orders (id int)").await?;
-    let role = format!("worker_{}", backend(&mut conn).await?);
-    conn.execute(AssertSqlSafe(format!("create role {role}"))).await?;
-    let attempt = async {
+    with_role(&pool, "", async |role| {
         migrate_any_language(&pool).await?;
         let usual = warnings(&pool).await?;
         let grants = "select coalesce(acl.grantee::regrole::text, '') from pg_proc, aclexplode(proacl) as acl
@@ -117,10 +114,8 @@ async fn a_plain_migration_replaces_the_functions_of_an_earlier_release(pool: Pg
             works(&pool, &any_language.to_string()).await?;
         }
         anyhow::Ok(())
-    }
-    .await;
-    conn.execute(AssertSqlSafe(format!("drop owned by {role}; drop role {role}"))).await?;
-    attempt
+    })
+    .await
 }
 
 /// During a roll-out, and after a roll-back, an old process starts.

@@ -1,6 +1,7 @@
 //! Who may call the SQL functions, and how a client role calls them through two functions of the service.
 
 use rig::database::backend;
+use rig::role::with_role;
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool, Row as _};
 
 use crate::support::{connect, records};
@@ -95,32 +96,22 @@ async fn attempts(pool: &PgPool, client: &str) -> anyhow::Result<()> {
 #[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
 async fn a_service_role_calls_with_the_grants_of_the_page(pool: PgPool) -> anyhow::Result<()> {
     let page = include_str!("../../../src/guide/any_language.md");
-    let mut conn = connect(&pool).await;
-    let role = format!("worker_{}", backend(&mut conn).await?);
-    let grants: String = page
-        .lines()
-        .filter(|line| line.starts_with("grant ") && line.contains("shop_worker"))
-        .map(|line| line.replace("shop_worker", &role))
-        .collect();
-    conn.execute(AssertSqlSafe(format!("create role {role}; {grants}"))).await?;
-    let call = async {
-        conn.execute(AssertSqlSafe(format!("begin; set local role {role}"))).await?;
+    let lines = page.lines().filter(|line| line.starts_with("grant ") && line.contains("shop_worker"));
+    let grants: String = lines.map(|line| line.replace("shop_worker", "@role")).collect();
+    with_role(&pool, &grants, async |role| {
+        let mut tx = pool.begin().await?;
+        tx.execute(AssertSqlSafe(format!("set local role {role}"))).await?;
         let outcome: String = sqlx::query_scalar(
             "select (select idempotency.complete('s', 'o', 'v', token))::text || outcome
              from idempotency.ensure('s', 'o', 'v', idempotency.fingerprint('x'))",
         )
-        .fetch_one(&mut conn)
+        .fetch_one(&mut *tx)
         .await?;
-        conn.execute("commit").await?;
-        anyhow::Ok(outcome)
-    }
-    .await;
-    let mut admin = connect(&pool).await;
-    drop(conn);
-    admin.execute(AssertSqlSafe(format!("drop owned by {role}; drop role {role}"))).await?;
-    assert_eq!(call?, "claimed");
-    assert_eq!(records(&pool).await, 1);
-    Ok(())
+        tx.commit().await?;
+        assert_eq!((&*outcome, records(&pool).await), ("claimed", 1));
+        anyhow::Ok(())
+    })
+    .await
 }
 
 /// No function of the schema resolves a name by the path of its caller. Those without a path of their own name the

@@ -1,7 +1,7 @@
 //! `idempotency.run`: the claim, the effect and the completion in one statement.
 
 use pg_idempotency::Fingerprint;
-use rig::database::backend;
+use rig::role::with_role;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgExecutor, PgPool};
 
 use crate::support::{connect, create_effects, effects, records};
@@ -69,7 +69,7 @@ fn code<T: std::fmt::Debug>(result: sqlx::Result<T>) -> String {
 
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
-async fn it_performs_once_and_replays_the_same_bytes(pool: PgPool) -> anyhow::Result<()> {
+async fn run_performs_once_and_replays_the_same_bytes(pool: PgPool) -> anyhow::Result<()> {
     prepared(&pool).await?;
     assert_eq!(pay(&pool, "a", "one", None).await?, Answer::of("performed", "1"));
     assert_eq!(pay(&pool, "a", "one", None).await?, Answer::of("replayed", "1"));
@@ -118,7 +118,7 @@ async fn a_deferred_constraint_that_fails_at_commit_is_no_success(pool: PgPool) 
 
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
-async fn what_is_no_effect_leaves_nothing(pool: PgPool) -> anyhow::Result<()> {
+async fn a_function_that_is_no_effect_leaves_nothing(pool: PgPool) -> anyhow::Result<()> {
     pool.execute(
         "create function answers_nothing(jsonb) returns table (status int, headers jsonb, body bytea) language sql as $$
              select null::int, null::jsonb, null::bytea where false $$",
@@ -179,34 +179,31 @@ async fn the_path_of_the_caller_decides_nothing_but_the_effect(pool: PgPool) -> 
 
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
-async fn everything_happens_with_the_rights_of_the_caller(pool: PgPool) -> anyhow::Result<()> {
+async fn run_has_only_the_rights_of_its_caller(pool: PgPool) -> anyhow::Result<()> {
     prepared(&pool).await?;
-    let mut conn = connect(&pool).await;
-    let role = format!("payer_{}", backend(&mut conn).await?);
-    conn.execute(AssertSqlSafe(format!("create role {role}"))).await?;
-    let steps = [
-        format!("grant usage on schema idempotency, api to {role}"),
-        format!("grant execute on function idempotency.run, idempotency.fingerprint to {role}"),
-        format!("grant execute on function idempotency.ensure, idempotency.complete to {role}"),
-        format!("grant select, insert, update on idempotency.record to {role}"),
-        format!("grant select, insert on api.account, public.effect to {role}"),
-    ];
-    let attempts = async {
-        let mut answers = Vec::new();
-        for step in steps {
-            conn.execute(AssertSqlSafe(format!("reset role; {step}; set role {role}"))).await?;
-            answers.push(pay(&mut conn, "a", "one", None).await);
+    with_role(&pool, "", async |role| {
+        let mut conn = connect(&pool).await;
+        for (step, rights) in [
+            "usage on schema idempotency, api",
+            "execute on function idempotency.run, idempotency.fingerprint",
+            "execute on function idempotency.ensure, idempotency.complete",
+            "select, insert, update on idempotency.record",
+            "select, insert on api.account, public.effect",
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let grant = format!("reset role; grant {rights} to {role}; set role {role}");
+            conn.execute(AssertSqlSafe(grant)).await?;
+            let answer = pay(&mut conn, "a", "one", None).await;
+            if step < 4 {
+                assert_eq!(code(answer), "42501", "with {rights}");
+            } else {
+                assert_eq!(answer?, Answer::of("performed", "1"));
+            }
         }
-        anyhow::Ok(answers)
-    }
-    .await;
-    let dropped = format!("reset role; drop owned by {role}; drop role {role}");
-    conn.execute(AssertSqlSafe(dropped)).await?;
-    let mut answers = attempts?;
-    assert_eq!(answers.pop().expect("the last one")?, Answer::of("performed", "1"));
-    for (step, answer) in answers.into_iter().enumerate() {
-        assert_eq!(code(answer), "42501", "after step {step}");
-    }
-    assert_eq!((effects(&pool).await, records(&pool).await), (1, 1));
-    Ok(())
+        assert_eq!((effects(&pool).await, records(&pool).await), (1, 1));
+        anyhow::Ok(())
+    })
+    .await
 }

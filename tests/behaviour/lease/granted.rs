@@ -8,10 +8,9 @@ use pg_idempotency::operator::{Shown, State, show, unsettled};
 use pg_idempotency::testing::{expire, lapse};
 use pg_idempotency::{Error, Key, SettleError};
 use rig::fixture::Fixture;
+use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS, owner};
 use sqlx::PgPool;
 
-use crate::lease::leases::{AT_LEAST_ONCE, AT_MOST_ONCE};
-use crate::lease::steps::IN_STEPS;
 use crate::support::{assert_changed, key, shown};
 
 const MOST: NonZeroU32 = NonZeroU32::new(2).expect("two");
@@ -67,7 +66,7 @@ async fn an_operator_permits_one_attempt_beyond_the_limit(pool: PgPool) -> anyho
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_grant_fences_an_owner_that_was_suspended(pool: PgPool) -> anyhow::Result<()> {
     let leasing = LeaseOptions::new(AT_LEAST_ONCE).max_attempts(NonZeroU32::MIN);
-    let Acquired::Owner(suspended) = leasing.acquire::<i64, _>(&pool, &key("a"), "body").await? else { panic!("new") };
+    let suspended = owner(&pool, leasing, &key("a")).await;
     assert_changed(grant(&pool, &key("a")).await, "under a live lease");
     lapse(&pool, &key("a")).await?;
     assert!(shown(&pool, &key("a")).await.is_exhausted(NonZeroU32::MIN));
@@ -79,7 +78,7 @@ async fn a_grant_fences_an_owner_that_was_suspended(pool: PgPool) -> anyhow::Res
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn nothing_is_granted_to_what_does_not_wait_for_an_attempt(pool: PgPool) -> anyhow::Result<()> {
+async fn a_record_that_does_not_wait_for_an_attempt_gets_no_grant(pool: PgPool) -> anyhow::Result<()> {
     let lapsed = |policy| Fixture::lapsed(&key("a"), "body", policy);
     for (what, record) in [
         ("in doubt", lapsed(IN_STEPS)?.with_step_in_doubt("text")),

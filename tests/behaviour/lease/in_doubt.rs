@@ -8,10 +8,11 @@ use pg_idempotency::operator::{Shown, State, show, unsettled};
 use pg_idempotency::testing::lapse;
 use pg_idempotency::{Error, InvalidStep, Misuse, SettleError};
 use rig::fixture::Fixture;
-use sqlx::{AssertSqlSafe, Executor as _, PgPool};
+use rig::lease::IN_STEPS;
+use sqlx::{Executor as _, PgPool};
 
 use crate::lease::leases::WorkError;
-use crate::lease::steps::{IN_STEPS, Kind, acquire, acquired, after_a_crash, assert_indeterminate};
+use crate::lease::steps::{Kind, acquire, acquired, after_a_crash, assert_indeterminate};
 use crate::support::{assert_changed, key, shown, steps_in_doubt};
 
 fn names_of<const N: usize>(names: [&str; N]) -> Vec<String> {
@@ -139,34 +140,11 @@ async fn an_owners_release_keeps_the_doubt(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The email was sent and the text was not. An operator that knows of one step must not decide about the other. The
-/// caller and the operator learn of both, in the order of the names and not in that of `jsonb`, in which the shorter
-/// name is first.
+/// Not in the order of `jsonb`, in which the shorter name is first.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_decision_is_about_the_steps_that_were_shown(pool: PgPool) -> anyhow::Result<()> {
-    let decisions = ["release", "release a step", "resolve a step", "resolve", "forget"];
-    for (decision, meanwhile) in decisions.iter().flat_map(|one| [(one, "has begun"), (one, "has ended")]) {
-        pool.execute("truncate idempotency.record").await?;
-        let token = crash_in(&pool, &["text"]).await;
-        let seen = shown(&pool, &key("a")).await;
-        let changed = match meanwhile {
-            "has begun" => r#"steps || '{"email": {"begun": "2026-01-01T00:00:00+00:00", "attempt": 1}}'"#,
-            _ => r#"'{"text": {"result": "7", "attempt": 1}}'"#,
-        };
-        sqlx::query(AssertSqlSafe(format!("update idempotency.record set steps = {changed}"))).execute(&pool).await?;
-        let before = record(&pool).await;
-        let settled = match *decision {
-            "release" => seen.release(&pool, "not sent").await.map(drop),
-            "release a step" => seen.step("text").release(&pool, "not sent").await.map(drop),
-            "resolve a step" => seen.step("text").resolve(&pool, &7).await.map(drop),
-            "resolve" => seen.resolve(&pool, &"sent".to_owned(), Duration::from_secs(60)).await.map(drop),
-            _ => seen.forget(&pool).await,
-        };
-        assert_changed(settled, &format!("{decision}: a step {meanwhile}"));
-        assert_eq!(record(&pool).await, before, "{decision}: a step {meanwhile}");
-        assert_eq!(shown(&pool, &key("a")).await.token, token, "the token alone does not show it");
-    }
-    pool.execute("truncate idempotency.record").await?;
+async fn a_caller_and_an_operator_learn_of_all_steps_in_doubt_in_the_order_of_their_names(
+    pool: PgPool,
+) -> anyhow::Result<()> {
     let token = crash_in(&pool, &["email", "text"]).await;
     assert_eq!(in_doubt(&pool).await, (token, names_of(["email", "text"])));
     let error = acquire(&pool, "body").await.expect_err("in doubt").to_string();
@@ -206,32 +184,6 @@ async fn each_of_several_steps_in_doubt_is_settled_by_its_name(pool: PgPool) -> 
         assert!(unsettled(&pool, 10, None, None).await?.is_empty());
         assert_eq!(performed_next(&pool, &["email", "text"]).await, ["text"]);
     }
-    Ok(())
-}
-
-/// After the retention the key is new. A decision about the old operation changes nothing of the new one.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_decision_about_an_operation_that_has_expired_and_was_taken_over_changes_nothing(
-    pool: PgPool,
-) -> anyhow::Result<()> {
-    crash_in(&pool, &["text"]).await;
-    let seen = shown(&pool, &key("a")).await;
-    let old: (chrono::DateTime<chrono::Utc>, String) =
-        sqlx::query_as("select lease_until, steps::text from idempotency.record").fetch_one(&pool).await?;
-    pg_idempotency::testing::expire(&pool, &key("a")).await?;
-    let again = crash_in(&pool, &["text"]).await;
-    // All but the token is the same.
-    let same = "update idempotency.record set (lease_until, steps) = ($1, $2::jsonb)";
-    let (until, steps) = old;
-    sqlx::query(same).bind(until).bind(steps).execute(&pool).await?;
-    let before = record(&pool).await;
-    assert_changed(seen.clone().release(&pool, "not sent").await, "release");
-    assert_changed(seen.clone().step("text").release(&pool, "not sent").await, "release a step");
-    assert_changed(seen.clone().step("text").resolve(&pool, &7).await, "resolve a step");
-    assert_changed(seen.clone().resolve(&pool, &7, Duration::from_secs(60)).await, "resolve");
-    assert_changed(seen.forget(&pool).await, "forget");
-    assert_eq!(record(&pool).await, before);
-    assert_eq!(in_doubt(&pool).await.0, again);
     Ok(())
 }
 

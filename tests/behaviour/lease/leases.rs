@@ -7,14 +7,10 @@ use pg_idempotency::operator::{State, show};
 use pg_idempotency::testing::{expire, lapse};
 use pg_idempotency::{Error, OnDuplicate, Outcome};
 use rig::gate::Gate;
+use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS, LEASE, owner};
 use sqlx::{Executor as _, PgPool};
 
-use crate::lease::steps::IN_STEPS;
-use crate::support::{expire_in, janitor, key};
-
-const LEASE: Duration = Duration::from_secs(40);
-pub(crate) const AT_LEAST_ONCE: Policy = Policy::AtLeastOnce { lease: LEASE };
-pub(crate) const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: LEASE };
+use crate::support::{expire_in, janitor, key, options, pool_of, recorded};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WorkError {
@@ -29,10 +25,7 @@ pub(crate) async fn acquire(pool: &PgPool, policy: Policy, body: &str) -> Result
 }
 
 pub(crate) async fn acquired(pool: &PgPool, policy: Policy) -> LeaseOwner {
-    match acquire(pool, policy, "body").await.expect("acquired") {
-        Acquired::Owner(lease) => lease,
-        Acquired::Replayed(response) => panic!("replayed {response}"),
-    }
+    owner(pool, LeaseOptions::new(policy), &key("a")).await
 }
 
 async fn work(pool: &PgPool, policy: Policy, response: &str) -> Result<Outcome<String>, Error> {
@@ -120,14 +113,10 @@ async fn an_owner_whose_record_was_purged_is_fenced_from_the_next_one(pool: PgPo
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_retention_counts_from_the_completion(pool: PgPool) -> anyhow::Result<()> {
     let leasing = LeaseOptions::new(AT_LEAST_ONCE).retention(Duration::from_secs(3 * 3600));
-    let Acquired::Owner(lease) = leasing.acquire::<String, _>(&pool, &key("a"), "body").await? else { panic!() };
+    let lease = owner(&pool, leasing, &key("a")).await;
     expire_in(&pool, &key("a"), Duration::from_secs(60)).await?;
     lease.complete(&"done".to_owned()).await?;
-    let exact: bool = sqlx::query_scalar(
-        "select expires_at = completed_at + interval '3 h' and lease_until is null from idempotency.record",
-    )
-    .fetch_one(&pool)
-    .await?;
+    let exact: bool = recorded(&pool, "expires_at = completed_at + interval '3 h' and lease_until is null").await;
     assert!(exact);
     expire_in(&pool, &key("a"), Duration::ZERO).await?;
     assert_eq!(work(&pool, AT_LEAST_ONCE, "anew").await?, Outcome::Performed("anew".to_owned()));
@@ -135,12 +124,9 @@ async fn the_retention_counts_from_the_completion(pool: PgPool) -> anyhow::Resul
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn waiting_holds_no_connection_and_gets_the_first_result(
-    _: sqlx::postgres::PgPoolOptions,
-    options: sqlx::postgres::PgConnectOptions,
-) -> anyhow::Result<()> {
+async fn waiting_holds_no_connection_and_gets_the_first_result(pool: PgPool) -> anyhow::Result<()> {
     // One connection for the owner, its renewal, and twenty callers that wait.
-    let pool = sqlx::postgres::PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    let pool = pool_of(1, &pool.connect_options()).await;
     let gate = Gate::new();
     let owner = tokio::spawn({
         let (pool, gate) = (pool.clone(), gate.clone());
@@ -194,8 +180,7 @@ async fn each_change_under_a_lease_is_durable_whatever_the_session_says(pool: Pg
              create trigger note after insert or update on idempotency.record for each row execute function note()",
         )
         .await?;
-        let options = (*pool.connect_options()).clone().options([("synchronous_commit", session)]);
-        let session_pool = PgPool::connect_with(options).await?;
+        let session_pool = pool_of(5, &options(&pool).options([("synchronous_commit", session)])).await;
         let _ = LeaseOptions::new(IN_STEPS)
             .run(&session_pool, &key("b"), "body", async |lease| {
                 lease.step("ride", async |_| Ok::<_, Error>(1)).await?;

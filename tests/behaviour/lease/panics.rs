@@ -6,12 +6,11 @@ use pg_idempotency::Error;
 use pg_idempotency::lease::{Lease, LeaseOptions, Policy, Resumer};
 use pg_idempotency::testing::{age, lapse};
 use rig::gate::PATIENCE;
+use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS};
 use serde::{Deserialize, Serialize, Serializer};
 use sqlx::{Executor as _, PgPool};
 
-use crate::lease::leases::{AT_LEAST_ONCE, AT_MOST_ONCE};
 use crate::lease::resume::{MINUTE, abandoned, leasing};
-use crate::lease::steps::IN_STEPS;
 use crate::support::{create_effects, effects, key, leave_effect, until};
 
 /// Panics when it is encoded, if it says so.

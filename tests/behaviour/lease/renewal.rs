@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
 use pg_idempotency::{Error, Outcome};
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
 
-use crate::support::{janitor, key, until};
+use crate::support::{janitor, key, pool_of, recorded, until};
 
 /// Short, since these tests wait for real renewals.
 const LEASE: Duration = Duration::from_millis(1_500);
@@ -29,7 +28,7 @@ async fn heartbeats_are_heap_only_updates(pool: PgPool) -> anyhow::Result<()> {
         .await?;
     assert_eq!(outcome, Outcome::Performed(()));
     pool.close().await;
-    let pool = PgPool::connect_with((*pool.connect_options()).clone()).await?;
+    let pool = pool_of(1, &pool.connect_options()).await;
     // Only the completion sets `expires_at`, which is indexed.
     until(
         &pool,
@@ -64,10 +63,7 @@ async fn a_claim_that_lapses_is_remembered_for_another_lease(pool: PgPool) -> an
     let Acquired::Owner(lease) = leasing.acquire::<i64, _>(&pool, &key("a"), "body").await? else { panic!() };
     outlive(&pool).await;
     drop(lease);
-    let protected: bool =
-        sqlx::query_scalar("select expires_at >= lease_until + interval '1400 ms' from idempotency.record")
-            .fetch_one(&pool)
-            .await?;
+    let protected: bool = recorded(&pool, "expires_at >= lease_until + interval '1400 ms'").await;
     assert!(protected);
     until(&pool, "select clock_timestamp() > lease_until from idempotency.record").await;
     let error = leasing.acquire::<i64, _>(&pool, &key("a"), "body").await.expect_err("not done again");
@@ -77,11 +73,8 @@ async fn a_claim_that_lapses_is_remembered_for_another_lease(pool: PgPool) -> an
 
 /// Somebody's leaked transaction in the pool must cost neither the lease nor the result.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
-async fn leases_close_a_connection_with_a_transaction_on_it(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+async fn leases_close_a_connection_with_a_transaction_on_it(pool: PgPool) -> anyhow::Result<()> {
+    let pool = pool_of(1, &pool.connect_options()).await;
     let leak = async || pool.acquire().await?.execute("begin").await.map(drop);
     leak().await?;
     let Acquired::Owner(lease) = LeaseOptions::new(POLICY).acquire::<String, _>(&pool, &key("a"), "body").await? else {
@@ -112,22 +105,15 @@ async fn work_that_was_overtaken_stops_and_prolongs_nothing(pool: PgPool) -> any
         .await
         .expect_err("lost");
     assert!(matches!(error, Error::LeaseLost), "{error:?}");
-    let untouched: bool =
-        sqlx::query_scalar("select lease_until > now() + interval '59 minutes' from idempotency.record")
-            .fetch_one(&pool)
-            .await?;
+    let untouched: bool = recorded(&pool, "lease_until > now() + interval '59 minutes'").await;
     assert!(untouched);
     Ok(())
 }
 
 /// No connection to be had: the owner stops by its own clock, and before the database's ends the lease.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
-async fn an_owner_without_a_connection_stops_before_its_lease_lapses(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let observer = PgPool::connect_with(options.clone()).await?;
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+async fn an_owner_without_a_connection_stops_before_its_lease_lapses(observer: PgPool) -> anyhow::Result<()> {
+    let pool = pool_of(1, &observer.connect_options()).await;
     // A busy machine may stop this process at the deadline, so only the third lease that has lapsed by then is a
     // failure.
     for value in ["a", "b", "c"] {

@@ -3,16 +3,15 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, Lease, LeaseOptions, LeaseOwner, Policy, Resumer};
+use pg_idempotency::lease::{Acquired, Lease, LeaseOptions, LeaseOwner, Resumer};
 use pg_idempotency::testing::{age, expire, lapse};
 use pg_idempotency::{Error, Fingerprint, InvalidStep, Key, Misuse, Outcome};
+use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS, owner};
 use sqlx::{Executor as _, PgPool};
 
 use crate::lease::leases::WorkError;
-use crate::lease::steps::IN_STEPS;
-use crate::support::{create_effects, effects, key, leave_effect, records, wide_pool};
+use crate::support::{create_effects, effects, key, leave_effect, pool_of, records};
 
-const LEASE: Duration = Duration::from_secs(40);
 const ATTEMPTS: NonZeroU32 = NonZeroU32::new(4).expect("four");
 pub(crate) const MINUTE: Duration = Duration::from_secs(60);
 
@@ -21,10 +20,7 @@ pub(crate) fn leasing() -> LeaseOptions {
 }
 
 async fn acquired(pool: &PgPool, value: &str) -> LeaseOwner {
-    match leasing().acquire::<String, _>(pool, &key(value), "body").await.expect("acquired") {
-        Acquired::Owner(lease) => lease,
-        Acquired::Replayed(response) => panic!("replayed {response}"),
-    }
+    owner(pool, leasing(), &key(value)).await
 }
 
 /// An operation whose caller died in its work, long enough ago.
@@ -82,7 +78,7 @@ async fn only_operations_that_are_free_and_old_enough_are_taken(pool: PgPool) ->
     )
     .await?;
     let other = Key::new("tenant", "another operation", "a")?;
-    let Acquired::Owner(lease) = leasing().acquire::<String, _>(&pool, &other, "body").await? else { panic!("new") };
+    let lease = owner(&pool, leasing(), &other).await;
     drop(lease);
     lapse(&pool, &other).await?;
     age(&pool, &other, MINUTE).await?;
@@ -134,7 +130,7 @@ async fn a_request_ends_with_its_operation(pool: PgPool) -> anyhow::Result<()> {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn two_resumers_take_different_operations(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let pool = wide_pool(&pool.connect_options(), 12).await;
+    let pool = pool_of(12, &pool.connect_options()).await;
     for n in 0..6 {
         abandoned(&pool, &n.to_string()).await;
     }
@@ -176,7 +172,7 @@ async fn options_that_cannot_be_resumed_are_refused(pool: PgPool) -> anyhow::Res
         Error::Misuse(Misuse::Options { problem, .. }) => problem,
         error => panic!("{error:?}"),
     };
-    let at_most_once = LeaseOptions::new(Policy::AtMostOnce { lease: LEASE }).store_request(true);
+    let at_most_once = LeaseOptions::new(AT_MOST_ONCE).store_request(true);
     let refused = at_most_once.max_attempts(ATTEMPTS).resume_one(&pool, "operation", work).await.expect_err("refused");
     assert!(problem(refused).contains("AtMostOnce"));
     let unlimited = LeaseOptions::new(IN_STEPS).store_request(true);
@@ -192,14 +188,12 @@ async fn options_that_cannot_be_resumed_are_refused(pool: PgPool) -> anyhow::Res
 }
 
 fn at_least_once() -> LeaseOptions {
-    LeaseOptions::new(Policy::AtLeastOnce { lease: LEASE }).store_request(true).max_attempts(ATTEMPTS)
+    LeaseOptions::new(AT_LEAST_ONCE).store_request(true).max_attempts(ATTEMPTS)
 }
 
 /// An operation at least once, whose caller died in its work.
 async fn abandoned_at_least_once(pool: &PgPool, value: &str) {
-    let acquired = at_least_once().acquire::<String, _>(pool, &key(value), "body").await.expect("acquired");
-    assert!(matches!(acquired, Acquired::Owner(_)), "new");
-    drop(acquired);
+    drop(owner(pool, at_least_once(), &key(value)).await);
     lapse(pool, &key(value)).await.expect("lapsed");
     age(pool, &key(value), 2 * MINUTE).await.expect("older");
 }

@@ -8,18 +8,16 @@ use pg_idempotency::testing::lapse;
 use pg_idempotency::{Error, InvalidStep, Misuse};
 use rig::database::until_blocked;
 use rig::gate::{PATIENCE, cancel_after};
+use rig::lease::{IN_STEPS, LEASE, owner};
 use rig::proxy::Proxy;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, Executor as _, PgPool};
 use tokio::time::timeout;
 
 use crate::lease::leases::{self, WorkError};
-use crate::support::{create_effects, effects, key, leave_effect, outside, wide_pool};
-
-const LEASE: Duration = Duration::from_secs(40);
-pub(crate) const IN_STEPS: Policy = Policy::InSteps { lease: LEASE };
+use crate::support::{create_effects, effects, key, leave_effect, outside, pool_of, recorded};
 
 pub(crate) async fn acquire(pool: &PgPool, body: &str) -> Result<Acquired<String>, Error> {
     leases::acquire(pool, IN_STEPS, body).await
@@ -104,12 +102,9 @@ impl Kind {
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_later_attempt_gets_the_stored_results_without_a_statement(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let proxy = Proxy::before(&server).await?;
-    let pool = wide_pool(&proxy.options, 3).await;
+async fn a_later_attempt_gets_the_stored_results_without_a_statement(direct: PgPool) -> anyhow::Result<()> {
+    let proxy = Proxy::before(&direct.connect_options()).await?;
+    let pool = pool_of(3, &proxy.options).await;
     create_effects(&pool).await;
     let lease = acquired(&pool).await;
     for kind in KINDS {
@@ -130,13 +125,10 @@ async fn a_later_attempt_gets_the_stored_results_without_a_statement(
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn each_kind_of_step_takes_the_documented_round_trips(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let proxy = Proxy::before(&server).await?;
+async fn each_kind_of_step_takes_the_documented_round_trips(direct: PgPool) -> anyhow::Result<()> {
+    let proxy = Proxy::before(&direct.connect_options()).await?;
     // One connection: each new one would add its own round trips, and prepare the statements again.
-    let pool = wide_pool(&proxy.options, 1).await;
+    let pool = pool_of(1, &proxy.options).await;
     let operation = async |value: &str, proxy: &Proxy| -> anyhow::Result<Vec<usize>> {
         let mut trips = Vec::new();
         let claim = async || LeaseOptions::new(IN_STEPS).acquire::<i64, _>(&pool, &key(value), "body").await;
@@ -216,12 +208,11 @@ async fn work_that_ends_in_doubt_lapses_and_is_remembered_for_the_retention(pool
             .await;
         assert!(matches!(result, Err(WorkError::Gateway)));
         assert_indeterminate(&pool, 1).await;
-        let found: bool = sqlx::query_scalar(
-            "select lease_until > '-infinity' and last_error = 'gateway said no'
-                and expires_at > now() + interval '50 min' from idempotency.record",
+        let found: bool = recorded(
+            &pool,
+            "lease_until > '-infinity' and last_error = 'gateway said no' and expires_at > now() + interval '50 min'",
         )
-        .fetch_one(&pool)
-        .await?;
+        .await;
         assert!(found, "lapsed, with the reason");
     }
     Ok(())
@@ -237,7 +228,7 @@ async fn an_at_most_once_step_is_remembered_for_the_retention_from_its_beginning
         ("'infinity'", "expires_at = 'infinity'"),
     ] {
         pool.execute("truncate idempotency.record").await?;
-        let Acquired::Owner(lease) = leasing.acquire::<i64, _>(&pool, &key("a"), "body").await? else { panic!() };
+        let lease = owner(&pool, leasing, &key("a")).await;
         pool.execute(sqlx::AssertSqlSafe(format!("update idempotency.record set expires_at = {before}"))).await?;
         let text = lease.step_at_most_once("text", async |_| -> Result<bool, Error> {
             let asked = format!("select {after} from idempotency.record");
@@ -275,17 +266,15 @@ async fn a_step_that_took_no_effect_may_be_performed_again(pool: PgPool) -> anyh
 
 /// However it ends the transaction: what it wrote before may be lost, so its result must not be stored.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_step_that_ends_its_own_transaction_is_never_acknowledged(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = wide_pool(&server, 4).await;
-    create_effects(&pool).await;
+async fn a_step_that_ends_its_own_transaction_is_never_acknowledged(direct: PgPool) -> anyhow::Result<()> {
+    create_effects(&direct).await;
     // Somebody has the setting by which the crate knows its transaction for all sessions.
-    let database = server.get_database().expect("a database");
-    let set = format!("alter database {database:?} set idempotency.claim = 'step'");
-    pool.execute(sqlx::AssertSqlSafe(set)).await?;
-    let pool = wide_pool(&server, 4).await;
+    let set = format!(
+        "alter database {:?} set idempotency.claim = 'step'",
+        direct.connect_options().get_database().expect("a database")
+    );
+    direct.execute(sqlx::AssertSqlSafe(set)).await?;
+    let pool = pool_of(4, &direct.connect_options()).await;
     let lease = acquired(&pool).await;
     let by_sqlx = ["a nested begin that is dropped", "a guard that is forgotten"];
     for ending in ["commit", "rollback", "commit; begin", "rollback; begin"].into_iter().chain(by_sqlx) {
@@ -321,11 +310,8 @@ async fn a_step_that_ends_its_own_transaction_is_never_acknowledged(
 
 /// Every await of every kind: dropped there and asked for again in the same attempt, and in the next one.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_step_dropped_at_every_await_and_asked_for_again_keeps_its_promise(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = wide_pool(&server, 4).await;
+async fn a_step_dropped_at_every_await_and_asked_for_again_keeps_its_promise(pool: PgPool) -> anyhow::Result<()> {
+    let pool = pool_of(4, &pool.connect_options()).await;
     create_effects(&pool).await;
     for (kind, crash) in KINDS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
         let mut completed = false;
@@ -402,9 +388,7 @@ async fn a_step_is_not_in_doubt_if_the_lease_is_lost_before_its_effect(pool: PgP
     )
     .await?;
     let policy = Policy::InSteps { lease: Duration::from_secs(2) };
-    let Acquired::Owner(lease) = LeaseOptions::new(policy).acquire::<i64, _>(&pool, &key("a"), "body").await? else {
-        panic!("new")
-    };
+    let lease = owner(&pool, LeaseOptions::new(policy), &key("a")).await;
     let lost = lease.step_at_most_once("text", async |_| -> Result<i64, Error> { panic!("the lease is lost") }).await;
     assert!(matches!(lost, Err(Error::LeaseLost)), "{lost:?}");
     // Locked, so that this waits for the COMMIT.
@@ -415,13 +399,9 @@ async fn a_step_is_not_in_doubt_if_the_lease_is_lost_before_its_effect(pool: PgP
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn an_answer_to_commit_that_is_lost_is_found_again(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let direct = wide_pool(&server, 2).await;
+async fn an_answer_to_commit_that_is_lost_is_found_again(direct: PgPool) -> anyhow::Result<()> {
     create_effects(&direct).await;
-    let proxy = Proxy::before(&server).await?;
+    let proxy = Proxy::before(&direct.connect_options()).await?;
     let pool = PgPoolOptions::new().max_connections(3).acquire_timeout(Duration::from_secs(1));
     let pool = pool.connect_with(proxy.options.clone()).await?;
     let lease = acquired(&pool).await;
@@ -486,9 +466,7 @@ async fn a_step_inside_a_step_is_refused(pool: PgPool) -> anyhow::Result<()> {
         assert_eq!(found, ["Nested"; 3]);
     }
     // A step of another operation is none of this one.
-    let Acquired::Owner(other) = LeaseOptions::new(IN_STEPS).acquire::<i64, _>(&pool, &key("b"), "body").await? else {
-        panic!("new")
-    };
+    let other = owner(&pool, LeaseOptions::new(IN_STEPS), &key("b")).await;
     let value = lease
         .step_at_least_once("around", async |_| other.step_at_least_once("inner", async |_| Ok::<_, Error>(1)).await)
         .await?;
@@ -525,12 +503,9 @@ async fn a_step_is_refused_above_the_limits(pool: PgPool) -> anyhow::Result<()> 
 
 /// The results of steps side by side count before they are stored.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn steps_side_by_side_keep_the_limit_of_all_results(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
+async fn steps_side_by_side_keep_the_limit_of_all_results(pool: PgPool) -> anyhow::Result<()> {
     const STEPS: usize = 8;
-    let pool = wide_pool(&server, 4).await;
+    let pool = pool_of(4, &pool.connect_options()).await;
     create_effects(&pool).await;
     for kind in KINDS {
         outside(&pool, "truncate idempotency.record, effect").await;
@@ -559,9 +534,7 @@ async fn steps_side_by_side_keep_the_limit_of_all_results(
 async fn a_step_that_is_dropped_while_it_is_stored_counts(pool: PgPool) -> anyhow::Result<()> {
     // No heartbeat and no second try comes in the time of this test: they would be blocked, too.
     let leasing = LeaseOptions::new(Policy::InSteps { lease: LEASE * 15 });
-    let Acquired::Owner(lease) = leasing.acquire::<String, _>(&pool, &key("a"), "body").await? else {
-        panic!("the key is new")
-    };
+    let lease = owner(&pool, leasing, &key("a")).await;
     let largest = "x".repeat(64 * 1024 - 2);
     for n in 0..4 {
         let mut row = pool.begin().await?;

@@ -10,16 +10,15 @@ use pg_idempotency::operator::{Shown, State, show};
 use pg_idempotency::{Error, Outcome};
 use rig::database::until_blocked;
 use rig::gate::PATIENCE;
+use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS};
 use rig::proxy::Proxy;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{Connection as _, PgConnection, PgPool};
+use sqlx::{PgConnection, PgPool};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::lease::leases::{AT_LEAST_ONCE, AT_MOST_ONCE, WorkError};
-use crate::lease::steps::IN_STEPS;
-use crate::support::{key, records, until, wide_pool};
+use crate::lease::leases::WorkError;
+use crate::support::{connect, key, pool_of, records, until};
 
 const POLICIES: [Policy; 3] = [AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS];
 
@@ -36,8 +35,7 @@ struct Held {
 }
 
 impl Held {
-    async fn new(server: &PgConnectOptions) -> anyhow::Result<Self> {
-        let direct = wide_pool(server, 3).await;
+    async fn new(direct: PgPool) -> anyhow::Result<Self> {
         sqlx::raw_sql(
             "create function held() returns trigger language plpgsql as
              $$ begin perform pg_advisory_xact_lock_shared(4711); return null; end $$;
@@ -46,9 +44,10 @@ impl Held {
         )
         .execute(&direct)
         .await?;
-        let proxy = Proxy::before(server).await?;
-        let service = PgPoolOptions::new().max_connections(3).connect_with(proxy.options.clone()).await?;
-        Ok(Self { direct, service, proxy, gate: PgConnection::connect_with(server).await? })
+        let proxy = Proxy::before(&direct.connect_options()).await?;
+        let service = pool_of(3, &proxy.options).await;
+        let gate = connect(&direct).await;
+        Ok(Self { direct, service, proxy, gate })
     }
 
     async fn hold(&mut self) -> anyhow::Result<()> {
@@ -101,11 +100,8 @@ fn assert_lost(result: Result<Outcome<i64>, Error>) {
 /// The COMMIT is executed, and its answer is lost. Until it is executed, the release must not give up.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "Citus takes no trigger")]
-async fn a_claim_whose_commit_lost_its_answer_is_released(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let mut held = Held::new(&server).await?;
+async fn a_claim_whose_commit_lost_its_answer_is_released(pool: PgPool) -> anyhow::Result<()> {
+    let mut held = Held::new(pool).await?;
     for policy in POLICIES {
         let leasing = LeaseOptions::new(policy);
         held.hold().await?;
@@ -127,11 +123,8 @@ async fn a_claim_whose_commit_lost_its_answer_is_released(
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "Citus takes no trigger")]
-async fn a_claim_whose_future_was_dropped_during_its_commit_is_released(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let mut held = Held::new(&server).await?;
+async fn a_claim_whose_future_was_dropped_during_its_commit_is_released(direct: PgPool) -> anyhow::Result<()> {
+    let mut held = Held::new(direct).await?;
     for inside_a_runtime in [true, false] {
         let leasing = LeaseOptions::new(AT_MOST_ONCE);
         held.hold().await?;
@@ -162,11 +155,8 @@ async fn a_claim_whose_future_was_dropped_during_its_commit_is_released(
 /// What earlier attempts have left stays, and the permission of an operator is not used up.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "Citus takes no trigger")]
-async fn a_further_claim_that_never_began_leaves_the_record_as_it_was(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let mut held = Held::new(&server).await?;
+async fn a_further_claim_that_never_began_leaves_the_record_as_it_was(direct: PgPool) -> anyhow::Result<()> {
+    let mut held = Held::new(direct).await?;
     let leasing = LeaseOptions::new(IN_STEPS).max_attempts(NonZeroU32::MIN).store_request(true);
     let leasing = leasing.resume_after(Duration::ZERO);
     let failing = async |lease: &Lease| -> Result<u32, WorkError> {
@@ -215,12 +205,9 @@ async fn a_further_claim_that_never_began_leaves_the_record_as_it_was(
 
 /// From the first poll of the work on, nobody knows whether it took effect.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_claim_whose_work_has_begun_is_not_released(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
+async fn a_claim_whose_work_has_begun_is_not_released(pool: PgPool) -> anyhow::Result<()> {
     // One connection, which a release would take in turn between two looks.
-    let pool = wide_pool(&server, 1).await;
+    let pool = pool_of(1, &pool.connect_options()).await;
     let leasing = LeaseOptions::new(AT_MOST_ONCE);
     let (first, begun) = (key("a"), Notify::new());
     let work = async |_: &Lease| -> Result<i64, Error> {

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{LeaseOptions, Policy};
+use pg_idempotency::lease::LeaseOptions;
 use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::{Deployment, Error, Idempotency, RoundTrips, Verdict};
+use rig::lease::IN_STEPS;
 use sqlx::{Acquire as _, Executor as _, PgConnection, PgPool};
 
 use super::refused::{assert_refused, create_orders, orders, place};
@@ -83,7 +84,7 @@ async fn marks_let_their_transaction_write(pool: PgPool) -> anyhow::Result<()> {
 async fn a_step_writes_and_a_step_that_marks_is_stored(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;
     for deployment in DEPLOYMENTS {
-        let leasing = LeaseOptions::new(Policy::InSteps { lease: Duration::from_secs(40) }).deployment(deployment);
+        let leasing = LeaseOptions::new(IN_STEPS).deployment(deployment);
         let marking = MarkOptions::new(WINDOW).deployment(deployment);
         let key_of_call = key("a");
         let working = leasing.run(&pool, &key_of_call, "body", async |lease| {

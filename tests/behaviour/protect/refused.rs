@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{LeaseOptions, Policy};
+use pg_idempotency::lease::LeaseOptions;
 use pg_idempotency::mark::{MarkOptions, Marked, mark};
 use pg_idempotency::{Error, Idempotency, OnEscape, Verdict, ensure_idempotent, protect};
+use rig::lease::IN_STEPS;
 use sqlx::{Acquire as _, Executor as _, PgConnection, PgPool};
 
 use crate::support::{WAYS, key};
@@ -135,7 +136,7 @@ async fn a_write_after_perform_has_ended_its_transaction_is_refused(pool: PgPool
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_work_of_a_lease_outside_a_step_is_refused(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;
-    let leasing = LeaseOptions::new(Policy::InSteps { lease: Duration::from_secs(40) });
+    let leasing = LeaseOptions::new(IN_STEPS);
     let key = key("a");
     let working = leasing.run(&pool, &key, "body", async |lease| {
         assert_refused(place(&pool, 1).await);

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use pg_idempotency::operator::{self, Warning};
 use pg_idempotency::{Error, OnEscape, SetupError, protect, unprotect};
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use rig::role::with_role;
 use sqlx::{AssertSqlSafe, Executor as _, PgPool};
 
 use super::refused::{assert_refused, create_orders, place};
-use crate::support::wide_pool;
+use crate::support::{options, pool_of};
 
 /// The tables and partitions with a trigger of `protect`.
 async fn triggers(pool: &PgPool) -> Vec<String> {
@@ -78,49 +78,36 @@ async fn only_a_table_of_the_service_can_be_protected(pool: PgPool) -> anyhow::R
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_role_that_may_not_is_told_so(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn a_role_that_may_not_protect_a_table_is_told_so(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;
     unprotect(&pool, "line").await?;
     pool.execute("create schema hidden; create table hidden.secret (id int)").await?;
-    let process: i32 = sqlx::query_scalar("select pg_backend_pid()").fetch_one(&pool).await?;
-    let role = format!("stranger_{process}");
-    pool.execute(AssertSqlSafe(format!(
-        "create role {role} login; grant select on all tables in schema public to {role};
-         grant usage on schema idempotency to {role}; grant select on idempotency._sqlx_migrations to {role}"
-    )))
-    .await?;
-    let as_role = PgPool::connect_with(options.username(&role)).await?;
-    let answers = [
-        protect(&as_role, "line", OnEscape::Refuse).await,
-        protect(&as_role, "hidden.secret", OnEscape::Refuse).await,
-        unprotect(&as_role, "orders").await,
-    ];
-    // It is protected already, so there is nothing that the role may not do.
-    let twice = protect(&as_role, "orders", OnEscape::Refuse).await;
+    let rights = "grant select on all tables in schema public to @role;
+        grant usage on schema idempotency to @role; grant select on idempotency._sqlx_migrations to @role";
+    with_role(&pool, rights, async |role| {
+        let as_role = pool_of(1, &options(&pool).username(role)).await;
+        for answer in [
+            protect(&as_role, "line", OnEscape::Refuse).await,
+            protect(&as_role, "hidden.secret", OnEscape::Refuse).await,
+            unprotect(&as_role, "orders").await,
+        ] {
+            let error = answer.expect_err("refused");
+            assert!(matches!(error, SetupError::Refused { .. }), "{error:?}");
+            assert!(error.to_string().contains("do it as the owner of the table"), "{error}");
+        }
+        // It is protected already, so there is nothing that the role may not do.
+        protect(&as_role, "orders", OnEscape::Refuse).await?;
 
-    // A role without any right to the schema writes inside and is refused outside, like all others.
-    pool.execute(AssertSqlSafe(format!(
-        "revoke all on schema idempotency from {role}; grant insert on orders to {role}"
-    )))
-    .await?;
-    let written = place(&as_role, 1).await;
-    let mut tx = as_role.begin().await?;
-    tx.execute("set local idempotency.claim = 'exempt'").await?;
-    let exempt = place(&mut *tx, 1).await;
-    tx.rollback().await?;
-    as_role.close().await;
-    pool.execute(AssertSqlSafe(format!("drop owned by {role}; drop role {role}"))).await?;
-
-    for answer in answers {
-        let error = answer.expect_err("refused");
-        assert!(matches!(error, SetupError::Refused { .. }), "{error:?}");
-        assert!(error.to_string().contains("do it as the owner of the table"), "{error}");
-    }
-    twice?;
-    assert_refused(written);
-    exempt?;
-    Ok(())
+        // A role without any right to the schema writes inside and is refused outside, like all others.
+        let changed = format!("revoke all on schema idempotency from {role}; grant insert on orders to {role}");
+        pool.execute(AssertSqlSafe(changed)).await?;
+        assert_refused(place(&as_role, 1).await);
+        let mut tx = as_role.begin().await?;
+        tx.execute("set local idempotency.claim = 'exempt'").await?;
+        place(&mut *tx, 1).await?;
+        anyhow::Ok(())
+    })
+    .await
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
@@ -153,8 +140,8 @@ async fn protecting_twice_is_protecting_once_and_the_last_mode_counts(pool: PgPo
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn services_that_start_at_once_protect_once(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = wide_pool(&options, 8).await;
+async fn services_that_start_at_once_protect_once(pool: PgPool) -> anyhow::Result<()> {
+    let pool = pool_of(8, &pool.connect_options()).await;
     pool.execute("create table orders (id int, item text)").await?;
     let starting = (0..8).map(|_| {
         let pool = pool.clone();
@@ -253,11 +240,8 @@ async fn a_trigger_that_somebody_made_by_hand_is_no_protection(pool: PgPool) -> 
 
 /// Two calls that each held a weak lock of the table, and wanted the strong one, would end in a deadlock.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn calls_side_by_side_protect_and_unprotect_one_after_the_other(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = wide_pool(&options, 8).await;
+async fn calls_side_by_side_protect_and_unprotect_one_after_the_other(pool: PgPool) -> anyhow::Result<()> {
+    let pool = pool_of(8, &pool.connect_options()).await;
     create_orders(&pool).await?;
     let mut first = pool.begin().await?;
     first.execute("select idempotency.protect('orders', 'warn')").await?;

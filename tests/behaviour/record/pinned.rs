@@ -7,13 +7,11 @@ use pg_idempotency::mark::{MarkOptions, Marked, mark};
 use pg_idempotency::operator::{health, show, stats, unsettled};
 use pg_idempotency::{Error, Janitor, Key, Outcome};
 use rig::fixture::Fixture;
+use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE};
 use sqlx::{AssertSqlSafe, Executor as _, PgPool};
 
 use crate::support::{WAYS, key, rejecting, shown};
 
-const LEASE: Duration = Duration::from_secs(40);
-const AT_LEAST_ONCE: Policy = Policy::AtLeastOnce { lease: LEASE };
-const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: LEASE };
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// What somebody may do to a record by hand.
@@ -63,7 +61,8 @@ async fn operators_see_and_settle_a_record_that_somebody_has_pinned(pool: PgPool
         stats(&pool).await?;
         health(&pool, DAY).await?;
         assert_eq!(Janitor::new(pool.clone()).sweep_once(100).await?.rows(), 0, "{edit}");
-        shown(&pool, &key("resolved")).await.resolve(&pool, &"by hand".to_owned(), DAY).await?;
+        let resolved = shown(&pool, &key("resolved")).await.resolve(&pool, &"by hand".to_owned(), DAY).await?;
+        assert!(resolved.retention_left > DAY * 365_000, "{edit}: it stays pinned: {resolved:?}");
         shown(&pool, &key("let go")).await.release(&pool, "no effect").await?;
         shown(&pool, &key("forgotten")).await.forget(&pool).await?;
         assert!(unsettled(&pool, 100, None, None).await?.is_empty(), "{edit}");

@@ -6,35 +6,18 @@ use pg_idempotency::lease::{Finding, InDoubt, Lease};
 use pg_idempotency::operator::{self, Warning};
 use pg_idempotency::testing::expire;
 use pg_idempotency::{Error, Idempotency, SettleError};
-use rig::database::backend;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use rig::role::with_role;
 use sqlx::{AssertSqlSafe, Executor as _, PgPool};
 
 use crate::lease::reconcile::{in_doubt, reconciler};
 use crate::lease::resume::{abandoned, leasing};
-use crate::support::{connect, janitor, key, leave_effect, once};
+use crate::support::{janitor, key, leave_effect, once, options, pool_of};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Runs this on one connection of a role that may read and write the crate's tables. A sweep names each partition.
-async fn as_role<R>(
-    pool: &PgPool,
-    options: &PgConnectOptions,
-    work: impl AsyncFnOnce(&str, &PgPool) -> anyhow::Result<R>,
-) -> anyhow::Result<R> {
-    let mut admin = connect(pool).await;
-    let role = format!("member_{}", backend(&mut admin).await?);
-    let create = format!(
-        "create role {role} login; grant usage on schema idempotency to {role};
-         grant select, insert, update, delete on all tables in schema idempotency to {role}"
-    );
-    admin.execute(AssertSqlSafe(create)).await?;
-    let of_role = PgPoolOptions::new().max_connections(1).connect_with(options.clone().username(&role)).await?;
-    let worked = work(&role, &of_role).await;
-    of_role.close().await;
-    admin.execute(AssertSqlSafe(format!("drop owned by {role}; drop role {role}"))).await?;
-    worked
-}
+/// A role that may read and write the crate's tables. A sweep names each partition.
+const MEMBER: &str = "grant usage on schema idempotency to @role;
+    grant select, insert, update, delete on all tables in schema idempotency to @role";
 
 fn is_refused<R: std::fmt::Debug>(door: &str, answer: Result<R, Error>) {
     match answer {
@@ -48,16 +31,13 @@ fn is_refused<R: std::fmt::Debug>(door: &str, answer: Result<R, Error>) {
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the role would need its grants on each worker")]
-async fn no_door_says_that_all_is_well_where_a_policy_could_hide_a_record(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
+async fn no_door_says_that_all_is_well_where_a_policy_could_hide_a_record(pool: PgPool) -> anyhow::Result<()> {
     crate::support::create_effects(&pool).await;
     in_doubt(&pool, "in doubt").await;
     abandoned(&pool, "abandoned").await;
     let shown = operator::show(&pool, &key("in doubt")).await?.expect("a record");
-    as_role(&pool, &options, async |role, of_role| {
+    with_role(&pool, MEMBER, async |role| {
+        let of_role = &pool_of(1, &options(&pool).username(role)).await;
         let looks_up = async |_: &InDoubt| -> Result<Finding, Error> { panic!("it was not found") };
         let work = async |_: &Lease, _: String| -> Result<String, Error> { panic!("it was not found") };
         for policy in [
@@ -99,7 +79,7 @@ async fn no_door_says_that_all_is_well_where_a_policy_could_hide_a_record(
         expire(&pool, &key("expired")).await?;
         assert_eq!(janitor(of_role).sweep_once(10).await?.rows(), 1);
         assert_eq!(operator::unsettled(of_role, 10, None, None).await?.len(), 1);
-        Ok(())
+        anyhow::Ok(())
     })
     .await
 }
@@ -108,13 +88,12 @@ async fn no_door_says_that_all_is_well_where_a_policy_could_hide_a_record(
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the role would need its grants on each worker")]
 async fn the_policies_of_a_service_hold_beside_a_janitor_a_resumer_and_a_reconciler_on_its_pool(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
+    pool: PgPool,
 ) -> anyhow::Result<()> {
-    let pool = PgPool::connect_with(options.clone()).await?;
     in_doubt(&pool, "in doubt").await;
     abandoned(&pool, "abandoned").await;
-    as_role(&pool, &options, async |role, of_role| {
+    with_role(&pool, MEMBER, async |role| {
+        let of_role = &pool_of(1, &options(&pool).username(role)).await;
         let create = format!(
             "create table orders (owner text not null); insert into orders values ('ann'), ('bob');
              alter table orders enable row level security;
@@ -147,7 +126,7 @@ async fn the_policies_of_a_service_hold_beside_a_janitor_a_resumer_and_a_reconci
             .run(of_role, &key("a call"), "body", async |conn| leave_effect(conn, "body").await)
             .await?;
         assert_eq!(orders().await?, 1);
-        Ok(())
+        anyhow::Ok(())
     })
     .await
 }

@@ -11,12 +11,11 @@ use pg_idempotency::operator;
 use pg_idempotency::testing::{age, expire, lapse};
 use pg_idempotency::{Deployment, Error, Idempotency, RoundTrips, Verdict, migrate};
 use rig::proxy::Proxy;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgConnection, PgPool};
 
-use super::decided::{VERBS, settle, waiting};
 use crate::lease::reconcile::pass_time;
-use crate::support::{janitor, key, wide_pool};
+use crate::operator::settle::{VERBS, settle, waiting};
+use crate::support::{janitor, key, pool_of};
 
 const WINDOW: Duration = Duration::from_secs(300);
 const LEASE: Duration = Duration::from_millis(1_500);
@@ -36,12 +35,12 @@ fn without_comments(statement: &str) -> String {
 }
 
 /// What was sent to the server meanwhile, each text once.
-async fn sent<W>(server: &PgConnectOptions, work: W) -> anyhow::Result<BTreeSet<String>>
+async fn sent<W>(direct: &PgPool, work: W) -> anyhow::Result<BTreeSet<String>>
 where
     W: AsyncFnOnce(&PgPool) -> anyhow::Result<()>,
 {
-    let proxy = Proxy::listening(server).await?;
-    let pool = wide_pool(&proxy.options, 3).await;
+    let proxy = Proxy::listening(&direct.connect_options()).await?;
+    let pool = pool_of(3, &proxy.options).await;
     work(&pool).await?;
     pool.close().await;
     Ok(proxy.statements().into_iter().collect())
@@ -170,14 +169,12 @@ async fn everything(pool: &PgPool, direct: &PgPool, deployment: Deployment) -> a
 /// Three properties of the same statements, because it takes some seconds until all of them are sent.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn each_statement_has_a_name_and_none_is_for_citus_unless_the_deployment_says_so(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
+    direct: PgPool,
 ) -> anyhow::Result<()> {
-    let direct = PgPool::connect_with(server.clone()).await?;
     let mut all = BTreeSet::new();
     for deployment in crate::support::DEPLOYMENTS {
         direct.execute("truncate idempotency.record").await?;
-        let statements = sent(&server, async |pool| everything(pool, &direct, *deployment).await).await?;
+        let statements = sent(&direct, async |pool| everything(pool, &direct, *deployment).await).await?;
         if *deployment == Deployment::new() && !cfg!(idempotency_distributed) {
             let for_citus: Vec<_> = statements.iter().filter(|statement| is_for_citus(statement)).collect();
             assert!(for_citus.is_empty(), "{for_citus:#?}");
@@ -204,16 +201,13 @@ async fn each_statement_has_a_name_and_none_is_for_citus_unless_the_deployment_s
 /// What an operator and a janitor ask the catalog, on a server without Citus.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "there are more questions")]
-async fn only_these_questions_find_out_whether_there_is_citus(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
+async fn only_these_questions_find_out_whether_there_is_citus(pool: PgPool) -> anyhow::Result<()> {
     const IS_THERE: &str =
         "select /* pg_idempotency: distribution */ from pg_catalog.pg_extension where extname = 'citus'";
-    let migrating = sent(&server, async |pool| Ok(migrate(pool).await?)).await?;
-    let measuring = sent(&server, async |pool| Ok(operator::stats(pool).await.map(drop)?)).await?;
-    let health = sent(&server, async |pool| Ok(operator::health(pool, WINDOW).await.map(drop)?)).await?;
-    let sweeping = sent(&server, async |pool| Ok(janitor(pool).sweep_once(10).await.map(drop)?)).await?;
+    let migrating = sent(&pool, async |pool| Ok(migrate(pool).await?)).await?;
+    let measuring = sent(&pool, async |pool| Ok(operator::stats(pool).await.map(drop)?)).await?;
+    let health = sent(&pool, async |pool| Ok(operator::health(pool, WINDOW).await.map(drop)?)).await?;
+    let sweeping = sent(&pool, async |pool| Ok(janitor(pool).sweep_once(10).await.map(drop)?)).await?;
     for (work, statements, expected) in [
         ("migrate", migrating, vec![]),
         ("stats", measuring, vec![IS_THERE]),

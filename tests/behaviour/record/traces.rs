@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
+use pg_idempotency::lease::{Acquired, LeaseOptions};
 use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::operator::show;
 use pg_idempotency::testing::{expire, lapse};
 use pg_idempotency::{Error, Idempotency};
+use rig::lease::AT_LEAST_ONCE;
 use sqlx::PgPool;
 
 use crate::support::{DEPLOYMENTS, WAYS, key};
@@ -42,7 +43,7 @@ async fn the_record_has_the_trace_of_the_call_that_performed(pool: PgPool) -> an
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_lease_that_is_taken_over_has_the_trace_of_the_last_attempt(pool: PgPool) -> anyhow::Result<()> {
-    let leasing = LeaseOptions::new(Policy::AtLeastOnce { lease: Duration::from_secs(40) });
+    let leasing = LeaseOptions::new(AT_LEAST_ONCE);
     let acquire = async |trace| leasing.trace(trace).acquire::<i64, _>(&pool, &key("a"), "body").await;
     let Acquired::Owner(first) = acquire(ONE).await? else { panic!("the key is new") };
     assert_eq!(kept(&pool, "a").await?.as_deref(), Some(ONE), "while it runs, too");

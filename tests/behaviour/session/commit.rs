@@ -6,7 +6,6 @@ use pg_idempotency::mark::{Marked, mark};
 use pg_idempotency::{Error, Key, Misuse, commit};
 use rig::gate::cancel_after;
 use rig::proxy::Proxy;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::support::{connect, create_effects, create_open_effects, effects, key, leave_effect, records, setting};
@@ -155,11 +154,8 @@ async fn a_commit_can_be_dropped_at_every_poll(pool: PgPool) -> anyhow::Result<(
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_checked_commit_takes_one_round_trip_more_and_changes_no_setting(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let proxy = Proxy::before(&server).await?;
+async fn a_checked_commit_takes_one_round_trip_more_and_changes_no_setting(pool: PgPool) -> anyhow::Result<()> {
+    let proxy = Proxy::before(&pool.connect_options()).await?;
     let mut conn = PgConnection::connect_with(&proxy.options).await?;
     let tx = conn.begin().await?;
     proxy.take();

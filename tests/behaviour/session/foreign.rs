@@ -6,11 +6,14 @@ use pg_idempotency::testing;
 use pg_idempotency::{Error, Key};
 use rig::database::until_blocked;
 use rig::gate::PATIENCE;
-use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
-use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool};
+use rig::role::with_role;
+use sqlx::postgres::PgListener;
+use sqlx::{Executor as _, PgConnection, PgPool};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::support::{connect, create_effects, create_open_effects, key, leave_effect, once, setting, waiting};
+use crate::support::{
+    connect, create_effects, create_open_effects, key, leave_effect, once, options, pool_of, setting, waiting,
+};
 
 /// After these, PostgreSQL refuses `begin not deferrable`, because a query has run, or a savepoint is there.
 const REFUSED: &[&str] = &[
@@ -84,13 +87,9 @@ async fn the_opening_is_refused_after_a_query_and_joins_any_other_transaction(po
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn every_call_leaves_a_foreign_transaction_without_effect(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await?;
+async fn every_call_leaves_a_foreign_transaction_without_effect(other: PgPool) -> anyhow::Result<()> {
+    let pool = pool_of(1, &other.connect_options()).await;
     create_open_effects(&pool).await;
-    let other = PgPool::connect_with(options).await?;
     let mut listener = PgListener::connect_with(&other).await?;
     listener.listen_all(["foreign_channel", "end"]).await?;
     for statement in REFUSED.iter().chain(JOINED) {
@@ -144,14 +143,10 @@ async fn is_without_effect(
 
 /// The truth after a fail-over: the session itself is read only, or its role has no rights.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn an_error_of_the_sessions_own_settings_comes_back(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
+async fn an_error_of_the_sessions_own_settings_comes_back(pool: PgPool) -> anyhow::Result<()> {
     for (setting, expected) in [("default_transaction_read_only", "25006"), ("role", "42501")] {
         let value = if setting == "role" { "pg_monitor" } else { "on" };
-        let options = options.clone().options([(setting, value)]);
-        let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+        let pool = pool_of(1, &options(&pool).options([(setting, value)])).await;
         let error = once(&pool, &key("a"), "body").await.expect_err("refused");
         assert_eq!(sqlstate(&error).as_deref(), Some(expected), "{error:?}");
     }
@@ -164,52 +159,48 @@ async fn an_error_of_the_sessions_own_settings_comes_back(
 /// and the protection of the table hold all the same.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "a transaction on a distributed table begins with the check")]
-async fn a_younger_transaction_without_a_query_is_joined(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let other = PgPool::connect_with(options.clone()).await?;
+async fn a_younger_transaction_without_a_query_is_joined(other: PgPool) -> anyhow::Result<()> {
     create_effects(&other).await;
-    let role = format!("of_{}", options.get_database().unwrap_or_default()).to_lowercase();
-    let sql = format!(
+    sqlx::raw_sql(
         "create table account (tenant text, balance int);
          insert into account values ('theirs', 7);
          alter table account enable row level security;
          create policy tenant on account using (tenant = current_setting('app.tenant', true));
          create function slow() returns trigger language plpgsql as
              $$ begin perform pg_advisory_xact_lock(1); return new; end $$;
-         create trigger slow after insert on idempotency.record for each row execute function slow();
-         create role {role}; grant select on account to {role}; grant usage on schema idempotency to {role};
-         grant select, insert, update on idempotency.record, effect to {role}",
-    );
-    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&other).await?;
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options.options([("role", &role)])).await?;
-    let mut gate = other.begin().await?;
-    gate.execute("select pg_advisory_xact_lock(1)").await?;
+         create trigger slow after insert on idempotency.record for each row execute function slow()",
+    )
+    .execute(&other)
+    .await?;
+    let rights = "grant select on account to @role; grant usage on schema idempotency to @role;
+        grant select, insert, update on idempotency.record, effect to @role";
+    with_role(&other, rights, async |role| {
+        let pool = pool_of(1, &options(&other).options([("role", role)])).await;
+        let mut gate = other.begin().await?;
+        gate.execute("select pg_advisory_xact_lock(1)").await?;
 
-    let begun = Instant::now();
-    begin_raw(&mut *pool.acquire().await?, "set local app.tenant = 'theirs'").await;
-    let call = tokio::spawn({
-        let pool = pool.clone();
-        async move {
-            let perform = async |conn: &mut PgConnection| -> Result<i32, Error> {
-                leave_effect(&mut *conn, "body").await?;
-                Ok(sqlx::query_scalar("select coalesce(sum(balance), 0)::int from account").fetch_one(conn).await?)
-            };
-            waiting(PATIENCE).run(&pool, &key("a"), "body", perform).await
-        }
-    });
-    until_blocked(&other, 1).await?;
-    // Now the transaction is as old as it will be for the claim, so the claim has to take longer than that.
-    sleep(begun.elapsed() + Duration::from_millis(10)).await;
-    gate.commit().await?;
-    assert_eq!(call.await??.into_inner(), 7, "the balance of the other tenant");
-    let another_body = once(&other, &key("a"), "other").await.expect_err("claimed");
-    assert!(matches!(another_body, Error::KeyReused { .. }), "{another_body:?}");
-    let outside = leave_effect(&mut *pool.acquire().await?, "outside").await.expect_err("the table is protected");
-    assert_eq!(sqlstate(&outside).as_deref(), Some("IK006"), "{outside:?}");
-    pool.close().await;
-    let clean = format!("drop owned by {role}; drop role {role}");
-    sqlx::raw_sql(AssertSqlSafe(clean)).execute(&other).await?;
-    Ok(())
+        let begun = Instant::now();
+        begin_raw(&mut *pool.acquire().await?, "set local app.tenant = 'theirs'").await;
+        let call = tokio::spawn({
+            let pool = pool.clone();
+            async move {
+                let perform = async |conn: &mut PgConnection| -> Result<i32, Error> {
+                    leave_effect(&mut *conn, "body").await?;
+                    Ok(sqlx::query_scalar("select coalesce(sum(balance), 0)::int from account").fetch_one(conn).await?)
+                };
+                waiting(PATIENCE).run(&pool, &key("a"), "body", perform).await
+            }
+        });
+        until_blocked(&other, 1).await?;
+        // Now the transaction is as old as it will be for the claim, so the claim has to take longer than that.
+        sleep(begun.elapsed() + Duration::from_millis(10)).await;
+        gate.commit().await?;
+        assert_eq!(call.await??.into_inner(), 7, "the balance of the other tenant");
+        let another_body = once(&other, &key("a"), "other").await.expect_err("claimed");
+        assert!(matches!(another_body, Error::KeyReused { .. }), "{another_body:?}");
+        let outside = leave_effect(&mut *pool.acquire().await?, "outside").await.expect_err("the table is protected");
+        assert_eq!(sqlstate(&outside).as_deref(), Some("IK006"), "{outside:?}");
+        anyhow::Ok(())
+    })
+    .await
 }

@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use pg_idempotency::{Error, Idempotency, Misuse, Verdict, commit, ensure_idempotent};
 use rig::gate::{PATIENCE, cancel_after};
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
-use crate::support::{WAYS, clear, create_effects, create_open_effects, effects, key, leave_effect, records};
+use crate::support::{WAYS, clear, create_effects, create_open_effects, effects, key, leave_effect, pool_of, records};
 
 /// Leaves an effect in a nested transaction, and forgets the guard of that one and of another in it.
 async fn leave_effect_and_forget(conn: &mut PgConnection) -> Result<(), Error> {
@@ -18,12 +17,6 @@ async fn leave_effect_and_forget(conn: &mut PgConnection) -> Result<(), Error> {
     forget(nested.begin().await?);
     forget(nested);
     Ok(())
-}
-
-/// A pool of one connection, and another pool to look with.
-async fn pools(options: PgConnectOptions) -> anyhow::Result<(PgPool, PgPool)> {
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await?;
-    Ok((pool, PgPool::connect_with(options).await?))
 }
 
 /// The next caller that gets the connection writes in autocommit, and other connections see the write.
@@ -43,11 +36,8 @@ enum End {
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_call_on_a_pool_acknowledges_nothing_and_returns_a_clean_connection(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let (pool, other) = pools(options).await?;
+async fn a_call_on_a_pool_acknowledges_nothing_and_returns_a_clean_connection(other: PgPool) -> anyhow::Result<()> {
+    let pool = pool_of(1, &other.connect_options()).await;
     create_open_effects(&other).await;
     for way in WAYS {
         for end in [End::Success, End::Error, End::Dropped] {
@@ -77,10 +67,9 @@ async fn a_call_on_a_pool_acknowledges_nothing_and_returns_a_clean_connection(
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_call_in_the_callers_transaction_undoes_the_nested_one_so_that_the_caller_can_end_it(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
+    other: PgPool,
 ) -> anyhow::Result<()> {
-    let (pool, other) = pools(options).await?;
+    let pool = pool_of(1, &other.connect_options()).await;
     create_open_effects(&other).await;
     for end in [End::Success, End::Error] {
         for committed in [false, true] {
@@ -112,10 +101,9 @@ async fn a_call_in_the_callers_transaction_undoes_the_nested_one_so_that_the_cal
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_isolated_call_releases_the_key_and_leaves_the_callers_transaction_usable(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
+    other: PgPool,
 ) -> anyhow::Result<()> {
-    let (pool, other) = pools(options).await?;
+    let pool = pool_of(1, &other.connect_options()).await;
     create_open_effects(&other).await;
     let mut tx = pool.begin().await?;
     let perform = async |conn: &mut PgConnection| {
@@ -149,6 +137,9 @@ async fn a_nested_transaction_that_is_committed_is_a_part_of_the_call(pool: PgPo
     let mut savepoint = tx.begin().await?;
     assert!(!Idempotency::new().ensure(&mut savepoint, &key("b"), "body", perform).await?.is_replayed());
     savepoint.commit().await?;
+    let mut savepoint = tx.begin().await?;
+    assert!(!Idempotency::new().ensure(&mut savepoint, &key("undone"), "body", perform).await?.is_replayed());
+    savepoint.rollback().await?;
     commit(tx).await?;
     assert_eq!((effects(&pool).await, records(&pool).await), (4, 2));
     Ok(())
@@ -157,10 +148,9 @@ async fn a_nested_transaction_that_is_committed_is_a_part_of_the_call(pool: PgPo
 /// Before the first poll it has begun nothing, and sqlx's own guard ends one of the transactions.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_commit_with_a_forgotten_guard_rolls_everything_back_also_if_it_is_dropped(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
+    other: PgPool,
 ) -> anyhow::Result<()> {
-    let (pool, other) = pools(options).await?;
+    let pool = pool_of(1, &other.connect_options()).await;
     create_open_effects(&other).await;
     for polls in 1..100 {
         clear(&other).await;

@@ -7,11 +7,12 @@ use rig::database::backend;
 use rig::fixture::Fixture;
 use rig::gate::cancel_after;
 use rig::proxy::Proxy;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, Executor as _, PgPool};
 
 use crate::support::{
-    WAYS, clear, connect, create_effects, create_open_effects, effects, key, leave_effect, once, records, setting,
+    WAYS, clear, connect, create_effects, create_open_effects, effects, key, leave_effect, once, options, pool_of,
+    records, setting,
 };
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
@@ -39,8 +40,8 @@ async fn a_connection_in_no_transaction_that_sqlx_counts_is_refused(pool: PgPool
 
 /// The forgotten transaction is a raw BEGIN, usable or aborted, one that sqlx counts, or four of them.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn run_rolls_back_a_foreign_transaction(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options.clone()).await?;
+async fn run_rolls_back_a_foreign_transaction(pool: PgPool) -> anyhow::Result<()> {
+    let pool = pool_of(1, &pool.connect_options()).await;
     create_open_effects(&pool).await;
     for way in WAYS {
         for leak in ["begin", "begin; select 1 / 0", "one guard", "four guards"] {
@@ -97,12 +98,8 @@ async fn an_error_at_commit_reaches_the_caller_and_stores_nothing(pool: PgPool) 
 
 /// A statement of a dropped call fails later. The pool reads its error, so no later call takes it for its own.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn an_error_of_a_dropped_call_reaches_no_other_call(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let other = PgPool::connect_with(options.clone()).await?;
-    let pool = PgPoolOptions::new().max_connections(1).test_before_acquire(false).connect_with(options).await?;
+async fn an_error_of_a_dropped_call_reaches_no_other_call(other: PgPool) -> anyhow::Result<()> {
+    let pool = PgPoolOptions::new().max_connections(1).test_before_acquire(false).connect_with(options(&other)).await?;
     create_open_effects(&other).await;
     for way in WAYS {
         clear(&other).await;
@@ -126,11 +123,8 @@ async fn an_error_of_a_dropped_call_reaches_no_other_call(
 /// A forgotten guard whose transaction has written nothing: no look happens in it, and the end of a replay does not
 /// commit it.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_replay_leaves_the_transaction_of_a_forgotten_guard_without_effect(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+async fn a_replay_leaves_the_transaction_of_a_forgotten_guard_without_effect(pool: PgPool) -> anyhow::Result<()> {
+    let pool = pool_of(1, &pool.connect_options()).await;
     create_effects(&pool).await;
     assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
     for way in WAYS {
@@ -156,11 +150,10 @@ async fn a_replay_leaves_the_transaction_of_a_forgotten_guard_without_effect(
 /// aborted. The call may also be dropped meanwhile, at any poll.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_rollback_that_is_cancelled_leaves_the_pool_a_connection_that_is_fit_for_use(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
+    direct: PgPool,
 ) -> anyhow::Result<()> {
-    let proxy = Proxy::before(&options).await?;
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(proxy.options.clone()).await?;
+    let proxy = Proxy::before(&direct.connect_options()).await?;
+    let pool = pool_of(1, &proxy.options).await;
     for way in WAYS {
         // The last polls first: later calls need fewer, because their statements are prepared.
         for polls in (0..20).rev() {

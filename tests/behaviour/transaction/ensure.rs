@@ -3,7 +3,7 @@
 use pg_idempotency::{Error, Idempotency};
 use sqlx::PgPool;
 
-use crate::support::{create_effects, key, leave_effect, once};
+use crate::support::{create_effects, key, leave_effect, once, pool_of};
 
 #[sqlx::test(migrations = false)]
 async fn a_missing_table_says_what_to_run(pool: PgPool) {
@@ -21,7 +21,7 @@ async fn a_completion_is_a_heap_only_update(pool: PgPool) -> anyhow::Result<()> 
     }
     // Each backend reports its counts at its own pace, at the latest when it ends.
     pool.close().await;
-    let pool = PgPool::connect_with((*pool.connect_options()).clone()).await?;
+    let pool = pool_of(1, &pool.connect_options()).await;
     crate::support::until(
         &pool,
         "select sum(n_tup_upd)::int8 = 100 from pg_stat_user_tables where schemaname = 'idempotency' and relname::text like 'record%'",

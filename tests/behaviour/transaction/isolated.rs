@@ -3,9 +3,9 @@
 use pg_idempotency::operator::State;
 use pg_idempotency::{Error, Idempotency, Misuse, Verdict, ensure_idempotent};
 use rig::gate::cancel_after;
-use sqlx::{Connection as _, Executor as _, PgPool};
+use sqlx::{Executor as _, PgPool};
 
-use crate::support::{create_effects, create_open_effects, effects, key, leave_effect, once};
+use crate::support::{create_effects, create_open_effects, effects, key, leave_effect, once, recorded};
 
 #[derive(Debug, thiserror::Error)]
 enum Failed {
@@ -18,31 +18,16 @@ enum Failed {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn undo_stores_the_response_without_the_writes(pool: PgPool) -> anyhow::Result<()> {
     create_open_effects(&pool).await;
-    for conn_in_transaction in [true, false] {
-        let key = key(&format!("{conn_in_transaction}"));
-        for replayed in [false, true] {
-            let perform = async |conn: &mut sqlx::PgConnection| -> Result<_, Error> {
-                leave_effect(conn, "undone").await?;
-                Ok(Verdict::Undo("declined".to_owned()))
-            };
-            let outcome = if conn_in_transaction {
-                let mut tx = pool.begin().await?;
-                let outcome = Idempotency::new().ensure_isolated(&mut tx, &key, "body", perform).await?;
-                leave_effect(&mut tx, "the caller's own").await?;
-                tx.commit().await?;
-                outcome
-            } else {
-                let perform = async |conn: &mut sqlx::PgConnection| -> Result<_, Error> {
-                    let mut nested = conn.begin().await?;
-                    leave_effect(&mut nested, "undone").await?;
-                    nested.rollback().await?;
-                    Ok("declined".to_owned())
-                };
-                Idempotency::new().run(&pool, &key, "body", perform).await?
-            };
-            assert_eq!(outcome.is_replayed(), replayed);
-            assert_eq!(outcome.into_inner(), "declined");
-        }
+    for replayed in [false, true] {
+        let mut tx = pool.begin().await?;
+        let perform = async |conn: &mut sqlx::PgConnection| -> Result<_, Error> {
+            leave_effect(conn, "undone").await?;
+            Ok(Verdict::Undo("declined".to_owned()))
+        };
+        let outcome = Idempotency::new().ensure_isolated(&mut tx, &key("a"), "body", perform).await?;
+        leave_effect(&mut tx, "the caller's own").await?;
+        tx.commit().await?;
+        assert_eq!((outcome.is_replayed(), &*outcome.into_inner()), (replayed, "declined"));
     }
     assert_eq!(effects(&pool).await, 2);
     Ok(())
@@ -94,7 +79,7 @@ async fn a_released_key_can_be_claimed_again_in_the_same_transaction(pool: PgPoo
         ensure_idempotent(&mut tx, &key("a"), "another", async |conn| leave_effect(conn, "second").await).await?;
     tx.commit().await?;
     assert!(!outcome.is_replayed());
-    let attempt: i32 = sqlx::query_scalar("select attempt from idempotency.record").fetch_one(&pool).await?;
+    let attempt: i32 = recorded(&pool, "attempt").await;
     assert_eq!(attempt, 1, "another request starts counting anew");
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use pg_idempotency::{Error, Misuse, ensure_idempotent};
 use rig::gate::cancel_after;
-use sqlx::{Acquire as _, Executor as _, PgPool};
+use sqlx::{Executor as _, PgPool};
 
 use crate::support::{WAYS, clear, create_effects, create_open_effects, effects, key, leave_effect, once, records};
 
@@ -96,24 +96,6 @@ async fn a_transaction_that_perform_ends_is_never_acknowledged(pool: PgPool) -> 
             }
         }
     }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_claim_inside_a_savepoint_completes(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let mut tx = pool.begin().await?;
-    let mut savepoint = tx.begin().await?;
-    let _ = ensure_idempotent(&mut savepoint, &key("a"), "body", async |conn| leave_effect(conn, "kept").await).await?;
-    savepoint.commit().await?;
-    let mut savepoint = tx.begin().await?;
-    let _ =
-        ensure_idempotent(&mut savepoint, &key("b"), "body", async |conn| leave_effect(conn, "undone").await).await?;
-    savepoint.rollback().await?;
-    tx.commit().await?;
-    assert!(once(&pool, &key("a"), "body").await?.is_replayed());
-    assert!(!once(&pool, &key("b"), "body").await?.is_replayed());
-    assert_eq!(effects(&pool).await, 2);
     Ok(())
 }
 

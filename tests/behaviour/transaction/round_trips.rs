@@ -5,16 +5,16 @@ use std::time::Duration;
 use pg_idempotency::mark::{MarkOptions, Marked, mark};
 use pg_idempotency::{Deployment, Error, Idempotency, Key, RoundTrips, Verdict, ensure_idempotent};
 use rig::proxy::Proxy;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{Connection as _, PgConnection};
+use sqlx::postgres::PgPoolOptions;
+use sqlx::{Connection as _, PgConnection, PgPool};
 
-use crate::support::{create_effects, key, leave_effect, wide_pool};
+use crate::support::{create_effects, key, leave_effect};
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]
-async fn the_other_ways_save_what_they_say(_: PgPoolOptions, server: PgConnectOptions) -> anyhow::Result<()> {
-    create_effects(&wide_pool(&server, 1).await).await;
-    let proxy = Proxy::before(&server).await?;
+async fn the_other_ways_save_what_they_say(direct: PgPool) -> anyhow::Result<()> {
+    create_effects(&direct).await;
+    let proxy = Proxy::before(&direct.connect_options()).await?;
     // The pool pings a connection that comes back.
     const PINGS: usize = 2;
     // No call waits for the ROLLBACK of the empty transaction after a combined commit: it goes with the pool's ping.
@@ -59,11 +59,8 @@ async fn the_other_ways_save_what_they_say(_: PgPoolOptions, server: PgConnectOp
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]
-async fn a_mark_takes_one_a_duplicate_two_and_a_batch_always_one(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let proxy = Proxy::before(&server).await?;
+async fn a_mark_takes_one_a_duplicate_two_and_a_batch_always_one(pool: PgPool) -> anyhow::Result<()> {
+    let proxy = Proxy::before(&pool.connect_options()).await?;
     let mut conn = PgConnection::connect_with(&proxy.options).await?;
     let window = Duration::from_secs(300);
     let mut tx = conn.begin().await?;
@@ -91,11 +88,8 @@ async fn a_mark_takes_one_a_duplicate_two_and_a_batch_always_one(
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]
-async fn an_isolated_call_takes_two_more_and_an_undo_four(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let proxy = Proxy::before(&server).await?;
+async fn an_isolated_call_takes_two_more_and_an_undo_four(pool: PgPool) -> anyhow::Result<()> {
+    let proxy = Proxy::before(&pool.connect_options()).await?;
     let mut conn = PgConnection::connect_with(&proxy.options).await?;
     for (round, expected) in [(0, None), (1, Some((2, 4, 6)))] {
         let keys = ["plain", "kept", "undone"].map(|name| key(&format!("{name} {round}")));

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use pg_idempotency::{Error, Idempotency, Key, Outcome, RoundTrips, ensure_idempotent};
 use rig::database::backend;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgPool};
 
-use crate::support::{WAYS, connect, create_effects, effects, key, leave_effect, once};
+use crate::support::{WAYS, connect, create_effects, effects, key, leave_effect, once, options, pool_of};
 
 const FEWEST: Idempotency = Idempotency::new().round_trips(RoundTrips::Fewest);
 
@@ -71,13 +70,13 @@ async fn bodies_of_any_size_come_back_to_the_byte(pool: PgPool) -> anyhow::Resul
 
 /// With each setting that changes what a backslash means in a literal.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn any_key_is_claimed_as_it_is(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
-    create_effects(&PgPool::connect_with(options.clone()).await?).await;
+async fn any_key_is_claimed_as_it_is(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
     // Citus writes other bytes to its workers if it is off (src/guide/larger.md).
     let settings: &[_] = if cfg!(idempotency_distributed) { &["on"] } else { &["on", "off"] };
     for standard in settings {
         let session = [("standard_conforming_strings", standard), ("backslash_quote", standard)];
-        claim_any_keys(&PgPool::connect_with(options.clone().options(session)).await?).await?;
+        claim_any_keys(&pool_of(5, &options(&pool).options(session)).await).await?;
     }
     Ok(())
 }
@@ -90,7 +89,7 @@ async fn any_key_is_claimed_as_it_is_in_sql_ascii(pool: PgPool) -> anyhow::Resul
     let create =
         format!("create database {database} encoding 'SQL_ASCII' template template0 lc_collate 'C' lc_ctype 'C'");
     sqlx::raw_sql(AssertSqlSafe(create)).execute(&pool).await?;
-    let ascii = PgPool::connect_with(pool.connect_options().as_ref().clone().database(&database)).await?;
+    let ascii = pool_of(5, &options(&pool).database(&database)).await;
     pg_idempotency::migrate(&ascii).await?;
     create_effects(&ascii).await;
     let claimed = claim_any_keys(&ascii).await;
@@ -169,7 +168,6 @@ async fn without_a_function_nothing_is_performed_or_nothing_kept(pool: PgPool) -
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_taken_key_is_replayed_after_a_serialization_failure(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    let options = (*pool.connect_options()).clone().options([("default_transaction_isolation", "repeatable read")]);
     let queued = |mode: &str| {
         let sql = "select exists (
             select from pg_locks where relation = 'idempotency.record'::regclass::oid and not granted
@@ -180,7 +178,7 @@ async fn a_taken_key_is_replayed_after_a_serialization_failure(pool: PgPool) -> 
         while !sqlx::query_scalar::<_, bool>(queued(mode)).fetch_one(&pool).await.expect("an answer") {}
     };
     let key = key("a");
-    let strict = PgPoolOptions::new().max_connections(3).connect_with(options).await?;
+    let strict = pool_of(3, &options(&pool).options([("default_transaction_isolation", "repeatable read")])).await;
     let mut owner = connect(&pool).await;
     let mut tx = owner.begin().await?;
     let _ = ensure_idempotent(&mut tx, &key, "body", async |conn| leave_effect(conn, "a").await).await?;

@@ -4,12 +4,14 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use pg_idempotency::Janitor;
+use pg_idempotency::testing::age;
+use rig::fixture::Fixture;
 use rig::gate::PATIENCE;
 use sqlx::{Executor as _, PgPool};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::support::{create_effects, janitor, key, once, records};
+use crate::support::{create_effects, janitor, key, once, options, pool_of, records};
 
 /// Inserts `count` records of this mode and state, which expired a minute ago or will expire in a minute.
 async fn fill(pool: &PgPool, mode: &str, completed: bool, lease: Option<&str>, expired: bool, count: i32) {
@@ -91,7 +93,7 @@ async fn a_sweep_never_deletes_more_than_its_limit_under_any_plan(pool: PgPool) 
     ] {
         let pool = sqlx::postgres::PgPoolOptions::new()
             .after_connect(move |conn, _| Box::pin(async move { conn.execute(settings).await.map(drop) }))
-            .connect_with((*pool.connect_options()).clone())
+            .connect_with(options(&pool))
             .await?;
         assert_eq!(janitor(&pool).sweep_once(10).await?.rows(), 10, "{settings}");
     }
@@ -196,9 +198,8 @@ async fn a_batch_that_takes_too_long_is_halved(pool: PgPool) -> anyhow::Result<(
          create trigger slow before delete on idempotency.record for each row execute function slow()",
     )
     .await?;
-    let options = (*pool.connect_options()).clone().options([("statement_timeout", "100ms")]);
-    let janitor =
-        Janitor::new(PgPool::connect_with(options).await?).grace(Duration::ZERO).interval(Duration::from_secs(1));
+    let hurried = pool_of(2, &options(&pool).options([("statement_timeout", "100ms")])).await;
+    let janitor = janitor(&hurried).interval(Duration::from_secs(1));
     let (stop, running) = run(janitor);
     crate::support::until(&pool, "select count(*) = 0 from idempotency.record").await;
     stop.send(()).expect("it listens");
@@ -221,24 +222,14 @@ async fn a_sweep_keeps_its_pace(pool: PgPool) -> anyhow::Result<()> {
 /// A duplicate that asked before the record expired may still wait, and the record is its answer.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_record_that_has_just_expired_is_left_alone_for_the_grace(pool: PgPool) -> anyhow::Result<()> {
-    expired_mark(&pool, "fresh", "1 s").await?;
-    expired_mark(&pool, "old", "2 min").await?;
+    for value in ["fresh", "old"] {
+        Fixture::marked(&key(value)).expired().write(&pool).await?;
+    }
+    age(&pool, &key("old"), Duration::from_secs(120)).await?;
     let janitor = Janitor::new(pool.clone());
     assert_eq!(janitor.sweep_once(10).await?.marks, 1);
     let left: Vec<String> = sqlx::query_scalar("select value from idempotency.record").fetch_all(&pool).await?;
     assert_eq!(left, ["fresh"]);
     assert_eq!(janitor.grace(Duration::ZERO).sweep_once(10).await?.marks, 1);
     Ok(())
-}
-
-async fn expired_mark(pool: &PgPool, value: &str, expired_since: &str) -> sqlx::Result<()> {
-    sqlx::query(
-        "insert into idempotency.record (mode, scope, operation, value, token, completed_at, expires_at)
-         values ('mark', 'tenant', 'operation', $1, 1, now(), now() - $2::interval)",
-    )
-    .bind(value)
-    .bind(expired_since)
-    .execute(pool)
-    .await
-    .map(drop)
 }

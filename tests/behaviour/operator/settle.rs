@@ -1,4 +1,4 @@
-//! Decisions of an operator in a transaction of the caller, and by the version of an error.
+//! Decisions of an operator: about what was shown, by the version of an error, and in a transaction of the caller.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -7,34 +7,35 @@ use pg_idempotency::lease::{LeaseOptions, Policy};
 use pg_idempotency::operator::{Shown, State, Version};
 use pg_idempotency::{Error, Key, Misuse, OnEscape, SettleError, commit, protect};
 use rig::fixture::Fixture;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{Executor as _, PgPool};
+use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS};
+use sqlx::{AssertSqlSafe, Executor as _, PgPool};
 
-use crate::lease::steps::IN_STEPS;
-use crate::support::{assert_changed, key, setting, shown};
+use crate::support::{assert_changed, key, options, pool_of, setting, shown};
 
 const HOUR: Duration = Duration::from_secs(3600);
-const AT_LEAST_ONCE: Policy = Policy::AtLeastOnce { lease: HOUR };
-const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: HOUR };
 
-pub(super) const VERBS: [&str; 6] = ["resolve", "release", "release a step", "resolve a step", "grant", "forget"];
+pub(crate) const VERBS: [&str; 6] = ["resolve", "release", "release a step", "resolve a step", "grant", "forget"];
 
-/// A record that this verb may settle.
-pub(super) async fn waiting(pool: &PgPool, verb: &str) -> Shown {
-    let key = key(verb);
-    let fixture = match verb {
-        "grant" => Fixture::lapsed(&key, "body", AT_LEAST_ONCE),
-        "release a step" | "resolve a step" => {
-            Fixture::lapsed(&key, "body", IN_STEPS).map(|lapsed| lapsed.with_step_in_doubt("text"))
-        }
-        _ => Fixture::lapsed(&key, "body", AT_MOST_ONCE),
-    };
-    fixture.expect("a fixture").write(pool).await.expect("a record");
-    shown(pool, &key).await
+/// The records that this verb may settle.
+fn settled_by(verb: &str, key: &Key) -> Result<Vec<Fixture>, Error> {
+    let in_steps = Fixture::lapsed(key, "body", IN_STEPS)?;
+    let in_doubt = in_steps.clone().with_step_in_doubt("text");
+    Ok(match verb {
+        "grant" => vec![Fixture::lapsed(key, "body", AT_LEAST_ONCE)?, in_steps.with_step("ride", &1)],
+        "release a step" | "resolve a step" => vec![in_doubt],
+        _ => vec![Fixture::lapsed(key, "body", AT_MOST_ONCE)?, Fixture::indeterminate(key, "body")?, in_doubt],
+    })
+}
+
+/// One of these records.
+pub(crate) async fn waiting(pool: &PgPool, verb: &str) -> Shown {
+    let fixture = settled_by(verb, &key(verb)).expect("fixtures").swap_remove(0);
+    fixture.write(pool).await.expect("a record");
+    shown(pool, &key(verb)).await
 }
 
 /// `None` after it is forgotten.
-pub(super) async fn settle(
+pub(crate) async fn settle(
     verb: &str,
     shown: Shown,
     place: impl Into<pg_idempotency::operator::PoolOrTransaction<'_>>,
@@ -54,17 +55,13 @@ async fn lines(pool: &PgPool) -> i64 {
 }
 
 /// Of an operator's service, whose sessions lose their last commits if the server dies.
-async fn weak(options: &PgConnectOptions) -> PgPool {
-    let options = options.clone().options([("synchronous_commit", "off")]);
-    PgPoolOptions::new().max_connections(2).connect_with(options).await.expect("a pool")
+async fn weak(pool: &PgPool) -> PgPool {
+    pool_of(2, &options(pool).options([("synchronous_commit", "off")])).await
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_decision_and_the_callers_row_are_committed_together_or_not_at_all(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = weak(&options).await;
+async fn a_decision_and_the_callers_row_are_committed_together_or_not_at_all(pool: PgPool) -> anyhow::Result<()> {
+    let pool = weak(&pool).await;
     pool.execute("create table audit (line text not null)").await?;
     protect(&pool, "audit", OnEscape::Refuse).await?;
     for (verb, commits) in VERBS.iter().flat_map(|verb| [(*verb, false), (*verb, true)]) {
@@ -124,11 +121,8 @@ async fn a_decision_weakens_no_setting_of_the_caller(pool: PgPool) -> anyhow::Re
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_decision_that_is_refused_leaves_the_callers_transaction_as_it_was(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = weak(&options).await;
+async fn a_decision_that_is_refused_leaves_the_callers_transaction_as_it_was(pool: PgPool) -> anyhow::Result<()> {
+    let pool = weak(&pool).await;
     pool.execute("create table audit (line text not null)").await?;
     for verb in VERBS {
         let stale = waiting(&pool, verb).await;
@@ -166,51 +160,87 @@ async fn version(pool: &PgPool, key: &Key, policy: Policy) -> Version {
     }
 }
 
-/// A service looks the operation up, and settles it by the version of its error. The token alone would not do.
+/// A service looks the operation up, and settles it by the version of its error. The lease of a failed operation ends
+/// at once, and its version is that of the record, too.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_service_settles_what_its_error_was_about(pool: PgPool) -> anyhow::Result<()> {
-    // In UTC, because Citus refuses a time with a zone plus an interval.
-    let revived = "update idempotency.record
-        set lease_until = (lease_until at time zone 'UTC' + interval '1 ms') at time zone 'UTC'";
-    let stepped = r#"update idempotency.record set steps = steps || '{"ride": {"result": "1", "attempt": 1}}'"#;
-    let completed = "update idempotency.record
-        set completed_at = now(), response_body = '1', lease_until = null, steps = null";
-    let released = "update idempotency.record set lease_until = '-infinity', token = token + 1";
-    for (policy, meanwhile) in [
-        (AT_MOST_ONCE, vec![revived, completed, released]),
-        (AT_LEAST_ONCE, vec![revived, completed, released]),
-        (IN_STEPS, vec![revived, stepped, completed, released]),
-    ] {
+async fn an_error_has_the_version_of_the_record(pool: PgPool) -> anyhow::Result<()> {
+    for policy in [AT_MOST_ONCE, AT_LEAST_ONCE, IN_STEPS] {
         let key = key(&format!("{policy:?}"));
-        for change in meanwhile {
-            pool.execute("truncate idempotency.record").await?;
-            let fixture = Fixture::lapsed(&key, "body", policy)?;
-            let fixture = if policy == IN_STEPS { fixture.with_step_in_doubt("text") } else { fixture };
-            fixture.write(&pool).await?;
-            let told = version(&pool, &key, policy).await;
-            let seen = shown(&pool, &key).await;
-            assert_eq!((seen.version(), seen.version().to_string()), (&told, told.to_string()), "{policy:?}");
-            sqlx::query(change).execute(&pool).await?;
-            let now = shown(&pool, &key).await;
-            assert_ne!(*now.version(), told, "{policy:?}: {change}");
-            assert_ne!(now.version().to_string(), told.to_string(), "{policy:?}: {change}");
-            assert_changed(seen.resolve(&pool, &7, HOUR).await, change);
-        }
+        let fixture = Fixture::lapsed(&key, "body", policy)?;
+        let fixture = if policy == IN_STEPS { fixture.with_step_in_doubt("text") } else { fixture };
+        fixture.write(&pool).await?;
+        let (told, seen) = (version(&pool, &key, policy).await, shown(&pool, &key).await);
+        assert_eq!((seen.version(), seen.version().to_string()), (&told, told.to_string()), "{policy:?}");
     }
-    Ok(())
-}
-
-/// The lease of a failed operation ends at once, and its version is that of the record, too.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn an_error_has_the_version_of_a_released_record(pool: PgPool) -> anyhow::Result<()> {
     let leasing = LeaseOptions::new(AT_LEAST_ONCE).max_attempts(NonZeroU32::MIN);
     let failing = async |_: &pg_idempotency::lease::Lease| -> Result<i64, Error> { Err(Error::OutlivedRetention) };
     leasing.run(&pool, &key("a"), "body", failing).await.expect_err("it fails");
     let told = version(&pool, &key("a"), AT_LEAST_ONCE).await;
     let seen = shown(&pool, &key("a")).await;
     assert_eq!((seen.state, seen.version()), (State::Released, &told));
-    let granted = seen.grant(&pool, "repaired").await?;
-    assert!(!granted.is_exhausted(NonZeroU32::MIN));
+    assert!(!seen.grant(&pool, "repaired").await?.is_exhausted(NonZeroU32::MIN));
+    Ok(())
+}
+
+/// What may happen to a record after it was shown. A change that does not fit the record changes no row.
+const MEANWHILE: [(&str, &str); 6] = [
+    // Also if the key has expired, and its next operation is in the same state.
+    ("another call has claimed it", "token = token + 1"),
+    // The owner's machine slept. In UTC, because Citus refuses a time with a zone plus an interval.
+    (
+        "its owner has renewed the lease",
+        "lease_until = (lease_until at time zone 'UTC' + interval '1 ms') at time zone 'UTC'
+            where lease_until is not null",
+    ),
+    (
+        "a step has begun",
+        r#"steps = coalesce(steps, '{}') || '{"email": {"begun": "2026-01-01T00:00:00+00:00", "attempt": 1}}'
+            where mode = 'in_steps'"#,
+    ),
+    (
+        "the step has ended",
+        r#"steps = coalesce(steps, '{}') || '{"text": {"result": "7", "attempt": 1}}' where mode = 'in_steps'"#,
+    ),
+    (
+        "another step has ended",
+        r#"steps = coalesce(steps, '{}') || '{"more": {"result": "1", "attempt": 1}}' where mode = 'in_steps'"#,
+    ),
+    // It keeps the token of its claim.
+    ("it is completed", "completed_at = now(), response_body = '1', lease_until = null, steps = null"),
+];
+
+/// After `forget`, there is none.
+async fn row(pool: &PgPool) -> Option<String> {
+    let record = "select record::text from idempotency.record";
+    sqlx::query_scalar(record).fetch_optional(pool).await.expect("a database")
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_decision_about_a_record_that_has_changed_since_it_was_shown_changes_nothing(
+    pool: PgPool,
+) -> anyhow::Result<()> {
+    let (mut decisions, mut wrong) = (0, Vec::new());
+    for (verb, (meanwhile, change)) in VERBS.iter().flat_map(|verb| MEANWHILE.map(|meanwhile| (*verb, meanwhile))) {
+        for fixture in settled_by(verb, &key("a"))? {
+            fixture.clone().write(&pool).await?;
+            let seen = shown(&pool, &key("a")).await;
+            let change = format!("update idempotency.record set {change}");
+            if sqlx::query(AssertSqlSafe(change)).execute(&pool).await?.rows_affected() == 0 {
+                continue;
+            }
+            let (before, now) = (row(&pool).await, shown(&pool, &key("a")).await);
+            let differs = now.version() != seen.version() && now.version().to_string() != seen.version().to_string();
+            let settled = settle(verb, seen, &pool).await;
+            let refused = matches!(&settled, Err(SettleError::Changed));
+            if !differs || !refused || before != row(&pool).await {
+                wrong.push(format!("{verb}, since {meanwhile}: {settled:?} of {fixture:?}"));
+            }
+            decisions += 1;
+        }
+    }
+    // Each change of each record, but a record outside steps has no steps, and one without a lease has no renewal.
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    assert_eq!(decisions, 3 * (6 + 3 + 2) + 2 * 6 + (6 + 3));
     Ok(())
 }
 

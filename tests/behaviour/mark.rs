@@ -6,11 +6,10 @@ use pg_idempotency::mark::{MarkOptions, Marked, mark};
 use pg_idempotency::testing::expire;
 use pg_idempotency::{Error, Key, Misuse, OnDuplicate};
 use rig::fixture::Fixture;
+use rig::lease::IN_STEPS;
 use sqlx::PgPool;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::lease::steps::IN_STEPS;
-use crate::support::{DEPLOYMENTS, connect, key, setting, wide_pool};
+use crate::support::{DEPLOYMENTS, connect, key, pool_of, setting};
 
 const WINDOW: Duration = Duration::from_secs(300);
 use Marked::{Duplicate, First};
@@ -138,11 +137,8 @@ async fn a_batchs_wait_ends_at_its_limit_with_the_transaction_usable(pool: PgPoo
 /// On a small table that was analyzed, where an update without an order would go through the heap. A third of the keys
 /// is new, a third expired and a third marked.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn batches_and_single_marks_of_new_expired_and_taken_keys_do_not_deadlock(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let pool = wide_pool(&options, 8).await;
+async fn batches_and_single_marks_of_new_expired_and_taken_keys_do_not_deadlock(pool: PgPool) -> anyhow::Result<()> {
+    let pool = pool_of(8, &pool.connect_options()).await;
     for round in 0..12 {
         // In the heap in the opposite order of the keys.
         sqlx::raw_sql(

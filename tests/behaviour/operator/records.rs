@@ -1,0 +1,139 @@
+//! What an operator is shown: records that wait, what nobody comes back for, and records that no call leaves behind.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use pg_idempotency::lease::{Lease, LeaseOptions};
+use pg_idempotency::operator::{self, State};
+use pg_idempotency::testing::{age, lapse};
+use pg_idempotency::{Error, InvalidKey, Key, KeyPart, Mode};
+use rig::fixture::Fixture;
+use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS, owner};
+use sqlx::PgPool;
+
+use crate::support::{key, steps_in_doubt};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(60 * 60);
+
+fn numbered(n: i64) -> Key {
+    key(&format!("{n:03}"))
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn the_oldest_unsettled_records_are_listed_as_they_are_shown(pool: PgPool) -> anyhow::Result<()> {
+    for n in 0..40 {
+        match n % 5 {
+            0 => Fixture::indeterminate(&numbered(n), "body")?.write(&pool).await?,
+            1 => Fixture::completed(&numbered(n), "body", &n)?.write(&pool).await?,
+            2 => Fixture::lapsed(&numbered(n), "body", AT_LEAST_ONCE)?.with_attempt(3).write(&pool).await?,
+            3 => Fixture::lapsed(&numbered(n), "body", IN_STEPS)?.with_step_in_doubt("text").write(&pool).await?,
+            _ => Fixture::indeterminate(&numbered(n), "body")?.expired().write(&pool).await?,
+        }
+    }
+    for (max_attempts, listed) in [(None, [0, 3].as_slice()), (NonZeroU32::new(3), &[0, 2, 3])] {
+        let oldest = operator::unsettled(&pool, 100, max_attempts, None).await?;
+        let mut found: Vec<_> = oldest.iter().map(|record| record.key.clone()).collect();
+        found.sort_by(|a, b| a.value().cmp(b.value()));
+        let expected: Vec<_> = (0..40).filter(|n| listed.contains(&(n % 5))).map(numbered).collect();
+        assert_eq!(found, expected);
+        assert!(oldest.is_sorted_by_key(|record| (record.claimed_at, record.key.value().to_owned())));
+        let tokens = |records: &[operator::Shown]| records.iter().map(|record| record.token).collect::<Vec<_>>();
+        assert_eq!(tokens(&operator::unsettled(&pool, 3, max_attempts, None).await?), tokens(&oldest[..3]));
+        for record in oldest {
+            let mut shown = operator::show(&pool, &record.key).await?.expect("a record");
+            // Time goes on.
+            shown.retention_left = record.retention_left;
+            assert_eq!(shown, record);
+            let steps = if record.mode == Mode::InSteps { vec!["text"] } else { Vec::new() };
+            assert_eq!(steps_in_doubt(&record), steps);
+            let has_one = !matches!(record.mode, Mode::Transaction | Mode::InSteps);
+            assert_eq!(record.downstream_key.is_some(), has_one, "transaction mode calls no other service");
+        }
+    }
+    Ok(())
+}
+
+/// The process dies inside the first step, after the gateway has charged. Gives the key that the gateway saw.
+async fn charged_and_gone(pool: &PgPool, name: &str) -> anyhow::Result<String> {
+    let lease = owner(pool, LeaseOptions::new(IN_STEPS), &key(name)).await;
+    let mut seen = String::new();
+    let charge = lease.step_at_least_once("charge", async |step| -> anyhow::Result<i64> {
+        seen = step.downstream_key().to_owned();
+        anyhow::bail!("the process dies here")
+    });
+    charge.await.expect_err("no answer");
+    lapse(pool, &key(name)).await?;
+    Ok(seen)
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_charge_that_nobody_comes_back_for_is_listed_with_its_key(pool: PgPool) -> anyhow::Result<()> {
+    let seen = charged_and_gone(&pool, "charged").await?;
+    assert!(operator::unsettled(&pool, 10, None, None).await?.is_empty());
+    assert!(operator::unsettled(&pool, 10, None, Some(HOUR)).await?.is_empty(), "not for an hour yet");
+    sqlx::query("update idempotency.record set claimed_at = now() - interval '2 hours'").execute(&pool).await?;
+    let listed = operator::unsettled(&pool, 10, None, Some(HOUR)).await?;
+    assert!(listed.is_empty(), "its owner renewed the lease, and died a moment ago");
+    sqlx::query("update idempotency.record set lease_until = now() - interval '1 hour'").execute(&pool).await?;
+    let found = operator::unsettled(&pool, 10, None, Some(HOUR)).await?;
+    assert_eq!(found.len(), 1);
+    assert_eq!((found[0].state, found[0].steps.len()), (State::Lapsed, 0));
+    assert_eq!(found[0].downstream_key_of_step("charge"), Some(seen));
+    assert_eq!(found[0].downstream_key, None, "the operation itself called nobody");
+    // The page's own statement.
+    let page = include_str!("../../../src/guide/steps.md");
+    let sql = page.split("```sql\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a statement");
+    assert_eq!(sqlx::query(sql).fetch_all(&pool).await?.len(), 1, "{sql}");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_row_whose_key_is_not_valid_hides_no_other(pool: PgPool) -> anyhow::Result<()> {
+    charged_and_gone(&pool, "by hand").await?;
+    charged_and_gone(&pool, "by a caller").await?;
+    let by_hand = "update idempotency.record set value = E'a\\nb' where value like '%by hand%'";
+    sqlx::query(by_hand).execute(&pool).await.expect_err("the rule of strict.sql");
+    sqlx::query("alter table idempotency.record drop constraint key_without_control_characters").execute(&pool).await?;
+    assert_eq!(sqlx::query(by_hand).execute(&pool).await?.rows_affected(), 1);
+    assert_eq!(operator::unsettled(&pool, 10, None, Some(Duration::ZERO)).await?.len(), 1);
+    Ok(())
+}
+
+/// What a program that lost the value has sent. The record has lapsed.
+async fn blank(pool: &PgPool, leasing: LeaseOptions) -> anyhow::Result<Key> {
+    drop(owner(pool, leasing, &key("a")).await);
+    lapse(pool, &key("a")).await?;
+    age(pool, &key("a"), MINUTE).await?;
+    sqlx::query("update idempotency.record set value = ' ' || U&'\\200B'").execute(pool).await?;
+    let refused = Key::new("tenant", "operation", " \u{200b}");
+    assert_eq!(refused, Err(InvalidKey::NothingVisible { part: KeyPart::Value }));
+    Ok(Key::recorded("tenant", "operation", " \u{200b}")?)
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_blank_key_that_is_recorded_is_listed_and_settled(pool: PgPool) -> anyhow::Result<()> {
+    let at_most_once = LeaseOptions::new(AT_MOST_ONCE);
+    let blank = blank(&pool, at_most_once).await?;
+    let mut listed = operator::unsettled(&pool, 9, None, None).await?;
+    let (Some(shown), true) = (listed.pop(), listed.is_empty()) else { panic!("{listed:?}") };
+    assert_eq!((&shown.key, shown.state), (&blank, State::Indeterminate));
+    let shown = shown.release(&pool, "no trace").await?.resolve(&pool, &7, MINUTE).await?;
+    assert_eq!(shown.state, State::Completed);
+    shown.forget(&pool).await?;
+    assert!(operator::show(&pool, &blank).await?.is_none());
+    Ok(())
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_blank_key_that_is_recorded_is_resumed(pool: PgPool) -> anyhow::Result<()> {
+    let leasing = LeaseOptions::new(AT_LEAST_ONCE).store_request(true);
+    let leasing = leasing.max_attempts(NonZeroU32::MIN.saturating_add(1));
+    let blank = blank(&pool, leasing).await?;
+    let work = async |lease: &Lease, body: String| -> Result<String, Error> {
+        assert_eq!(lease.key(), &blank);
+        Ok(body)
+    };
+    assert_eq!(leasing.resume_one(&pool, "operation", work).await?.as_deref(), Some("body"));
+    Ok(())
+}
