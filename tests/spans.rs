@@ -8,11 +8,12 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
+use pg_idempotency::lease::{LeaseOptions, Policy};
 use pg_idempotency::mark::{MarkOptions, Marked, mark};
 use pg_idempotency::{Deployment, Error, Idempotency, Janitor, Key, RoundTrips, Verdict, ensure_idempotent};
+use rig::database::{options, pool_of};
+use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE, owner};
 use sqlx::PgPool;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
@@ -201,12 +202,9 @@ async fn a_first_call_a_replay_and_a_sweep_are_spans(pool: PgPool) -> anyhow::Re
 
 /// A pool of one lends its connection to the work, and the renewal gets none.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_lease_that_gets_no_connection_for_its_renewal_is_a_warning(
-    _: PgPoolOptions,
-    options: PgConnectOptions,
-) -> anyhow::Result<()> {
+async fn a_lease_that_gets_no_connection_for_its_renewal_is_a_warning(pool: PgPool) -> anyhow::Result<()> {
     let (listener, _guard) = listen();
-    let pool = PgPoolOptions::new().max_connections(1).connect_with(options).await?;
+    let pool = pool_of(1, &pool.connect_options()).await;
     let policy = Policy::AtLeastOnce { lease: Duration::from_secs(1) };
     let error = LeaseOptions::new(policy)
         .run(&pool, &key("charge"), "body", async |_| {
@@ -232,20 +230,16 @@ async fn marks_and_leases_are_spans(pool: PgPool) -> anyhow::Result<()> {
     assert_eq!(marked, [Marked::Duplicate, Marked::First, Marked::Duplicate]);
     tx.commit().await?;
 
-    let policy = Policy::AtMostOnce { lease: Duration::from_secs(40) };
     let charge =
-        async || LeaseOptions::new(policy).run(&pool, &key("charge"), "body", async |_| Ok::<_, Error>(1)).await;
+        async || LeaseOptions::new(AT_MOST_ONCE).run(&pool, &key("charge"), "body", async |_| Ok::<_, Error>(1)).await;
     assert!(!charge().await?.is_replayed());
     assert!(charge().await?.is_replayed());
     let forgotten = async |_: &pg_idempotency::lease::Lease| {
         sqlx::query("delete from idempotency.record where operation = 'refund'").execute(&pool).await?;
         Ok::<_, Error>(1)
     };
-    LeaseOptions::new(policy).run(&pool, &key("refund"), "body", forgotten).await.expect_err("lost");
-    let Acquired::Owner(dropped) = LeaseOptions::new(policy).acquire::<i64, _>(&pool, &key("payout"), "body").await?
-    else {
-        anyhow::bail!("the key is new")
-    };
+    LeaseOptions::new(AT_MOST_ONCE).run(&pool, &key("refund"), "body", forgotten).await.expect_err("lost");
+    let dropped = owner(&pool, LeaseOptions::new(AT_MOST_ONCE), &key("payout")).await;
     drop(dropped);
 
     assert_eq!(
@@ -282,9 +276,8 @@ async fn the_span_of_a_replay_names_the_trace_of_the_work(pool: PgPool) -> anyho
             let _ = way.run(&pool, &key("a"), "body", async |_| Ok::<_, Error>(1)).await?;
         }
     }
-    let policy = Policy::AtLeastOnce { lease: Duration::from_secs(40) };
     for trace in [TRACE, ""] {
-        let leasing = LeaseOptions::new(policy).trace(trace);
+        let leasing = LeaseOptions::new(AT_LEAST_ONCE).trace(trace);
         let _ = leasing.run(&pool, &key("b"), "body", async |_| Ok::<_, Error>(1)).await?;
     }
     let spans = listener.spans();
@@ -397,9 +390,9 @@ async fn mistakes_in_the_set_up_of_the_layer_are_errors_without_the_key(pool: Pg
         ["declined outcome=failed", "texts outcome=other_mode", "refused outcome=error", "texts outcome=error"]
     );
     // No place ever.
-    let options = (*pool.connect_options()).clone();
-    let brief =
-        sqlx::postgres::PgPoolOptions::new().acquire_timeout(Duration::from_millis(20)).connect_lazy_with(options);
+    let brief = sqlx::postgres::PgPoolOptions::new()
+        .acquire_timeout(Duration::from_millis(20))
+        .connect_lazy_with(options(&pool));
     let full =
         axum::Router::new().route("/full", post(async || StatusCode::CREATED)).layer(transactional(&brief).max_runs(0));
     assert_eq!(post_to(&full, "/full").await?, StatusCode::SERVICE_UNAVAILABLE);
@@ -420,14 +413,11 @@ async fn a_resumer_logs_errors_and_panics_without_the_key(pool: PgPool) -> anyho
     use pg_idempotency::testing::{age, lapse};
 
     let (listener, _guard) = listen();
-    let leasing = LeaseOptions::new(Policy::AtLeastOnce { lease: Duration::from_secs(40) })
-        .store_request(true)
-        .max_attempts(std::num::NonZeroU32::MIN.saturating_add(3));
+    let leasing =
+        LeaseOptions::new(AT_LEAST_ONCE).store_request(true).max_attempts(std::num::NonZeroU32::MIN.saturating_add(3));
     for operation in ["fails", "panics"] {
         let key = key(operation);
-        let Acquired::Owner(lease) = leasing.acquire::<i64, _>(&pool, &key, "body").await? else {
-            anyhow::bail!("the key is new")
-        };
+        let lease = owner(&pool, leasing, &key).await;
         drop(lease);
         lapse(&pool, &key).await?;
         age(&pool, &key, Duration::from_secs(60)).await?;

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use pg_idempotency::lease::{LeaseOptions, Policy};
+use pg_idempotency::lease::LeaseOptions;
 use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::{Error, Idempotency, Janitor, Key, Outcome};
+use rig::lease::AT_MOST_ONCE;
 use sqlx::PgPool;
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-use crate::support::{create_effects, effects, leave_effect, wide_pool};
+use crate::support::{create_effects, effects, leave_effect, pool_of};
 
 const CALLERS: usize = 4;
 const JANITORS: usize = 4;
@@ -33,7 +33,7 @@ struct Told {
 async fn call(pool: &PgPool, caller: usize, done: &AtomicBool) -> Result<Told, Error> {
     let brief = Idempotency::new().retention(Duration::from_millis(2));
     let marks = MarkOptions::new(Duration::from_millis(1));
-    let leasing = LeaseOptions::new(Policy::AtMostOnce { lease: Duration::from_secs(40) });
+    let leasing = LeaseOptions::new(AT_MOST_ONCE);
     let mut told = Told::default();
     for n in 0_u64.. {
         if done.load(Ordering::Relaxed) {
@@ -69,10 +69,10 @@ async fn call(pool: &PgPool, caller: usize, done: &AtomicBool) -> Result<Told, E
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn no_live_record_is_lost(_: PgPoolOptions, options: PgConnectOptions) -> anyhow::Result<()> {
+async fn no_live_record_is_lost(pool: PgPool) -> anyhow::Result<()> {
     let _turn = crate::turn().await;
     let purges: u64 = std::env::var("PURGES").map_or(Ok(100_000), |purges| purges.parse())?;
-    let pool = wide_pool(&options, 12).await;
+    let pool = pool_of(12, &pool.connect_options()).await;
     create_effects(&pool).await;
     let (done, purged) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let callers: Vec<_> = (0..CALLERS)

@@ -6,12 +6,15 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use pg_idempotency::lease::{LeaseOptions, Policy};
+use pg_idempotency::lease::LeaseOptions;
 use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::operator::unsettled;
 use pg_idempotency::{Deployment, Error, Idempotency, Janitor, Key, OnDuplicate, Outcome, RoundTrips, migrate};
+use rig::database::options;
+use rig::lease::AT_LEAST_ONCE;
+use rig::role::with_role;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool};
+use sqlx::{Connection as _, PgConnection, PgPool};
 
 const UNPREPARED: Deployment = Deployment::new().prepared_statements(false);
 
@@ -90,12 +93,8 @@ fn key(value: &str) -> Key {
 }
 
 #[sqlx::test(migrations = false)]
-async fn migrations_and_calls_keep_their_promise_through_transaction_pooling(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let Some(bouncer) = PgBouncer::before(&server).await? else { return Ok(()) };
-    let direct = PgPool::connect_with(server).await?;
+async fn migrations_and_calls_keep_their_promise_through_transaction_pooling(direct: PgPool) -> anyhow::Result<()> {
+    let Some(bouncer) = PgBouncer::before(&direct.connect_options()).await? else { return Ok(()) };
     let pool = PgPoolOptions::new().max_connections(12).connect_with(bouncer.options.clone()).await?;
 
     let installers: Vec<_> = (0..8)
@@ -161,14 +160,10 @@ async fn migrations_and_calls_keep_their_promise_through_transaction_pooling(
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn leases_marks_and_the_janitor_work_through_transaction_pooling(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
-) -> anyhow::Result<()> {
-    let Some(bouncer) = PgBouncer::before(&server).await? else { return Ok(()) };
+async fn leases_marks_and_the_janitor_work_through_transaction_pooling(direct: PgPool) -> anyhow::Result<()> {
+    let Some(bouncer) = PgBouncer::before(&direct.connect_options()).await? else { return Ok(()) };
     let pool = PgPoolOptions::new().max_connections(12).connect_with(bouncer.options.clone()).await?;
-    let policy = Policy::AtLeastOnce { lease: Duration::from_secs(40) };
-    let leasing = LeaseOptions::new(policy).deployment(UNPREPARED);
+    let leasing = LeaseOptions::new(AT_LEAST_ONCE).deployment(UNPREPARED);
     let marking = MarkOptions::new(Duration::from_millis(1)).deployment(UNPREPARED);
     let workers: Vec<_> = (0..12)
         .map(|worker| {
@@ -195,7 +190,7 @@ async fn leases_marks_and_the_janitor_work_through_transaction_pooling(
     let (completed, left): (i64, i64) = sqlx::query_as(
         "select count(*) filter (where mode = 'at_least_once' and completed_at is not null), count(*) from idempotency.record",
     )
-    .fetch_one(&PgPool::connect_with(server).await?)
+    .fetch_one(&direct)
     .await?;
     assert_eq!((completed, left), (240, 240), "all results are there, all marks are swept");
     pool.close().await;
@@ -205,23 +200,14 @@ async fn leases_marks_and_the_janitor_work_through_transaction_pooling(
 /// A setting that stayed on a connection of the server would refuse the queries of whoever gets it next.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_janitor_and_an_operator_leave_row_security_as_it_is_on_the_connections_of_a_pooler(
-    _: PgPoolOptions,
-    server: PgConnectOptions,
+    direct: PgPool,
 ) -> anyhow::Result<()> {
-    let direct = PgPool::connect_with(server.clone()).await?;
-    let mut admin = direct.acquire().await?;
-    let role = format!("pooled_{}", rig::database::backend(&mut admin).await?);
-    let create = format!(
-        "create role {role} login; grant usage on schema idempotency to {role};
-         grant select, update, delete on idempotency.record to {role};
-         create table orders (owner text not null); insert into orders values ('ann'), ('bob');
-         alter table orders enable row level security; grant select on orders to {role};
-         create policy own on orders using (owner = 'ann')"
-    );
-    sqlx::raw_sql(AssertSqlSafe(create)).execute(&mut *admin).await?;
-    let worked = beside_policies(&direct, &server.username(&role)).await;
-    sqlx::raw_sql(AssertSqlSafe(format!("drop owned by {role}; drop role {role}"))).execute(&mut *admin).await?;
-    worked
+    let rights =
+        "grant usage on schema idempotency to @role; grant select, update, delete on idempotency.record to @role;
+        create table orders (owner text not null); insert into orders values ('ann'), ('bob');
+        alter table orders enable row level security; grant select on orders to @role;
+        create policy own on orders using (owner = 'ann')";
+    with_role(&direct, rights, async |role| beside_policies(&direct, &options(&direct).username(role)).await).await
 }
 
 async fn beside_policies(direct: &PgPool, as_role: &PgConnectOptions) -> anyhow::Result<()> {
