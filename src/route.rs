@@ -29,8 +29,7 @@ pub(crate) fn without_names(template: &str) -> String {
     kept
 }
 
-/// Whether the text has a parameter with a name, as a route has and no operation of a layer that names its operations
-/// itself.
+/// Whether the text names a parameter. A route of axum does. An operation that the layer takes from a route does not.
 pub(crate) fn has_names(operation: &str) -> bool {
     without_names(operation) != operation
 }
