@@ -142,8 +142,9 @@ pub(super) enum Mistake {
     /// The effect would happen under another downstream key. Nothing was performed, and no attempt was used up.
     #[error(
         "a resumed request has another key here, of the operation {found:?}, than its record, of the operation \
-         {recorded:?}; if these differ, name the operation of the record with IdempotencyLayer::operation; otherwise \
-         let `decide` put the same identity into the request as your authentication does"
+         {recorded:?}; if the operations differ, name that of the record with IdempotencyLayer::operation; otherwise \
+         the scope or the value differs: let `decide` put the same identity into the request as your authentication \
+         does"
     )]
     ResumedUnderAnotherKey { recorded: String, found: String },
     /// For example by two `route_layer` on one router. Nothing was performed.
