@@ -4,4 +4,4 @@ mod answer;
 mod contend;
 
 pub(crate) use answer::RETRY_AFTER;
-pub(crate) use contend::{CalledAt, Claimed, contend};
+pub(crate) use contend::{Claimed, contend};

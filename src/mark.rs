@@ -49,10 +49,10 @@ use std::time::Duration;
 
 use sqlx::{Connection as _, PgConnection};
 
-use crate::claim::{CalledAt, Claimed, RETRY_AFTER, contend};
+use crate::claim::{Claimed, RETRY_AFTER, contend};
 use crate::limits::{Patience, RETENTION, assert_retention, assert_wait, check_wait, in_range};
 use crate::observe::{call_span, claiming, counted, spanned};
-use crate::record::{Awaited, MarkBatch, MarkOf, Record, Terms, draw_token, wait_for_row};
+use crate::record::{CalledAt, MarkBatch, MarkOf, Record, Terms, Tried, draw_token, wait_for_row};
 use crate::session::Savepoint;
 use crate::trace::Trace;
 use crate::{Deployment, Error, Key, Misuse, Mode, OnDuplicate, observe};
@@ -297,19 +297,18 @@ impl<'k> Batch<'k> {
         if !deployment.marks_in_batches() {
             return self.mark_one_by_one(conn, &patience).await;
         }
-        let mut asked = None;
+        let mut asked = CalledAt::now();
         let mut rounds = 0;
         while rounds < ROUNDS && !self.open.is_empty() {
             rounds += 1;
             let keys = self.open.iter().map(|&place| &self.keys[place]).collect();
             let batch = MarkBatch { keys, retention: self.options.retention, deployment };
-            let marked = batch.mark(conn, asked).await?;
-            asked = Some(marked.asked);
-            match (self.close(&marked.keys)?, patience.left()) {
+            let marked = batch.mark(conn, &mut asked).await?;
+            match (self.close(&marked)?, patience.left()) {
                 (Some((_, MarkOf::Held)), None) => return Ok(()),
                 (Some((place, MarkOf::Held)), Some(left)) => {
                     let record = Record { key: &self.keys[place], deployment };
-                    if let Awaited::TimedOut = record.await_key(conn, left, asked, Mode::Mark).await? {
+                    if let Tried::Held = record.await_key(conn, left, &asked, Mode::Mark).await? {
                         // One more round, because the owner may just have ended.
                         patience.end();
                     }

@@ -12,7 +12,7 @@
 //! The files:
 //!
 //! - `claim`: to win the right to perform, for one key or a batch of marks. `look`: to read the record that is in the
-//!   way, and to wait.
+//!   way, and to wait. `tried`: where a statement of the two leads.
 //! - `distributed`: the choice between the usual statements and those for a distributed table.
 //! - `opening`: how a transaction of the crate begins.
 //! - The end of a claim: `complete` in transaction mode, `lease` in lease mode, `release` without a response.
@@ -39,14 +39,15 @@ mod show;
 mod statement;
 mod step;
 mod table;
+mod tried;
 
-pub(crate) use claim::{Claim, Inserted, MarkBatch, MarkOf, Terms, Tried};
+pub(crate) use claim::{MarkBatch, MarkOf};
 pub(crate) use distributed::{
     Distribution, Part, create_distributed_table, distribution, durable_opening, durable_opening_of_all_rows,
     prepare_decision, size, workers,
 };
 pub(crate) use doubt::{Doubt, Writing};
-pub(crate) use look::{Awaited, Found, Standing, wait_for_row};
+pub(crate) use look::wait_for_row;
 pub(crate) use looks::LooksAt;
 pub use looks::ShownLooks;
 pub(crate) use opening::{is_open, put_back};
@@ -65,3 +66,4 @@ pub use step::ShownStep;
 pub(crate) use step::StoredSteps;
 pub use table::Group;
 pub(crate) use table::{CommitSetting, Deleted, commit_settings, groups, oldest_due, setup, with_hidden_rows};
+pub(crate) use tried::{CalledAt, Claim, Found, Terms, Tried};

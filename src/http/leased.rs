@@ -17,9 +17,8 @@ use super::places::{Place, Ticket};
 #[cfg(feature = "axum")]
 use super::rejection::cannot_have;
 use super::rejection::{Mistake, Rejection};
-use crate::claim::CalledAt;
 use crate::lease::{Acquired, Call, Lease, LeaseOptions, LeaseOwner};
-use crate::record::Candidate;
+use crate::record::{CalledAt, Candidate};
 use crate::{Error, Key, Mode, observe};
 
 /// Claims the key, calls the handler and stores its response; or replays the stored response.

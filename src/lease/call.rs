@@ -13,10 +13,10 @@ use super::handle::Lease;
 use super::options::LeaseOptions;
 use super::owner::{LeaseOwner, Won};
 use super::unbegun::Unbegun;
-use crate::claim::{CalledAt, Claimed, contend};
+use crate::claim::{Claimed, contend};
 use crate::observe::{CLAIMED, Failure, REPLAYED, call_span, claiming, counted, spanned};
 use crate::outcome::{Response, decode};
-use crate::record::{Claim, Record, StoredSteps, Terms};
+use crate::record::{CalledAt, Claim, Record, StoredSteps, Terms};
 use crate::session::{ANSWER_TIME, Opening, Polls, PollsUntil, bounded, in_pooled_transaction};
 use crate::{Body, Error, Fingerprint, Key, Misuse, Mode, OnDuplicate, Outcome};
 

@@ -6,18 +6,16 @@
 //! transaction. One transaction writes a record without the lock, so a claim can wait for it in the insert: the next
 //! transaction of a lease whose claim committed after this statement's snapshot.
 
-use std::num::NonZeroU32;
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
-use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::postgres::PgArguments;
 use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres, Row as _};
 
 use super::fragment::no_live_lease;
 use super::statement::{Record, age, draw_token, interval};
-use crate::trace::Trace;
-use crate::{Deployment, Error, Fingerprint, Key, Mode, OnDuplicate};
+use super::tried::{CalledAt, Claim, Terms, Tried};
+use crate::{Deployment, Error, Fingerprint, Key, Mode};
 
 /// The claims of this transaction, by their tokens. A claim adds its own to the setting `idempotency.claim`, which ends
 /// with the transaction, and goes back with a savepoint. `claimed_at = now()` would not tell whose claim it is, because
@@ -30,53 +28,17 @@ macro_rules! noted_claims {
 }
 pub(super) use noted_claims;
 
-/// The right to perform. It lasts as long as the claiming transaction, or as long as the lease.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Claim {
-    pub(crate) token: i64,
-    pub(crate) attempt: i32,
-}
-
-/// A record that a claim has inserted.
-pub(crate) struct Inserted {
-    pub(crate) claim: Claim,
-    /// The age of the transaction after the insert, by the server's clock (`clock_timestamp`): an age
-    /// before the insert would not show a foreign transaction that is younger than the insert takes.
-    pub(crate) age: Duration,
-}
-
-/// How a try to claim ended.
-pub(crate) enum Tried {
-    Won(Claim),
-    /// An open transaction claims the key.
-    Held,
-    /// Another call has changed the record meanwhile: look again.
-    Overtaken,
-    /// The row is gone, or an open transaction that does not hold the key's advisory lock has locked it: a sweep, or an
-    /// operator.
-    Locked,
-}
-
-/// The terms of a claim.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
-    pub(crate) mode: Mode,
-    /// A mark has none.
-    pub(crate) fingerprint: Option<Fingerprint>,
-    pub(crate) retention: Duration,
-    pub(crate) on_duplicate: Option<OnDuplicate>,
-    /// How long the claim lasts, if it outlives the transaction.
-    pub(crate) lease: Option<Duration>,
-    pub(crate) max_attempts: Option<NonZeroU32>,
-    pub(crate) trace: Trace,
-}
-
 impl Record<'_> {
     /// The usual [`claim`](Record::claim). Where the table is distributed, `idempotency.is_plain` refuses the statement
     /// while the server plans it.
-    pub(super) async fn insert(self, conn: &mut PgConnection, terms: &Terms) -> Result<Option<Inserted>, Error> {
+    pub(super) async fn insert(
+        self,
+        conn: &mut PgConnection,
+        terms: &Terms,
+        asked: &mut CalledAt,
+    ) -> Result<Tried, Error> {
         let token = draw_token()?;
-        let insert = self
+        let inserted = self
             .query(concat! {
                 "
                 insert /* pg_idempotency: claim */ into idempotency.record
@@ -107,8 +69,14 @@ impl Record<'_> {
             .bind(terms.mode.as_str()) // $8
             .bind(self.key.lock_id()) // $9
             .bind(terms.trace.as_str()) // $10
-            .try_map(|row: PgRow| Ok(Inserted { claim: Claim { token, attempt: 1 }, age: age(&row)? }));
-        insert.fetch_optional(conn).await.map_err(Error::of_statement)
+            .fetch_optional(conn)
+            .await
+            .map_err(Error::of_statement)?;
+        let Some(row) = inserted else { return Ok(Tried::Unread) };
+        // The age after the insert: an earlier one would not show a foreign transaction that is younger than the insert
+        // takes.
+        asked.judge(age(&row)?)?;
+        Ok(Tried::Won(Claim { token, attempt: 1 }))
     }
 }
 
@@ -152,7 +120,7 @@ impl Record<'_> {
         &self,
         sql: &'static str,
         terms: &Terms,
-        asked: DateTime<Utc>,
+        asked: &CalledAt,
         found_token: i64,
         claim: Claim,
     ) -> Query<'_, Postgres, PgArguments> {
@@ -163,7 +131,7 @@ impl Record<'_> {
             .bind(terms.lease.map(interval)) // $7
             .bind(terms.mode.as_str()) // $8
             .bind(found_token) // $9
-            .bind(asked) // $10
+            .bind(asked.at) // $10
             .bind(claim.attempt) // $11
             .bind(terms.trace.as_str().map(str::to_owned)) // $12
     }
@@ -173,7 +141,7 @@ impl Record<'_> {
         self,
         conn: &mut PgConnection,
         terms: &Terms,
-        asked: DateTime<Utc>,
+        asked: &CalledAt,
         found_token: i64,
         claim: Claim,
     ) -> Result<Tried, Error> {
@@ -216,7 +184,7 @@ impl Record<'_> {
             .await
             .map_err(Error::of_statement)?;
         Ok(match (mine, free, taken) {
-            (None, ..) | (Some(true), true, false) => Tried::Overtaken,
+            (None, ..) | (Some(true), true, false) => Tried::Unread,
             (Some(false), ..) => Tried::Held,
             (Some(true), _, true) => Tried::Won(claim),
             (Some(true), false, false) => Tried::Locked,
@@ -230,14 +198,6 @@ pub(crate) struct MarkBatch<'k> {
     pub(crate) keys: Vec<&'k Key>,
     pub(crate) retention: Duration,
     pub(crate) deployment: Deployment,
-}
-
-/// What became of a batch.
-pub(crate) struct BatchMarked {
-    /// When the caller first asked, by the database's clock.
-    pub(crate) asked: DateTime<Utc>,
-    /// One place for each key.
-    pub(crate) keys: Vec<MarkOf>,
 }
 
 /// What became of one key.
@@ -262,11 +222,7 @@ impl MarkBatch<'_> {
     ///
     /// It tries one key after the other, and stops at the first that it cannot have. So a batch that then waits for
     /// that key holds no later key, for which another batch might wait.
-    pub(crate) async fn mark(
-        &self,
-        conn: &mut PgConnection,
-        asked: Option<DateTime<Utc>>,
-    ) -> Result<BatchMarked, Error> {
+    pub(crate) async fn mark(&self, conn: &mut PgConnection, asked: &mut CalledAt) -> Result<Vec<MarkOf>, Error> {
         let column = |part: fn(&Key) -> &str| self.keys.iter().map(|key| part(key)).collect::<Vec<_>>();
         let rows = sqlx::query(
             concat! {
@@ -389,22 +345,15 @@ impl MarkBatch<'_> {
             // Tokens count up from a random start, which must leave room for a batch.
             .bind(draw_token()? >> 1) // $4
             .bind(interval(self.retention)) // $5
-            .bind(asked) // $6
+            .bind(asked.at) // $6
             .bind(self.keys.iter().map(|key| key.lock_id()).collect::<Vec<_>>()) // $7
             .fetch_all(conn)
             .await
             .map_err(Error::of_statement)?;
-        BatchMarked::of(&rows)
-    }
-}
-
-impl BatchMarked {
-    fn of(rows: &[PgRow]) -> Result<Self, Error> {
-        let mut asked = DateTime::UNIX_EPOCH;
-        let mut keys = Vec::with_capacity(rows.len());
+        let mut marked = Vec::with_capacity(rows.len());
         for row in rows {
-            asked = row.try_get("asked")?;
-            keys.push(match (row.try_get("live")?, row.try_get("state")?) {
+            asked.at = Some(row.try_get("asked")?);
+            marked.push(match (row.try_get("live")?, row.try_get("state")?) {
                 (Some(mode), _) => MarkOf::Live(Mode::from_column(mode)?),
                 (None, Some("first")) => MarkOf::First,
                 (None, Some("held")) => MarkOf::Held,
@@ -412,6 +361,6 @@ impl BatchMarked {
                 (None, None) => MarkOf::Open,
             });
         }
-        Ok(Self { asked, keys })
+        Ok(marked)
     }
 }

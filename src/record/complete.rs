@@ -2,8 +2,8 @@
 
 use sqlx::PgConnection;
 
-use super::claim::Claim;
 use super::statement::{Record, changes_a_row};
+use super::tried::Claim;
 use crate::outcome::Response;
 use crate::{Error, Misuse};
 

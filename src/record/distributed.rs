@@ -22,51 +22,49 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
-use super::claim::{Claim, Inserted, Terms, Tried};
-use super::look::Look;
 use super::opening;
 use super::statement::{Record, draw_token};
 use super::table::{self, Deleted, Size};
+use super::tried::{CalledAt, Claim, Terms, Tried};
 use crate::{Deployment, Error};
 
 pub(crate) use citus::{Distribution, create_distributed_table, distribution, workers};
 
 impl Record<'_> {
-    /// Claims the key by inserting its record. A mark is complete at once. `None` means that a record is there already,
-    /// or that an open transaction claims the key. If [a look comes first](Deployment::looks_first), the caller has
-    /// looked before, and holds the lock.
-    pub(crate) async fn claim(self, conn: &mut PgConnection, terms: &Terms) -> Result<Option<Inserted>, Error> {
+    /// Claims the key by inserting its record. A mark is complete at once. If a record is there already, or an open
+    /// transaction claims the key, the answer is [`Tried::Unread`]. If [a look comes first](Deployment::looks_first),
+    /// the caller has looked before, and holds the lock.
+    pub(crate) async fn claim(
+        self,
+        conn: &mut PgConnection,
+        terms: &Terms,
+        asked: &mut CalledAt,
+    ) -> Result<Tried, Error> {
         if self.deployment.distributed {
             protocol::claim(self, conn, terms).await
         } else {
-            self.insert(conn, terms).await
+            self.insert(conn, terms, asked).await
         }
     }
 
-    /// Looks in a snapshot of its own, because an owner may have committed since the claim's snapshot. `asked` is the
-    /// time of the call as an earlier look found it. `waited` is the time since the call, by the clock of this process.
+    /// Looks in a snapshot of its own, because an owner may have committed since the claim's snapshot.
     ///
     /// A look that finds a record takes no lock, because the caller's transaction would hold the lock to its end.
-    pub(crate) async fn look(
-        self,
-        conn: &mut PgConnection,
-        asked: Option<DateTime<Utc>>,
-        waited: Duration,
-    ) -> Result<Look, Error> {
+    pub(crate) async fn look(self, conn: &mut PgConnection, asked: &mut CalledAt) -> Result<Tried, Error> {
         if self.deployment.distributed {
-            protocol::look(self, conn, asked, waited).await
+            protocol::look(self, conn, asked).await
         } else {
-            self.look_and_lock(conn, asked, waited).await
+            self.look_and_lock(conn, asked).await
         }
     }
 
-    /// Takes over a claim that had expired at `asked`, or is released or lapsed. One of all callers that saw
-    /// `found_token` wins, and the others look again, without the key's lock.
+    /// Takes over a claim that had expired when the call was made, or is released or lapsed. One of all callers that
+    /// saw `found_token` wins, and the others look again, without the key's lock.
     pub(crate) async fn take_over(
         self,
         conn: &mut PgConnection,
         terms: &Terms,
-        asked: DateTime<Utc>,
+        asked: &CalledAt,
         found_token: i64,
         attempt: i32,
     ) -> Result<Tried, Error> {

@@ -101,7 +101,7 @@ macro_rules! may_be_retried {
 /// The [`State`](crate::state::State) of a record now, in one text for every question about it. The first line that
 /// matches counts, so the order has a meaning. Every claim ignores an expired record, whether or not a sweep has
 /// deleted it. The last line is also for a lease of a newer release's mode. A look
-/// derives the same state itself ([`Found::at`](super::look::Found::at)): the server would prepare this for every look,
+/// derives the same state itself ([`Found::at`](super::tried::Found::at)): the server would prepare this for every look,
 /// and on Citus a worker would judge by its own clock.
 macro_rules! state {
     () => {

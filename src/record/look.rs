@@ -2,91 +2,18 @@
 
 use std::time::Duration;
 
-use chrono::{DateTime, TimeDelta, Utc};
-use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::claim::Terms;
-use super::statement::{self, Record};
-use super::step::in_doubt;
+use super::statement::{Record, age};
+use super::tried::{CalledAt, Found, Now, Terms, Tried, columns};
 use crate::fingerprint::Comparison;
-use crate::mode::UnknownMode;
 use crate::outcome::Response;
-use crate::state::{State, Version};
 use crate::{Deployment, Error, Mode, observe};
-
-/// The result of a look.
-pub(crate) struct Look {
-    /// When the call was made, by the database's clock.
-    pub(crate) asked: DateTime<Utc>,
-    /// The age of the transaction, by the server's clock.
-    pub(crate) age: Duration,
-    pub(crate) standing: Standing,
-}
-
-/// The obstacle that a claim has met.
-#[allow(clippy::large_enum_variant, reason = "moved once for each look, which costs a round trip")]
-pub(crate) enum Standing {
-    Found(Found),
-    /// No record is there any more, and this transaction holds the lock: claim again.
-    Free,
-    /// An open transaction holds the key, and its record is not committed.
-    Held,
-}
-
-/// A record that was in the way of a claim.
-#[derive(Debug)]
-pub(crate) struct Found {
-    pub(crate) mode: Result<Mode, UnknownMode>,
-    pub(crate) fingerprint: Option<Vec<u8>>,
-    pub(crate) token: i64,
-    pub(crate) version: Version,
-    pub(crate) attempt: i32,
-    pub(crate) claimed_at: DateTime<Utc>,
-    pub(crate) claimed_by_this_transaction: bool,
-    /// Expired, if the retention had ended when the call was made, and no live lease protects the record.
-    pub(crate) state: State,
-    /// The rest of a live lease.
-    pub(crate) lease_left: Option<Duration>,
-    pub(crate) response: Response,
-    /// The trace of its claim.
-    pub(crate) trace: Option<String>,
-    pub(crate) last_error: Option<String>,
-    /// The names of the steps that were begun and have no result.
-    pub(crate) steps_in_doubt: Vec<String>,
-    /// The attempt that an operator permits.
-    pub(crate) granted_attempt: Option<i32>,
-}
-
-/// What a look reads of the record. [`Found::at`] derives the state.
-macro_rules! columns {
-    () => {
-        concat!(
-            "mode, fingerprint, token, attempt, granted_attempt, last_error, trace, ",
-            $crate::record::fragment::readable!("claimed_at"),
-            " as claimed_at, ",
-            $crate::record::fragment::steps_in_doubt!(),
-            "::text as steps_in_doubt, ",
-            $crate::record::fragment::steps_hash!(),
-            " as steps_hash, completed_at is not null as completed, \
-             lease_until is not distinct from '-infinity' as released, ",
-            $crate::record::fragment::readable!("lease_until"),
-            " as lease_until, ",
-            $crate::record::fragment::readable!("expires_at"),
-            " as expires_at, response_status, response_headers::text as response_headers, response_body"
-        )
-    };
-}
-pub(super) use columns;
 
 impl Record<'_> {
     /// The usual [`look`](Record::look), in one statement.
-    pub(super) async fn look_and_lock(
-        self,
-        conn: &mut PgConnection,
-        asked: Option<DateTime<Utc>>,
-        waited: Duration,
-    ) -> Result<Look, Error> {
+    pub(super) async fn look_and_lock(self, conn: &mut PgConnection, asked: &mut CalledAt) -> Result<Tried, Error> {
+        let waited = asked.waited();
         let row = self
             .query(concat! {
                 "
@@ -104,85 +31,13 @@ impl Record<'_> {
             .fetch_one(conn)
             .await
             .map_err(Error::of_statement)?;
-        Look::of(&row, asked, waited).map_err(Error::of_statement)
-    }
-}
-
-impl Look {
-    fn of(row: &PgRow, asked: Option<DateTime<Utc>>, waited: Duration) -> sqlx::Result<Self> {
+        asked.judge(age(&row)?)?;
         let now = Now { at: row.try_get("at")?, claims: row.try_get("claims")? };
-        let asked = now.when_asked(asked, waited);
-        let standing = match row.try_get("mine")? {
-            None => Standing::Found(Found::at(row, asked, &now)?),
-            Some(true) => Standing::Free,
-            Some(false) => Standing::Held,
-        };
-        Ok(Self { asked, age: statement::age(row)?, standing })
-    }
-}
-
-/// What the server says beside the record: of a distributed table, the coordinator.
-pub(super) struct Now {
-    pub(super) at: DateTime<Utc>,
-    /// The tokens that this transaction has claimed with.
-    pub(super) claims: Option<String>,
-}
-
-impl Now {
-    /// When the call was made. The smaller of two times, because the clock may have jumped back: a record must not
-    /// expire before its time.
-    pub(super) fn when_asked(&self, asked: Option<DateTime<Utc>>, waited: Duration) -> DateTime<Utc> {
-        let called = self.at - TimeDelta::from_std(waited).unwrap_or_default();
-        asked.map_or(called, |first| first.min(called))
-    }
-
-    fn has_claimed_with(&self, token: i64) -> bool {
-        let token = token.to_string();
-        self.claims.iter().flat_map(|claims| claims.split(' ')).any(|claim| claim == token)
-    }
-}
-
-impl Found {
-    /// Repeats the conditions of [`state`](super::fragment::state), in the same order. In SQL, the server would prepare
-    /// the expression for every look, and of a distributed table a worker would evaluate it by its own clock.
-    pub(super) fn at(row: &PgRow, asked: DateTime<Utc>, now: &Now) -> sqlx::Result<Self> {
-        let token: i64 = row.try_get("token")?;
-        let expires_at: DateTime<Utc> = row.try_get("expires_at")?;
-        let lease_until: Option<DateTime<Utc>> = row.try_get("lease_until")?;
-        let lease_left = lease_until.and_then(|until| (until - now.at).to_std().ok()).filter(|left| !left.is_zero());
-        let mode = Mode::from_column(row.try_get("mode")?);
-        let steps_in_doubt = in_doubt(row)?;
-        let completed = row.try_get("completed")?;
-        let state = if expires_at <= asked && lease_left.is_none() {
-            State::Expired
-        } else if completed {
-            if matches!(mode, Ok(Mode::Mark)) { State::Mark } else { State::Completed }
-        } else if lease_left.is_some() {
-            State::InFlight
-        } else if !steps_in_doubt.is_empty() {
-            State::Indeterminate
-        } else if row.try_get("released")? {
-            State::Released
-        } else if lease_until.is_some() && mode.as_ref().is_ok_and(|mode| mode.repeats()) {
-            State::Lapsed
-        } else {
-            State::Indeterminate
-        };
-        Ok(Self {
-            mode,
-            fingerprint: row.try_get("fingerprint")?,
-            token,
-            version: Version::of(row, completed)?,
-            attempt: row.try_get("attempt")?,
-            claimed_at: row.try_get("claimed_at")?,
-            claimed_by_this_transaction: now.has_claimed_with(token),
-            state,
-            lease_left,
-            response: Response::of(row)?,
-            trace: row.try_get("trace")?,
-            last_error: row.try_get("last_error")?,
-            steps_in_doubt,
-            granted_attempt: row.try_get("granted_attempt")?,
+        let called_at = asked.seen_at(now.at, waited);
+        Ok(match row.try_get("mine")? {
+            None => Tried::Found(Found::at(&row, called_at, &now)?),
+            Some(true) => Tried::Free,
+            Some(false) => Tried::Held,
         })
     }
 }
@@ -226,18 +81,11 @@ impl Record<'_> {
     }
 }
 
-/// How a [wait](Record::await_key) ended. The transaction is usable in every case.
-pub(crate) enum Awaited {
-    /// No record is there, and this transaction holds the lock: claim.
-    Claim,
-    /// A record is there.
-    Look,
-    TimedOut,
-}
-
 impl Record<'_> {
     /// Waits for the open transaction that holds the key, for at most `limit`, or for the caller's own `lock_timeout`
-    /// if that is shorter. After an owner has rolled back, exactly one of the waiting calls is told to claim: when all
+    /// if that is shorter. [`Tried::Held`] means that the time is over. The transaction is usable in every case.
+    ///
+    /// After an owner has rolled back, exactly one of the waiting calls is told to claim: when all
     /// of them tried, 100 waiting calls and 20 rollbacks took 1300 claims in place of 121. It is a function, because a
     /// savepoint that the crate sent would remain if the wait were cancelled. The transaction does not keep the lock of
     /// an unfinished record in another mode, which it must not take over: only calls in transaction mode and marks wait
@@ -246,9 +94,9 @@ impl Record<'_> {
         self,
         conn: &mut PgConnection,
         limit: Duration,
-        asked: Option<DateTime<Utc>>,
+        asked: &CalledAt,
         mode: Mode,
-    ) -> Result<Awaited, Error> {
+    ) -> Result<Tried, Error> {
         self.query(
             "
             select /* pg_idempotency: await */
@@ -257,13 +105,13 @@ impl Record<'_> {
         )
         .bind(self.key.lock_id()) // $4
         .bind(i64::try_from(limit.as_millis()).unwrap_or(i64::MAX).max(1)) // $5
-        .bind(asked) // $6
+        .bind(asked.at) // $6
         .bind(mode.as_str()) // $7
         .try_map(|row| {
             Ok(match row.try_get(0)? {
-                "claim" => Awaited::Claim,
-                "look" => Awaited::Look,
-                _ => Awaited::TimedOut,
+                "claim" => Tried::Free,
+                "look" => Tried::Unread,
+                _ => Tried::Held,
             })
         })
         .fetch_one(conn)

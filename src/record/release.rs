@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use super::claim::Claim;
 use super::statement::{Record, changes_a_row, draw_token, interval};
+use super::tried::Claim;
 use crate::{Error, Misuse};
 
 /// Releases a claim in its own transaction. It is one text for both kinds of table. The parameters are $4, its token,

@@ -8,11 +8,11 @@ use sqlx::{Connection as _, PgConnection, PgPool};
 
 use super::fewest::{claiming, complete_and_chain};
 use super::{Idempotency, RoundTrips};
-use crate::claim::{CalledAt, Claimed, contend};
+use crate::claim::{Claimed, contend};
 use crate::error::sqlstate;
 use crate::observe::{Failure, Watch};
 use crate::outcome::{Outcome, Response, Verdict, decode, encode};
-use crate::record::{Claim, Record, Terms};
+use crate::record::{CalledAt, Claim, Record, Terms};
 use crate::session::{Opening, Savepoint, Session, depth, roll_back_to};
 use crate::{Error, Fingerprint, Key, Misuse, Mode, OnDuplicate};
 

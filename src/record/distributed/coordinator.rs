@@ -4,9 +4,9 @@ use sqlx::postgres::PgRow;
 use sqlx::{Executor as _, PgConnection, Row as _};
 
 use crate::record::claim::noted_claims;
-use crate::record::look::Now;
 use crate::record::opening::{check, own_transaction};
 use crate::record::statement::Record;
+use crate::record::tried::Now;
 use crate::{Deployment, Error};
 
 /// Citus passes on `set local`, and nothing that a function sets. Otherwise each worker would commit with a setting of

@@ -1,24 +1,17 @@
 //! The statements that claim, look, take over and release on a distributed table.
 
-use std::time::Duration;
-
-use chrono::{DateTime, Utc};
 use sqlx::PgConnection;
 
 use super::citus::warn_if_plain;
 use super::coordinator::{ask, forget_claim, note_claim, pass_on_lock_timeout, try_lock};
-use crate::record::claim::{Claim, Inserted, Terms, Tried, take_over_free};
-use crate::record::look::{Found, Look, Standing, columns};
+use crate::record::claim::take_over_free;
 use crate::record::release::release_in_transaction;
 use crate::record::statement::{Record, changes_a_row, draw_token, interval};
+use crate::record::tried::{CalledAt, Claim, Found, Terms, Tried, columns};
 use crate::{Error, Fingerprint, Misuse};
 
 /// The look before this has found no record, and took the lock.
-pub(super) async fn claim(
-    record: Record<'_>,
-    conn: &mut PgConnection,
-    terms: &Terms,
-) -> Result<Option<Inserted>, Error> {
+pub(super) async fn claim(record: Record<'_>, conn: &mut PgConnection, terms: &Terms) -> Result<Tried, Error> {
     warn_if_plain(&mut *conn).await?;
     let token = draw_token()?;
     let insert = record
@@ -43,20 +36,16 @@ pub(super) async fn claim(
         .bind(terms.mode.as_str()) // $8
         .bind(terms.trace.as_str()); // $9
     if !changes_a_row(&mut *conn, insert).await? {
-        return Ok(None);
+        return Ok(Tried::Unread);
     }
     note_claim(conn, record.deployment, token).await?;
-    // The transaction began with the check, so nobody asks for its age.
-    Ok(Some(Inserted { claim: Claim { token, attempt: 1 }, age: Duration::ZERO }))
+    Ok(Tried::Won(Claim { token, attempt: 1 }))
 }
 
-/// The columns come from the worker, and the time and the lock from the coordinator.
-pub(super) async fn look(
-    record: Record<'_>,
-    conn: &mut PgConnection,
-    asked: Option<DateTime<Utc>>,
-    waited: Duration,
-) -> Result<Look, Error> {
+/// The columns come from the worker, and the time and the lock from the coordinator. The transaction began with the
+/// check, so its age is not judged.
+pub(super) async fn look(record: Record<'_>, conn: &mut PgConnection, asked: &mut CalledAt) -> Result<Tried, Error> {
+    let waited = asked.waited();
     let row = record
         .query(concat! {
             "
@@ -73,13 +62,12 @@ pub(super) async fn look(
         // The claim that follows waits in its insert for a transaction in doubt that has inserted the key.
         pass_on_lock_timeout(conn).await?;
     }
-    let asked = coordinator.now.when_asked(asked, waited);
-    let standing = match (row, coordinator.mine) {
-        (Some(row), _) => Standing::Found(Found::at(&row, asked, &coordinator.now).map_err(Error::of_statement)?),
-        (None, Some(true)) => Standing::Free,
-        (None, _) => Standing::Held,
-    };
-    Ok(Look { asked, age: Duration::ZERO, standing })
+    let called_at = asked.seen_at(coordinator.now.at, waited);
+    Ok(match (row, coordinator.mine) {
+        (Some(row), _) => Tried::Found(Found::at(&row, called_at, &coordinator.now)?),
+        (None, Some(true)) => Tried::Free,
+        (None, _) => Tried::Held,
+    })
 }
 
 /// The lock is the coordinator's, and the row is locked and updated on its worker. A locked
@@ -88,12 +76,12 @@ pub(super) async fn take_over(
     record: Record<'_>,
     conn: &mut PgConnection,
     terms: &Terms,
-    asked: DateTime<Utc>,
+    asked: &CalledAt,
     found_token: i64,
     claim: Claim,
 ) -> Result<Tried, Error> {
     if !has_token(record, conn, found_token).await? {
-        return Ok(Tried::Overtaken);
+        return Ok(Tried::Unread);
     }
     if !try_lock(record, conn).await? {
         return Ok(Tried::Held);

@@ -1,0 +1,204 @@
+//! What the statements of a claim share: its terms, the time of the call, and where each statement leads.
+
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, TimeDelta, Utc};
+use sqlx::Row as _;
+use sqlx::postgres::PgRow;
+
+use super::step::in_doubt;
+use crate::mode::UnknownMode;
+use crate::outcome::Response;
+use crate::state::{State, Version};
+use crate::trace::Trace;
+use crate::{Error, Fingerprint, Misuse, Mode, OnDuplicate};
+
+/// The terms of a claim.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) mode: Mode,
+    /// A mark has none.
+    pub(crate) fingerprint: Option<Fingerprint>,
+    pub(crate) retention: Duration,
+    pub(crate) on_duplicate: Option<OnDuplicate>,
+    /// How long the claim lasts, if it outlives the transaction.
+    pub(crate) lease: Option<Duration>,
+    pub(crate) max_attempts: Option<NonZeroU32>,
+    pub(crate) trace: Trace,
+}
+
+/// When a call was made. A record is judged as of this moment: if it expires while the call waits, for a connection or
+/// for another request, it is still the call's answer.
+pub(crate) struct CalledAt {
+    /// By the clock of this process, which shows how long the call has waited.
+    since: Instant,
+    /// By the database's clock, from the first look.
+    pub(super) at: Option<DateTime<Utc>>,
+    /// When the BEGIN of the transaction was sent, if nothing has checked that it began the transaction.
+    unchecked_since: Option<Instant>,
+}
+
+impl CalledAt {
+    pub(crate) fn since(since: Instant) -> Self {
+        Self { since, at: None, unchecked_since: None }
+    }
+
+    pub(crate) fn in_transaction_since(self, unchecked_since: Option<Instant>) -> Self {
+        Self { unchecked_since, ..self }
+    }
+
+    pub(crate) fn now() -> Self {
+        Self::since(Instant::now())
+    }
+
+    pub(super) fn waited(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    /// When the call was made, by the database's clock: that clock shows `now`, and the call had `waited` before it
+    /// asked. The smaller of two times, because the clock may have jumped back: a record must not expire before its
+    /// time.
+    pub(super) fn seen_at(&mut self, now: DateTime<Utc>, waited: Duration) -> DateTime<Utc> {
+        let called = now - TimeDelta::from_std(waited).unwrap_or_default();
+        *self.at.insert(self.at.map_or(called, |first| first.min(called)))
+    }
+
+    /// Fails if the transaction is older than the message that was to begin it: a BEGIN inside a transaction begins
+    /// nothing. The server's clock gives one age and the process's clock the other, so the two clocks need not agree.
+    /// Only the first statement is judged, because the clocks drift apart during a long wait.
+    pub(super) fn judge(&mut self, age: Duration) -> Result<(), Error> {
+        match self.unchecked_since.take() {
+            Some(since) if age > since.elapsed() => Err(Error::Misuse(Misuse::NotInTransaction)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The right to perform. It lasts as long as the claiming transaction, or as long as the lease.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim {
+    pub(crate) token: i64,
+    pub(crate) attempt: i32,
+}
+
+/// Where a statement of a claim has led: a first claim, a look, a take-over, or a wait.
+#[allow(clippy::large_enum_variant, reason = "moved once for each statement, which costs a round trip")]
+pub(crate) enum Tried {
+    Won(Claim),
+    /// This record is in the way.
+    Found(Found),
+    /// A record is in the way that the call has not read, or one that another call has changed since: look.
+    Unread,
+    /// No record is there, and this transaction holds the key's lock: claim.
+    Free,
+    /// An open transaction holds the key, and its record is not committed: wait.
+    Held,
+    /// The row is gone, or an open transaction that does not hold the key's advisory lock has locked it: a sweep, or an
+    /// operator.
+    Locked,
+}
+
+/// A record that is in the way of a claim.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) mode: Result<Mode, UnknownMode>,
+    pub(crate) fingerprint: Option<Vec<u8>>,
+    pub(crate) token: i64,
+    pub(crate) version: Version,
+    pub(crate) attempt: i32,
+    pub(crate) claimed_at: DateTime<Utc>,
+    pub(crate) claimed_by_this_transaction: bool,
+    /// Expired, if the retention had ended when the call was made, and no live lease protects the record.
+    pub(crate) state: State,
+    /// The rest of a live lease.
+    pub(crate) lease_left: Option<Duration>,
+    pub(crate) response: Response,
+    /// The trace of its claim.
+    pub(crate) trace: Option<String>,
+    pub(crate) last_error: Option<String>,
+    /// The names of the steps that were begun and have no result.
+    pub(crate) steps_in_doubt: Vec<String>,
+    /// The attempt that an operator permits.
+    pub(crate) granted_attempt: Option<i32>,
+}
+
+/// What a look reads of the record. [`Found::at`] derives the state.
+macro_rules! columns {
+    () => {
+        concat!(
+            "mode, fingerprint, token, attempt, granted_attempt, last_error, trace, ",
+            $crate::record::fragment::readable!("claimed_at"),
+            " as claimed_at, ",
+            $crate::record::fragment::steps_in_doubt!(),
+            "::text as steps_in_doubt, ",
+            $crate::record::fragment::steps_hash!(),
+            " as steps_hash, completed_at is not null as completed, \
+             lease_until is not distinct from '-infinity' as released, ",
+            $crate::record::fragment::readable!("lease_until"),
+            " as lease_until, ",
+            $crate::record::fragment::readable!("expires_at"),
+            " as expires_at, response_status, response_headers::text as response_headers, response_body"
+        )
+    };
+}
+pub(super) use columns;
+
+/// What the server says beside the record: of a distributed table, the coordinator.
+pub(super) struct Now {
+    pub(super) at: DateTime<Utc>,
+    /// The tokens that this transaction has claimed with.
+    pub(super) claims: Option<String>,
+}
+
+impl Now {
+    fn has_claimed_with(&self, token: i64) -> bool {
+        let token = token.to_string();
+        self.claims.iter().flat_map(|claims| claims.split(' ')).any(|claim| claim == token)
+    }
+}
+
+impl Found {
+    /// Repeats the conditions of [`state`](super::fragment::state), in the same order. In SQL, the server would prepare
+    /// the expression for every look, and of a distributed table a worker would evaluate it by its own clock.
+    pub(super) fn at(row: &PgRow, asked: DateTime<Utc>, now: &Now) -> sqlx::Result<Self> {
+        let token: i64 = row.try_get("token")?;
+        let expires_at: DateTime<Utc> = row.try_get("expires_at")?;
+        let lease_until: Option<DateTime<Utc>> = row.try_get("lease_until")?;
+        let lease_left = lease_until.and_then(|until| (until - now.at).to_std().ok()).filter(|left| !left.is_zero());
+        let mode = Mode::from_column(row.try_get("mode")?);
+        let steps_in_doubt = in_doubt(row)?;
+        let completed = row.try_get("completed")?;
+        let state = if expires_at <= asked && lease_left.is_none() {
+            State::Expired
+        } else if completed {
+            if matches!(mode, Ok(Mode::Mark)) { State::Mark } else { State::Completed }
+        } else if lease_left.is_some() {
+            State::InFlight
+        } else if !steps_in_doubt.is_empty() {
+            State::Indeterminate
+        } else if row.try_get("released")? {
+            State::Released
+        } else if lease_until.is_some() && mode.as_ref().is_ok_and(|mode| mode.repeats()) {
+            State::Lapsed
+        } else {
+            State::Indeterminate
+        };
+        Ok(Self {
+            mode,
+            fingerprint: row.try_get("fingerprint")?,
+            token,
+            version: Version::of(row, completed)?,
+            attempt: row.try_get("attempt")?,
+            claimed_at: row.try_get("claimed_at")?,
+            claimed_by_this_transaction: now.has_claimed_with(token),
+            state,
+            lease_left,
+            response: Response::of(row)?,
+            trace: row.try_get("trace")?,
+            last_error: row.try_get("last_error")?,
+            steps_in_doubt,
+            granted_attempt: row.try_get("granted_attempt")?,
+        })
+    }
+}
