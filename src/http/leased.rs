@@ -18,8 +18,9 @@ use super::places::{Place, Ticket};
 use super::rejection::cannot_have;
 use super::rejection::{Mistake, Rejection};
 use crate::lease::{Acquired, Call, Lease, LeaseOptions, LeaseOwner};
+use crate::observe::performing;
 use crate::record::{CalledAt, Candidate};
-use crate::{Error, Key, Mode, observe};
+use crate::{Error, Key, Mode};
 
 /// Claims the key, calls the handler and stores its response; or replays the stored response.
 pub(super) async fn run<H: Handler>(
@@ -64,8 +65,7 @@ pub(super) async fn perform<H: Handler>(
         owner.begin();
         conclude(layer, called, handler.call(layer.run_timeout).await?).await
     };
-    let concluded = lease.unless_lost(work).await;
-    observe::performed(lease.mode(), lease.key().operation(), called.at.elapsed());
+    let concluded = performing(lease.mode(), lease.key().operation(), lease.unless_lost(work)).await;
     let Some(concluded) = concluded else { return failed(Err(owner.failed(Error::LeaseLost).into())) };
     // The layer has refused the request. The service may have changed that response, but it is no answer to the
     // request.

@@ -58,27 +58,21 @@ impl Transactional<'_> {
 
     /// Claims the key, calls the handler, stores its response and commits; or replays the stored response.
     pub(super) async fn run<H: Handler>(self, ticket: &Ticket, mut place: Place<'_>, handler: H) -> Reply<H> {
-        let span = call_span!("http.transaction", Mode::Transaction, ticket.key);
-        let running = self.perform_or_replay(ticket, &mut place, handler);
-        Ok(counted(span, Mode::Transaction, ticket.key.operation(), running, outcome).await?.response)
-    }
-
-    async fn perform_or_replay<H: Handler>(
-        self,
-        ticket: &Ticket,
-        place: &mut Place<'_>,
-        handler: H,
-    ) -> Result<Ran<H::Body>, NoResponse<H::Error>> {
-        let claimed = claiming(Mode::Transaction, ticket.key.operation(), self.claim(ticket, place)).await;
-        let (session, won) = match claimed? {
-            Claimed::Won(holding) => holding,
-            Claimed::Replayed(stored) => {
-                let response = answer_again(self.layer, stored, handler).await?;
-                return Ok(Ran { outcome: observe::REPLAYED, response });
+        let (mode, operation) = (Mode::Transaction, ticket.key.operation());
+        let running = async {
+            match claiming(mode, operation, self.claim(ticket, &mut place)).await? {
+                Claimed::Won((session, won)) => {
+                    let _performing = place.performing();
+                    self.perform(session, Some(won), handler).await
+                }
+                Claimed::Replayed(stored) => {
+                    let response = answer_again(self.layer, stored, handler).await?;
+                    Ok(Ran { outcome: observe::REPLAYED, response })
+                }
             }
         };
-        let _performing = place.performing();
-        self.perform(session, Some(won), handler).await
+        let span = call_span!("http.transaction", mode, ticket.key);
+        Ok(counted(span, mode, operation, running, outcome).await?.response)
     }
 
     /// Claims the key, or finds the stored response. Waits for the first request as long as the ticket allows.

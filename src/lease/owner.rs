@@ -208,7 +208,8 @@ impl LeaseOwner {
     /// Ends the attempt of work that failed, as the policy says. Ignores an error of the statement: the caller needs
     /// the error of the work, and the claim lapses.
     pub(crate) async fn fail(self, reason: &str) {
-        let _ = self.fail_and(reason, true).await;
+        self.end_failed();
+        let _ = self.release_or_lapse(reason, true).await;
     }
 
     /// As [`fail`](Self::fail), for work that has refused its request with an answer. After a final one (`is_final`),
@@ -225,14 +226,13 @@ impl LeaseOwner {
     #[cfg(feature = "http")]
     pub(crate) async fn refuse(mut self, reason: &str, is_final: bool, not_begun: bool) -> Result<(), Error> {
         // Before the steps are read: a task with a clone of the lease begins none after this.
-        self.deadline.end();
+        self.end_failed();
         let did_nothing = not_begun || self.mode() == crate::Mode::InSteps;
         if !did_nothing || self.attempt != 1 || !self.steps.is_empty() {
             // Under `AtMostOnce` no resumer does the work, and a reconciler needs the request.
             let keeps_request = !is_final || self.mode() == crate::Mode::AtMostOnce;
-            return self.fail_and(reason, keeps_request).await;
+            return self.release_or_lapse(reason, keeps_request).await;
         }
-        observe::outcome(self.mode(), self.key.operation(), observe::FAILED);
         let freeing =
             committed(&self.pool, self.durable(), async |conn| self.record().free(conn, self.token, reason).await);
         let freed = self.for_a_lease(freeing).await;
@@ -245,17 +245,20 @@ impl LeaseOwner {
     /// error of this statement: the claim then lapses, and the attempt counts.
     #[cfg(feature = "http")]
     pub(crate) async fn give_back(mut self, reason: &str, expires_at: &str) {
-        self.deadline.end();
-        observe::outcome(self.mode(), self.key.operation(), observe::FAILED);
+        self.end_failed();
         let giving_back = committed(&self.pool, self.durable(), async |conn| {
             self.record().give_back(conn, self.token, reason, expires_at).await
         });
         self.ended = self.for_a_lease(giving_back).await.is_ok();
     }
 
-    async fn fail_and(mut self, reason: &str, keeps_request: bool) -> Result<(), Error> {
+    /// Counts the failure. The work ends before the claim does.
+    fn end_failed(&self) {
         self.deadline.end();
-        observe::outcome(self.leasing.policy.mode(), self.key.operation(), observe::FAILED);
+        observe::outcome(self.mode(), self.key.operation(), observe::FAILED);
+    }
+
+    async fn release_or_lapse(mut self, reason: &str, keeps_request: bool) -> Result<(), Error> {
         let may_repeat = self.mode().repeats() || self.not_performed.load(Ordering::Relaxed);
         // A step in doubt must be remembered for the whole retention.
         if may_repeat && self.steps.in_doubt().is_empty() {

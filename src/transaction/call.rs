@@ -10,7 +10,7 @@ use super::fewest::{claiming, complete_and_chain};
 use super::{Idempotency, RoundTrips};
 use crate::claim::{Claimed, contend};
 use crate::error::sqlstate;
-use crate::observe::{Failure, Watch};
+use crate::observe::Failure;
 use crate::outcome::{Outcome, Response, Verdict, decode, encode};
 use crate::record::{CalledAt, Claim, Record, Terms};
 use crate::session::{Opening, Savepoint, Session, depth, roll_back_to};
@@ -69,8 +69,7 @@ impl<'k> Call<'k> {
     pub(super) async fn ensure<T: Serialize + DeserializeOwned, E>(
         &self,
         conn: &mut PgConnection,
-        watch: &mut Watch<'_>,
-        perform: impl AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
+        perform: impl AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, Failure<E>>,
     ) -> Result<Outcome<T>, Failure<E>> {
         if !conn.is_in_transaction() {
             return Err(Error::Misuse(Misuse::NotInTransaction).into());
@@ -79,7 +78,7 @@ impl<'k> Call<'k> {
             Claimed::Won(won) => won,
             Claimed::Replayed(stored) => return Ok(Outcome::Replayed(decode(&stored)?)),
         };
-        let performed = match won.perform(conn, watch, perform).await {
+        let performed = match won.perform(conn, perform).await {
             Ok((response, stored)) => won.complete(conn, &stored).await.map(|()| response).map_err(Failure::from),
             Err(error) => Err(error),
         };
@@ -94,8 +93,7 @@ impl<'k> Call<'k> {
     pub(super) async fn run<T: Serialize + DeserializeOwned, E>(
         &self,
         pool: &PgPool,
-        watch: &mut Watch<'_>,
-        perform: impl AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
+        perform: impl AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, Failure<E>>,
     ) -> Result<Outcome<T>, Failure<E>> {
         let mut session = Session::of(pool).await?;
         let ended = async {
@@ -110,7 +108,7 @@ impl<'k> Call<'k> {
                     return Ok(Outcome::Replayed(response));
                 }
             };
-            let (response, stored) = won.perform(&mut session, watch, perform).await?;
+            let (response, stored) = won.perform(&mut session, perform).await?;
             won.complete_and_commit(&mut session, &stored).await?;
             Ok(Outcome::Performed(response))
         };
@@ -199,11 +197,10 @@ impl Won<'_> {
     async fn perform<T: Serialize + DeserializeOwned, E>(
         &mut self,
         conn: &mut PgConnection,
-        watch: &mut Watch<'_>,
-        perform: impl AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
+        perform: impl AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, Failure<E>>,
     ) -> Result<(T, Response), Failure<E>> {
         let before = depth(conn);
-        let performed = watch.perform(perform(&mut *conn)).await;
+        let performed = perform(&mut *conn).await;
         if depth(conn) > before {
             // The guard of a nested transaction was forgotten. sqlx would end that one instead of the transaction.
             roll_back_to(conn, before).await;

@@ -134,8 +134,11 @@ impl Idempotency {
         F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     {
         let span = call_span!("ensure_idempotent", Mode::Transaction, key);
-        let perform = async |conn: &mut PgConnection| perform(conn).await.map(Verdict::Keep);
-        observed(span, key, async |watch| self.call(key, body, false)?.ensure(conn, watch, perform).await).await
+        observed(span, key, async |watch| {
+            let perform = async |conn: &mut PgConnection| watch.perform(perform(conn)).await.map(Verdict::Keep);
+            self.call(key, body, false)?.ensure(conn, perform).await
+        })
+        .await
     }
 
     /// [`ensure`](Self::ensure) with `perform` behind a savepoint, so that the caller's transaction survives a failure.
@@ -175,7 +178,11 @@ impl Idempotency {
         F: AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, E>,
     {
         let span = call_span!("ensure_isolated", Mode::Transaction, key);
-        observed(span, key, async |watch| self.call(key, body, true)?.ensure(conn, watch, perform).await).await
+        observed(span, key, async |watch| {
+            let perform = async |conn: &mut PgConnection| watch.perform(perform(conn)).await;
+            self.call(key, body, true)?.ensure(conn, perform).await
+        })
+        .await
     }
 
     /// [`ensure`](Self::ensure) for callers without a transaction: takes a connection from the pool, begins, performs
@@ -204,8 +211,11 @@ impl Idempotency {
         F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     {
         let span = call_span!("ensure_idempotent", Mode::Transaction, key);
-        let perform = async |conn: &mut PgConnection| perform(conn).await.map(Verdict::Keep);
-        observed(span, key, async |watch| self.call(key, body, false)?.run(pool, watch, perform).await).await
+        observed(span, key, async |watch| {
+            let perform = async |conn: &mut PgConnection| watch.perform(perform(conn)).await.map(Verdict::Keep);
+            self.call(key, body, false)?.run(pool, perform).await
+        })
+        .await
     }
 
     fn call<'k, B: Body + ?Sized>(&self, key: &'k Key, body: &B, isolated: bool) -> Result<Call<'k>, Error> {
