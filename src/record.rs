@@ -15,23 +15,20 @@
 //!   way, and to wait. `tried`: where a statement of the two leads.
 //! - `distributed`: the choice between the usual statements and those for a distributed table.
 //! - `opening`: how a transaction of the crate begins.
-//! - The end of a claim: `complete` in transaction mode, `lease` in lease mode, `release` without a response.
+//! - `ends`: how a claim ends, with a response or without one.
 //! - `step`: the steps of an operation. `resume`: operations that a resumer may take over. `doubt`, `looks`: operations
 //!   that a reconciler settles.
 //! - `table`: the sweep, sizes and counts. `show`: records for an operator. `settle`: the operator's decisions.
 //!   `schema`: the owner of the schema, and protected tables.
-//! - `statement`, `fragment`: shared parts of statements.
+//! - `statement`: shared parts of statements.
 
 mod claim;
-mod complete;
 mod distributed;
 mod doubt;
-mod fragment;
-mod lease;
+mod ends;
 mod look;
 mod looks;
 pub(crate) mod opening;
-mod release;
 mod resume;
 mod schema;
 mod settle;
@@ -47,11 +44,11 @@ pub(crate) use distributed::{
     prepare_decision, size, workers,
 };
 pub(crate) use doubt::{Doubt, Writing};
+pub(crate) use ends::{Unclaimed, storable};
 pub(crate) use look::wait_for_row;
 pub(crate) use looks::LooksAt;
 pub use looks::ShownLooks;
 pub(crate) use opening::{is_open, put_back};
-pub(crate) use release::{Unclaimed, storable};
 pub use resume::ShownRequest;
 pub(crate) use resume::{Candidate, StoredAs};
 pub use schema::OnEscape;

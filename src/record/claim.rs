@@ -12,8 +12,7 @@ use sqlx::postgres::PgArguments;
 use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres, Row as _};
 
-use super::fragment::no_live_lease;
-use super::statement::{Record, age, draw_token, interval};
+use super::statement::{Record, age, draw_token, interval, no_live_lease};
 use super::tried::{CalledAt, Claim, Terms, Tried};
 use crate::{Deployment, Error, Fingerprint, Key, Mode};
 
@@ -107,8 +106,8 @@ macro_rules! take_over_free {
             where scope = $1::text and operation = $2::text and value = $3::text
                 and record.token = $9::int8
                 and ((expires_at <= least($10::timestamptz, pg_catalog.statement_timestamp())
-                        and ", $crate::record::fragment::no_live_lease!(), ")
-                    or ", $crate::record::fragment::may_be_retried!(), ")"
+                        and ", $crate::record::statement::no_live_lease!(), ")
+                    or ", $crate::record::statement::may_be_retried!(), ")"
         }
     };
 }

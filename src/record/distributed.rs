@@ -14,7 +14,6 @@
 //! UPDATE. Those comments that say *a distributed table* are about these rules.
 
 mod citus;
-mod coordinator;
 mod protocol;
 
 use std::time::Duration;
@@ -89,12 +88,12 @@ impl Record<'_> {
 
 /// The message that begins a transaction that is durable on every server of the deployment.
 pub(crate) fn durable_opening(deployment: Deployment) -> &'static str {
-    if deployment.distributed { coordinator::BEGIN_DURABLE } else { opening::BEGIN_DURABLE }
+    if deployment.distributed { protocol::BEGIN_DURABLE } else { opening::BEGIN_DURABLE }
 }
 
 /// As [`durable_opening`], for a decision, whose statements see all rows.
 pub(crate) fn durable_opening_of_all_rows(deployment: Deployment) -> &'static str {
-    if deployment.distributed { coordinator::BEGIN_DURABLE_ALL_ROWS } else { opening::BEGIN_DURABLE_ALL_ROWS }
+    if deployment.distributed { protocol::BEGIN_DURABLE_ALL_ROWS } else { opening::BEGIN_DURABLE_ALL_ROWS }
 }
 
 /// Gives the transaction of a caller the settings of [`durable_opening_of_all_rows`], and returns its `row_security`
@@ -102,7 +101,7 @@ pub(crate) fn durable_opening_of_all_rows(deployment: Deployment) -> &'static st
 pub(crate) async fn prepare_decision(conn: &mut PgConnection, deployment: Deployment) -> Result<String, Error> {
     let row_security = opening::prepare_decision(conn).await?;
     if deployment.distributed {
-        coordinator::pass_on_synchronous_commit(conn).await?;
+        protocol::pass_on_synchronous_commit(conn).await?;
     }
     Ok(row_security)
 }

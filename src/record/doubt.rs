@@ -6,10 +6,11 @@ use serde_json::{Map, Value, json};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::fragment::{looks_count, readable, state, steps_hash, steps_in_doubt, stored_time};
 use super::looks::{Looks, LooksAt};
 use super::show::{Shown, shown};
-use super::statement::{self, Pages, Record, changes_a_row, interval};
+use super::statement::{
+    self, Pages, Record, changes_a_row, interval, looks_count, readable, state, steps_hash, steps_in_doubt, stored_time,
+};
 use super::step;
 use crate::{Deployment, Error, Mode};
 
@@ -25,7 +26,7 @@ macro_rules! undecided {
                 -- The form of stored_time.
                 and lease_until = ($5::text::timestamp at time zone 'UTC')
                 and completed_at is null
-                and ", $crate::record::fragment::no_live_lease!(), "
+                and ", $crate::record::statement::no_live_lease!(), "
                 and expires_at > pg_catalog.statement_timestamp()"
         }
     };

@@ -5,12 +5,11 @@ use std::time::Duration;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::fragment::{may_be_retried, stored_time};
 #[cfg(feature = "http")]
-use super::release::storable;
+use super::ends::storable;
 #[cfg(feature = "http")]
 use super::statement::draw_token;
-use super::statement::{self, Pages, Record, changes_a_row, interval};
+use super::statement::{self, Pages, Record, changes_a_row, interval, may_be_retried, stored_time};
 use crate::{Deployment, Error, Fingerprint, Key, Mode};
 
 /// The number of candidates of one search. A resumer that loses one to another caller tries the next.

@@ -7,10 +7,11 @@ use sqlx::postgres::PgArguments;
 use sqlx::query::Query;
 use sqlx::{PgConnection, Postgres};
 
-use super::fragment::{may_be_retried, no_live_lease, readable, steps_hash};
-use super::release::storable;
+use super::ends::storable;
 use super::show::Shown;
-use super::statement::{Record, changes_a_row, draw_token, interval};
+use super::statement::{
+    Record, changes_a_row, draw_token, interval, may_be_retried, no_live_lease, readable, steps_hash,
+};
 use crate::error::MAX_STEPS_BYTES;
 use crate::outcome::Response;
 use crate::{Error, InvalidStep, Misuse};

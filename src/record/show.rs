@@ -7,10 +7,9 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::fragment::{looks_count, may_be_retried, readable, state, steps_hash};
 use super::looks::ShownLooks;
 use super::resume::ShownRequest;
-use super::statement::{self, Pages, Record, known_mode};
+use super::statement::{self, Pages, Record, known_mode, looks_count, may_be_retried, readable, state, steps_hash};
 use super::step::ShownStep;
 use crate::state::{State, Version};
 use crate::{Deployment, Error, Key, Mode};
@@ -113,7 +112,7 @@ impl Shown {
         let steps = ShownStep::all(row, downstream_key)?;
         Ok(Self {
             mode,
-            state: statement::state(row)?,
+            state: statement::state_of(row)?,
             token: row.try_get("token")?,
             attempt: row.try_get::<i32, _>("attempt")?.unsigned_abs(),
             granted_attempt: row.try_get::<Option<i32>, _>("granted_attempt")?.map(i32::unsigned_abs),

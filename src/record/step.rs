@@ -70,7 +70,7 @@ fn entries(row: &PgRow) -> sqlx::Result<serde_json::Map<String, Value>> {
     serde_json::from_str(steps).map_err(|error| sqlx::Error::Decode(error.into()))
 }
 
-/// Reads [`steps_in_doubt`](super::fragment::steps_in_doubt), as text: the names in the order of their bytes.
+/// Reads [`steps_in_doubt`](super::statement::steps_in_doubt), as text: the names in the order of their bytes.
 pub(super) fn in_doubt(row: &PgRow) -> sqlx::Result<Vec<String>> {
     let Some(names) = row.try_get::<Option<&str>, _>("steps_in_doubt")? else { return Ok(Vec::new()) };
     let mut names: Vec<String> = serde_json::from_str(names).map_err(|error| sqlx::Error::Decode(error.into()))?;

@@ -7,8 +7,7 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
-use super::fragment::{no_live_lease, readable, readable_place, state, table_or_leaf};
-use super::statement::{self, interval};
+use super::statement::{self, interval, no_live_lease, readable, readable_place, state, table_or_leaf};
 use crate::Error;
 use crate::state::State;
 
@@ -18,7 +17,7 @@ macro_rules! could_be_retried {
     () => {
         concat!(
             "(completed_at is null and (lease_until = '-infinity' or mode in ('at_least_once', 'in_steps')) and ",
-            $crate::record::fragment::no_step_in_doubt!(),
+            $crate::record::statement::no_step_in_doubt!(),
             ")"
         )
     };
@@ -239,7 +238,7 @@ pub(crate) async fn groups(conn: &mut PgConnection, percent: f64) -> Result<Vec<
         Ok(Group {
             mode: row.try_get("mode")?,
             operation: row.try_get("operation")?,
-            state: statement::state(&row)?,
+            state: statement::state_of(&row)?,
             records: (records as f64 * (100.0 / percent)).round() as u64,
             oldest: row.try_get("oldest")?,
         })

@@ -128,16 +128,16 @@ macro_rules! columns {
     () => {
         concat!(
             "mode, fingerprint, token, attempt, granted_attempt, last_error, trace, ",
-            $crate::record::fragment::readable!("claimed_at"),
+            $crate::record::statement::readable!("claimed_at"),
             " as claimed_at, ",
-            $crate::record::fragment::steps_in_doubt!(),
+            $crate::record::statement::steps_in_doubt!(),
             "::text as steps_in_doubt, ",
-            $crate::record::fragment::steps_hash!(),
+            $crate::record::statement::steps_hash!(),
             " as steps_hash, completed_at is not null as completed, \
              lease_until is not distinct from '-infinity' as released, ",
-            $crate::record::fragment::readable!("lease_until"),
+            $crate::record::statement::readable!("lease_until"),
             " as lease_until, ",
-            $crate::record::fragment::readable!("expires_at"),
+            $crate::record::statement::readable!("expires_at"),
             " as expires_at, response_status, response_headers::text as response_headers, response_body"
         )
     };
@@ -159,7 +159,7 @@ impl Now {
 }
 
 impl Found {
-    /// Repeats the conditions of [`state`](super::fragment::state), in the same order. In SQL, the server would prepare
+    /// Repeats the conditions of [`state`](super::statement::state), in the same order. In SQL, the server would prepare
     /// the expression for every look, and of a distributed table a worker would evaluate it by its own clock.
     pub(super) fn at(row: &PgRow, asked: DateTime<Utc>, now: &Now) -> sqlx::Result<Self> {
         let token: i64 = row.try_get("token")?;

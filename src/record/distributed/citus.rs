@@ -9,8 +9,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{Executor as _, PgConnection, Row as _};
 
 use crate::Error;
-use crate::record::fragment::{no_live_lease, readable_place};
-use crate::record::statement::interval;
+use crate::record::statement::{interval, no_live_lease, readable_place};
 use crate::record::table::{Deleted, Size, could_be_retried};
 
 /// Whether this process has looked at a table for [`warn_if_plain`].

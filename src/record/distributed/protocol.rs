@@ -1,14 +1,16 @@
-//! The statements that claim, look, take over and release on a distributed table.
+//! The statements that claim, look, take over and release on a distributed table, and below them what they ask of the
+//! coordinator: its time, the locks, and the settings of this transaction.
 
-use sqlx::PgConnection;
+use sqlx::postgres::PgRow;
+use sqlx::{Executor as _, PgConnection, Row as _};
 
 use super::citus::warn_if_plain;
-use super::coordinator::{ask, forget_claim, note_claim, pass_on_lock_timeout, try_lock};
-use crate::record::claim::take_over_free;
-use crate::record::release::release_in_transaction;
+use crate::record::claim::{noted_claims, take_over_free};
+use crate::record::ends::release_in_transaction;
+use crate::record::opening::{check, own_transaction};
 use crate::record::statement::{Record, changes_a_row, draw_token, interval};
-use crate::record::tried::{CalledAt, Claim, Found, Terms, Tried, columns};
-use crate::{Error, Fingerprint, Misuse};
+use crate::record::tried::{CalledAt, Claim, Found, Now, Terms, Tried, columns};
+use crate::{Deployment, Error, Fingerprint, Misuse};
 
 /// The look before this has found no record, and took the lock.
 pub(super) async fn claim(record: Record<'_>, conn: &mut PgConnection, terms: &Terms) -> Result<Tried, Error> {
@@ -142,4 +144,149 @@ pub(super) async fn release_in_transaction(
         return Err(Error::Misuse(Misuse::NotInTransaction));
     }
     forget_claim(conn, record.deployment, claim.token).await
+}
+
+/// Citus passes on `set local`, and nothing that a function sets. Otherwise each worker would commit with a setting of
+/// its own. The session's `lock_timeout` bounds the waits for a row on a worker. On a server without Citus the settings
+/// stay what they are.
+macro_rules! durable_on_workers {
+    () => {
+        "begin; set local citus.propagate_set_commands = 'local'; do $$ begin
+            execute pg_catalog.format('set local synchronous_commit = %L', case
+                when pg_catalog.current_setting('synchronous_commit') in ('off', 'local') then 'on'
+                else pg_catalog.current_setting('synchronous_commit')
+            end);
+            if pg_catalog.current_setting('lock_timeout') <> '0' then
+                execute pg_catalog.format('set local lock_timeout = %L', pg_catalog.current_setting('lock_timeout'));
+            end if;
+        end $$"
+    };
+}
+
+/// As [`BEGIN_DURABLE`](crate::record::opening::BEGIN_DURABLE), also on the workers.
+pub(super) const BEGIN_DURABLE: &str = concat!(
+    check!("opening durable"),
+    ", pg_catalog.set_config('idempotency.claim', ",
+    own_transaction!("step"),
+    ", true); ",
+    durable_on_workers!()
+);
+
+/// As [`BEGIN_DURABLE_ALL_ROWS`](crate::record::opening::BEGIN_DURABLE_ALL_ROWS), also on the workers.
+pub(super) const BEGIN_DURABLE_ALL_ROWS: &str = concat!(
+    check!("opening of decision"),
+    ", pg_catalog.set_config('row_security', 'off', true); ",
+    durable_on_workers!()
+);
+
+/// The coordinator's answer to a statement without a table.
+pub(super) struct Coordinator {
+    pub(super) now: Now,
+    /// Whether this transaction has the key's lock; `None` if the statement did not try.
+    pub(super) mine: Option<bool>,
+    pub(super) has_lock_timeout: bool,
+}
+
+/// Gives the session's `lock_timeout`, if it has one, to the workers until the end of the transaction. Citus passes on
+/// `set local` alone, and only while `citus.propagate_set_commands` says so.
+pub(super) async fn pass_on_lock_timeout(conn: &mut PgConnection) -> Result<(), Error> {
+    let passed_on = conn.execute(
+        "
+        do /* pg_idempotency: pass on lock_timeout */ $$
+        declare
+            callers text := pg_catalog.current_setting('citus.propagate_set_commands', true);
+        begin
+            if pg_catalog.current_setting('lock_timeout') <> '0' then
+                set local citus.propagate_set_commands = 'local';
+                execute pg_catalog.format('set local lock_timeout = %L', pg_catalog.current_setting('lock_timeout'));
+                perform pg_catalog.set_config('citus.propagate_set_commands', coalesce(callers, 'none'), true);
+            end if;
+        end
+        $$
+        ",
+    );
+    passed_on.await.map(drop).map_err(Error::of_statement)
+}
+
+/// Gives the transaction's `synchronous_commit` to the workers, and the `lock_timeout` too.
+pub(super) async fn pass_on_synchronous_commit(conn: &mut PgConnection) -> Result<(), Error> {
+    let passed_on = conn.execute(
+        "
+        do /* pg_idempotency: pass on synchronous_commit */ $$
+        declare
+            callers text := pg_catalog.current_setting('citus.propagate_set_commands', true);
+        begin
+            set local citus.propagate_set_commands = 'local';
+            execute pg_catalog.format(
+                'set local synchronous_commit = %L', pg_catalog.current_setting('synchronous_commit')
+            );
+            perform pg_catalog.set_config('citus.propagate_set_commands', coalesce(callers, 'none'), true);
+        end
+        $$
+        ",
+    );
+    passed_on.await.map_err(Error::of_statement)?;
+    pass_on_lock_timeout(conn).await
+}
+
+/// Adds a token to the claims of this transaction, which the coordinator knows.
+pub(super) async fn note_claim(conn: &mut PgConnection, deployment: Deployment, token: i64) -> Result<(), Error> {
+    let sql = concat! {
+        "
+        select /* pg_idempotency: note claim */
+            pg_catalog.set_config('idempotency.claim', ", noted_claims!(), " || ' ' || $1::int8::text, true)
+        ",
+    };
+    ask_setting(sql, conn, deployment, token).await
+}
+
+/// Removes a token from the claims of this transaction.
+pub(super) async fn forget_claim(conn: &mut PgConnection, deployment: Deployment, token: i64) -> Result<(), Error> {
+    let sql = "
+        select /* pg_idempotency: forget claim */
+            pg_catalog.set_config('idempotency.claim', pg_catalog.array_to_string(pg_catalog.array_remove(
+                pg_catalog.string_to_array(pg_catalog.current_setting('idempotency.claim', true), ' '), $1::int8::text
+            ), ' '), true)
+        ";
+    ask_setting(sql, conn, deployment, token).await
+}
+
+async fn ask_setting(
+    sql: &'static str,
+    conn: &mut PgConnection,
+    deployment: Deployment,
+    token: i64,
+) -> Result<(), Error> {
+    let query = sqlx::query(sql).persistent(deployment.prepared).bind(token); // $1
+    query.execute(conn).await.map(drop).map_err(Error::of_statement)
+}
+
+/// Takes the key's lock until the end of the transaction, if it is free.
+pub(super) async fn try_lock(record: Record<'_>, conn: &mut PgConnection) -> Result<bool, Error> {
+    Ok(ask(record, conn, true).await?.mine == Some(true))
+}
+
+pub(super) async fn ask(record: Record<'_>, conn: &mut PgConnection, lock: bool) -> Result<Coordinator, Error> {
+    sqlx::query(
+        "
+        select /* pg_idempotency: coordinator */
+            pg_catalog.statement_timestamp() as at,
+            pg_catalog.current_setting('idempotency.claim', true) as claims,
+            case when $2::bool then pg_catalog.pg_try_advisory_xact_lock($1::int8) end as mine,
+            pg_catalog.current_setting('lock_timeout') <> '0' as has_lock_timeout
+        ",
+    )
+    .persistent(record.deployment.prepared)
+    .bind(record.key.lock_id()) // $1
+    .bind(lock) // $2
+    .try_map(|row: PgRow| {
+        Ok(Coordinator {
+            now: Now { at: row.try_get("at")?, claims: row.try_get("claims")? },
+            mine: row.try_get("mine")?,
+            has_lock_timeout: row.try_get("has_lock_timeout")?,
+        })
+    })
+    .fetch_one(conn)
+    .await
+    .map_err(Error::of_statement)
 }
