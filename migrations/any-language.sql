@@ -71,13 +71,13 @@ begin
     waits_until := clock_timestamp() + patience;
     -- The statements add it to the beginning of the statement. Without days, whose length would depend on the session's time zone.
     remembered := make_interval(secs => extract(epoch from $5)::float8 + extract(epoch from asked - statement_timestamp())::float8);
-    -- As src/key.rs and src/trace.rs. What is no traceparent counts as none.
+    -- As src/key.rs and src/observe.rs. What is no traceparent counts as none.
     lock_id := ('x'::text || encode(substr(sha256(keyed), 1, 8), 'hex'))::bit(64)::int8;
     trace := case
         when trace ~ '^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}($|-)'
             and (length(trace) = 55 or trace not like '00%') then left(trace, 55)
     end;
-    -- As src/claim/contend.rs.
+    -- As src/claim.rs.
     loop
         if may_claim and idempotency.try_claim($1, $2, $3, drawn, $4, remembered, null, 'transaction', lock_id, $7) then
             select 'claimed', drawn into outcome, token;

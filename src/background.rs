@@ -140,7 +140,7 @@ pub(crate) type Panic = Box<dyn Any + Send>;
 ///
 /// After a panic, the caller must not read data that the code may have left half changed.
 pub(crate) fn caught<T>(code: impl Future<Output = T>) -> impl Future<Output = Result<T, Panic>> {
-    // Boxed before the first await, for the reason in session/bounded.rs.
+    // Boxed before the first await, for the reason in session/waits.rs.
     let mut code = Box::pin(code);
     async move {
         poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| code.as_mut().poll(context))) {

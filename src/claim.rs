@@ -1,7 +1,91 @@
-//! How a call of any mode wins or loses a claim.
+//! How a call of any mode wins or loses a claim. It first tries to claim. If that fails, or if the table is distributed,
+//! it looks at the record, and does what the answer says. If an open transaction has the key, it waits for the owner, and
+//! looks again.
 
 mod answer;
-mod contend;
+
+use sqlx::PgConnection;
+
+use crate::limits::Patience;
+use crate::outcome::Response;
+use crate::record::{CalledAt, Claim, Record, Terms, Tried, wait_for_row};
+use crate::{Error, observe};
 
 pub(crate) use answer::RETRY_AFTER;
-pub(crate) use contend::{Claimed, contend};
+use answer::{Answer, answer};
+
+/// How often a call looks without waiting. Each look but the first means that another owner began or ended between two
+/// statements of this call, or that a sweep has locked the row. If that goes on, the caller should retry later.
+const LOOKS: usize = 10;
+
+/// The end of a claim.
+pub(crate) enum Claimed<W = Claim> {
+    Won(W),
+    /// Another call has completed: its response.
+    Replayed(Response),
+}
+
+/// Claims the key, or finds the response of an earlier call with the key.
+///
+/// No claim waits for another claim, with one exception: that of a lease whose owner committed after this claim's
+/// snapshot and is already writing the record again. Only the session's `lock_timeout` bounds this wait.
+/// [`Record::await_key`] and [`wait_for_row`] wait within the limit of the terms, and the transaction is usable after
+/// them.
+///
+/// If the call has not [checked](CalledAt::in_transaction_since) that its BEGIN began the transaction,
+/// [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction) means that the transaction is older than this BEGIN,
+/// and so may be a foreign one.
+pub(crate) async fn contend(
+    conn: &mut PgConnection,
+    record: Record<'_>,
+    terms: &Terms,
+    asked: &mut CalledAt,
+) -> Result<Claimed, Error> {
+    // On a distributed table a claim cannot look by itself, so a look comes first. It serves a replay too.
+    let looks_first = record.deployment.looks_first();
+    let mut tried = if looks_first { Tried::Unread } else { record.claim(conn, terms, asked).await? };
+    let mut patience = Patience::of(terms.on_duplicate, terms.retention);
+    let mut looks = 0;
+    loop {
+        tried = match tried {
+            Tried::Won(claim) => return Ok(Claimed::Won(claim)),
+            Tried::Unread if looks == LOOKS => break,
+            Tried::Unread => {
+                looks += 1;
+                record.look(conn, asked).await?
+            }
+            Tried::Found(found) => {
+                let (token, trace) = (found.token, found.trace.clone());
+                match answer(found, terms, record.key)? {
+                    Answer::TakeOver { attempt } => record.take_over(conn, terms, asked, token, attempt).await?,
+                    Answer::Replay(response) => {
+                        observe::replaying(trace.as_deref());
+                        return Ok(Claimed::Replayed(response));
+                    }
+                }
+            }
+            Tried::Free => record.claim(conn, terms, asked).await?,
+            Tried::Held => {
+                let Some(left) = patience.left() else { break };
+                looks = 0;
+                match record.await_key(conn, left, asked, terms.mode).await? {
+                    Tried::Held => {
+                        // The time is over. One more look, because the owner may have ended at this moment.
+                        patience.end();
+                        Tried::Unread
+                    }
+                    ended => ended,
+                }
+            }
+            Tried::Locked => {
+                if patience.left().is_some() {
+                    looks = 0;
+                    wait_for_row(conn, record.deployment).await?;
+                }
+                // The transaction that has locked the row ends soon, and may leave no record.
+                Tried::Unread
+            }
+        };
+    }
+    Err(Error::InFlight { retry_after: RETRY_AFTER })
+}

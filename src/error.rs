@@ -1,7 +1,6 @@
 //! The errors of the crate: one variant for each way in which the caller can react.
 
 mod nested;
-mod problem;
 mod setup;
 pub(crate) mod sqlstate;
 #[cfg(test)]
@@ -12,13 +11,11 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
-use crate::mode::UnknownMode;
-use crate::state::Version;
+use crate::state::{UnknownMode, Version};
 use crate::{InvalidBody, InvalidKey, Key, Mode};
 
-pub use nested::{Incompatible, InvalidRequest, Misuse};
-pub use problem::InvalidStep;
-pub(crate) use problem::{MAX_NAME_BYTES, MAX_RESULT_BYTES, MAX_STEPS, MAX_STEPS_BYTES};
+pub use nested::{Incompatible, InvalidRequest, InvalidStep, Misuse};
+pub(crate) use nested::{MAX_NAME_BYTES, MAX_RESULT_BYTES, MAX_STEPS, MAX_STEPS_BYTES};
 pub use setup::{SettleError, SetupError};
 pub(crate) use sqlstate::sqlstate;
 use sqlstate::{advice, is_lost};

@@ -15,7 +15,6 @@ pub mod lease;
 mod limits;
 pub mod mark;
 mod migrate;
-mod mode;
 mod observe;
 pub mod operator;
 mod outcome;
@@ -23,12 +22,14 @@ mod record;
 mod route;
 mod session;
 mod state;
-mod trace;
 mod transaction;
 
+// Outside the crate's documentation, and its code is compiled with the doctests.
+#[cfg(all(doctest, feature = "axum"))]
+#[doc = include_str!("../README.md")]
+mod readme {}
+
 // The pages link to items of every feature.
-#[cfg(doctest)]
-mod doctests;
 #[cfg(all(any(doc, doctest), feature = "axum", feature = "testing"))]
 pub mod guide;
 
@@ -48,7 +49,7 @@ pub use limits::{DEFAULT_RETENTION, OnDuplicate};
 pub use migrate::{
     MIGRATOR, OnEscape, any_language_sql, distribute, migrate, migrate_any_language, protect, schema_sql, unprotect,
 };
-pub use mode::Mode;
 pub use outcome::{Outcome, Verdict};
 pub use session::commit;
+pub use state::Mode;
 pub use transaction::{Idempotency, RoundTrips, ensure_idempotent};

@@ -51,10 +51,10 @@ use sqlx::{Connection as _, PgConnection};
 
 use crate::claim::{Claimed, RETRY_AFTER, contend};
 use crate::limits::{Patience, RETENTION, assert_retention, assert_wait, check_wait, in_range};
+use crate::observe::Trace;
 use crate::observe::{call_span, claiming, counted, spanned};
 use crate::record::{CalledAt, MarkBatch, MarkOf, Record, Terms, Tried, draw_token, wait_for_row};
 use crate::session::Savepoint;
-use crate::trace::Trace;
 use crate::{Deployment, Error, Key, Misuse, Mode, OnDuplicate, observe};
 
 /// The most keys of a batch. Each takes an advisory lock until the end of the transaction, in the lock table that all

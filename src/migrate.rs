@@ -2,27 +2,23 @@
 //! any of them has created; the SQL then fails. Also the functions of [`migrate_any_language`], and the triggers of
 //! [`protect`].
 
-mod any_language;
-mod distribute;
-mod known;
 mod protect;
 mod trust;
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;
 
+#[cfg(feature = "testing")]
+use sqlx::AssertSqlSafe;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{Executor, PgConnection, PgPool, SqlSafeStr as _};
 
 use crate::error::sqlstate;
+use crate::record::{self, Distribution};
 use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, SetupError};
 
 pub use crate::record::OnEscape;
-#[cfg(feature = "testing")]
-pub use any_language::ANY_LANGUAGE_MIGRATOR;
-pub use any_language::{any_language_sql, migrate_any_language};
-pub use distribute::distribute;
 pub use protect::{protect, unprotect};
 pub(crate) use trust::{Standing, current, refusal, standing, trusted};
 
@@ -64,6 +60,20 @@ const FUNCTIONS: &str = include_str!("../migrations/any-language.sql");
 /// It does not replace the functions of [`migrate_any_language`] that an earlier release has created. A service that
 /// has them also calls [`migrate`] or [`migrate_any_language`].
 pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| migrator(MIGRATIONS.to_vec()));
+
+/// [`MIGRATOR`] with the SQL functions for callers in other languages, for
+/// `#[sqlx::test(migrator = "pg_idempotency::testing::ANY_LANGUAGE_MIGRATOR")]`. A database that outlives a test needs
+/// [`migrate_any_language`], because this migrator does not replace the functions of an
+/// earlier release.
+#[cfg(feature = "testing")]
+pub static ANY_LANGUAGE_MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
+    let mut migrations = MIGRATIONS.to_vec();
+    // In the last migration, whose checksum remains, so that the database records what `migrate` would record.
+    if let Some(last) = migrations.last_mut() {
+        last.sql = AssertSqlSafe(format!("{}\n{FUNCTIONS}", last.sql.as_str())).into_sql_str();
+    }
+    migrator(migrations)
+});
 
 fn migrator(migrations: Vec<Migration>) -> Migrator {
     let mut migrator = Migrator::with_migrations(migrations);
@@ -107,6 +117,97 @@ pub async fn migrate(pool: &PgPool) -> Result<(), SetupError> {
     install(pool, false).await
 }
 
+/// As [`migrate`], and also creates the SQL functions for callers in other languages. Then each
+/// [`migrate`] of a later release replaces them. If everything is up to date, this does nothing. The
+/// guide's page `any_language` describes the functions.
+///
+/// ```no_run
+/// # async fn f(pool: sqlx::PgPool) -> Result<(), pg_idempotency::SetupError> {
+/// pg_idempotency::migrate_any_language(&pool).await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+///
+/// As [`migrate`].
+///
+/// # Cancellation
+///
+/// All of it is one transaction, done or not done.
+pub async fn migrate_any_language(pool: &PgPool) -> Result<(), SetupError> {
+    install(pool, true).await
+}
+
+/// The SQL that [`migrate`] runs on an empty database, for a DBA to run. It is one transaction, and fails if the schema
+/// `idempotency` exists already, whoever owns it. It also records the migrations as applied, so that [`migrate`] and
+/// [`MIGRATOR`] find them applied.
+#[must_use]
+pub fn schema_sql() -> String {
+    let mut sql = format!("begin;\n\n{SCHEMA};\n\n{TABLE_OF_APPLIED};\n\n");
+    for migration in MIGRATIONS.iter() {
+        let checksum = hex::encode(&migration.checksum);
+        let _ = write!(
+            sql,
+            "{}\ninsert into {APPLIED} (version, description, success, checksum, execution_time)\n\
+             values ({}, '{}', true, pg_catalog.decode('{checksum}', 'hex'), -1);\n\n",
+            migration.sql.as_str(),
+            migration.version,
+            migration.description,
+        );
+    }
+    sql.push_str("commit;\n");
+    sql
+}
+
+/// The SQL that [`migrate_any_language`] runs after that of [`schema_sql`], for a DBA to run. It is
+/// one transaction. It can be run again, over the functions of any earlier release.
+#[must_use]
+pub fn any_language_sql() -> String {
+    format!("begin;\n\n{FUNCTIONS}\ncommit;\n")
+}
+
+/// Distributes the table by `scope` over the workers of Citus. If it is distributed so already, does nothing. Then set
+/// [`Deployment::distributed`](crate::Deployment::distributed) in every process.
+///
+/// A business table that is written in the same transaction should have its rows beside the key: give it a column of
+/// the type `text collate "C"` with the scope, and distribute it by that, `colocate_with => 'idempotency.record'`. Then
+/// a call is one transaction on one worker. Every table that `perform` writes must be a distributed table, a reference
+/// table, or local to Citus's metadata. A plain table of the coordinator commits apart from the key.
+///
+/// Apply `migrations/strict.sql` before, if at all: Citus does not take it in one statement. Stop the service
+/// meanwhile: a process with the other setting gets [`Misuse::WrongDeployment`](crate::Misuse::WrongDeployment).
+///
+/// # Errors
+///
+/// - [`Error::SchemaMissing`]: run [`migrate`] before.
+/// - [`SetupError::Refused`]: the database has no Citus, or the table is distributed in another way.
+/// - [`Incompatible::Schema`](crate::Incompatible::Schema): the schema
+///   [cannot be trusted](crate::operator::Warning::UntrustedSchema).
+/// - [`SetupError::Locked`]: as of [`migrate`].
+/// - [`Error::Database`]: Citus refuses, for example for want of workers or because the role is
+///   not the owner.
+///
+/// # Cancellation
+///
+/// All of it is one transaction, done or not done.
+pub async fn distribute(pool: &PgPool) -> Result<(), SetupError> {
+    let refused = |why: &str| Err(SetupError::refused(why));
+    in_pooled_transaction(pool, Opening::ReadCommitted, async |conn| {
+        lock(conn).await?;
+        current(conn).await?;
+        match record::distribution(conn).await? {
+            Distribution::By(column) if column == "scope" => Ok(()),
+            Distribution::Plain => Ok(record::create_distributed_table(conn).await?),
+            Distribution::NoCitus => refused("the database has no Citus; run `create extension citus` on every node"),
+            Distribution::By(_) | Distribution::Other => {
+                refused("Citus has idempotency.record, and not by the hash of scope; undistribute it first")
+            }
+        }
+    })
+    .await
+}
+
 async fn install(pool: &PgPool, any_language: bool) -> Result<(), SetupError> {
     let once = async || {
         in_pooled_transaction(pool, Opening::ReadCommitted, async |conn| apply(conn, any_language).await).await
@@ -138,27 +239,6 @@ async fn install(pool: &PgPool, any_language: bool) -> Result<(), SetupError> {
         }
         applied => applied,
     }
-}
-
-/// The SQL that [`migrate`] runs on an empty database, for a DBA to run. It is one transaction, and fails if the schema
-/// `idempotency` exists already, whoever owns it. It also records the migrations as applied, so that [`migrate`] and
-/// [`MIGRATOR`] find them applied.
-#[must_use]
-pub fn schema_sql() -> String {
-    let mut sql = format!("begin;\n\n{SCHEMA};\n\n{TABLE_OF_APPLIED};\n\n");
-    for migration in MIGRATIONS.iter() {
-        let checksum = hex::encode(&migration.checksum);
-        let _ = write!(
-            sql,
-            "{}\ninsert into {APPLIED} (version, description, success, checksum, execution_time)\n\
-             values ({}, '{}', true, pg_catalog.decode('{checksum}', 'hex'), -1);\n\n",
-            migration.sql.as_str(),
-            migration.version,
-            migration.description,
-        );
-    }
-    sql.push_str("commit;\n");
-    sql
 }
 
 /// Without `if not exists`: it would install into the schema of a stranger, who could replace what is in it.

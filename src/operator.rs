@@ -32,12 +32,10 @@
 mod health;
 mod records;
 mod settle;
-mod stats;
 
 pub use crate::record::{Group, Shown, ShownLooks, ShownRequest, ShownStep};
 pub use crate::session::bounded;
 pub use crate::state::{State, Version};
 pub use health::{Warning, health, protected};
-pub use records::{show, unsettled};
+pub use records::{Stats, show, stats, unsettled};
 pub use settle::{PoolOrTransaction, StepInDoubt};
-pub use stats::{Stats, stats};

@@ -110,7 +110,6 @@ fn arrows(House { folder, root, path }: &House) -> Arrows {
     for item in &map.items {
         if let syn::Item::Mod(module) = item
             && module.content.is_none()
-            && module.ident != "doctests"
         {
             arrows.insert(module.ident.to_string(), BTreeSet::new());
             homes.insert(module.ident.to_string(), module.ident.to_string());

@@ -18,8 +18,8 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use super::rejection::Rejection;
 use crate::background::unless;
 use crate::claim::RETRY_AFTER;
+use crate::observe::Trace;
 use crate::session::{Pauses, Polls};
-use crate::trace::Trace;
 use crate::{Error, Fingerprint, Key};
 
 /// Counts the runs of a layer. Take it from [`IdempotencyLayer::runs`](super::IdempotencyLayer::runs), and wait for

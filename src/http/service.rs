@@ -25,7 +25,7 @@ use super::rejection::{Denied, Mistake, Rejection};
 use super::request::{IDEMPOTENCY_KEY, MalformedKey, key_value, only_line, to_store};
 use super::transactional::{Transactional, is_lent};
 use crate::key::{checked, checked_recorded};
-use crate::trace::Trace;
+use crate::observe::Trace;
 use crate::{BoxError, Error, Key, observe};
 
 /// `traceparent`, of W3C Trace Context. Several lines are invalid.

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::limits::{DEFAULT_RETENTION, RETENTION, assert_retention, assert_wait, check_wait, in_range, is_in};
-use crate::trace::Trace;
+use crate::observe::Trace;
 use crate::{Deployment, Error, Misuse, Mode, OnDuplicate};
 
 /// 10 ms is short enough for tests. A lease above 12 hours is probably meant as a retention.

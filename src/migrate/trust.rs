@@ -6,12 +6,14 @@
 //! look is made in the transaction that acts, after its last wait for a role that is not trusted: any role can hold the
 //! lock of the migrations, and create its schema meanwhile.
 
+use std::sync::LazyLock;
+
+use sha2::{Digest as _, Sha256};
 use sqlx::migrate::Migration;
 use sqlx::{Executor as _, PgConnection, Row as _};
 
-use super::MIGRATIONS;
-use super::known::KNOWN;
-use crate::record::{self, Distrust, Schema};
+use super::{FUNCTIONS, MIGRATIONS};
+use crate::record::{self, Distrust, Known, Schema};
 use crate::{Error, Incompatible};
 
 /// What the database has of the crate.
@@ -172,3 +174,48 @@ fn reason(distrust: &Distrust) -> String {
         ),
     }
 }
+
+/// The functions that the crate creates. Its migrations contain those of each earlier release, too. Of the functions
+/// for callers in other languages, only those of this release are known.
+///
+/// Another file that creates functions belongs here, too: a test compares all of them.
+static KNOWN: LazyLock<Known> = LazyLock::new(|| {
+    let migrations = MIGRATIONS.iter().flat_map(|migration| functions(migration.sql.as_str()));
+    let number = FUNCTIONS.split_once("as 'select ").and_then(|(_, rest)| rest.split_once("';"));
+    Known {
+        digests: migrations
+            .chain(functions(FUNCTIONS))
+            .map(|function| digest(function).expect("a name, a language and a body"))
+            .collect(),
+        any_language: functions(FUNCTIONS).filter_map(|function| name(function).map(str::to_owned)).collect(),
+        number: number.and_then(|(number, _)| number.parse().ok()).expect("the number of the file"),
+    }
+});
+
+/// From the name of each function on.
+fn functions(text: &str) -> impl Iterator<Item = &str> {
+    let created = text.split("\ncreate ").skip(1);
+    created.filter_map(|text| text.strip_prefix("or replace ").unwrap_or(text).strip_prefix("function idempotency."))
+}
+
+fn name(function: &str) -> Option<&str> {
+    Some(function.split_once('(')?.0)
+}
+
+/// Of a text that begins with the name of the function.
+fn digest(function: &str) -> Option<String> {
+    let (head, quoted) = function.split_once(" as ")?;
+    let name = name(head)?;
+    let language = head.split_once("language ")?.1.split_whitespace().next()?;
+    let definer = head.contains("security definer");
+    let settings =
+        head.split_once(" set search_path = ").map_or(String::new(), |(_, path)| format!("search_path={path}"));
+    let quote = if quoted.starts_with("$$") { "$$" } else { "'" };
+    let (body, _) = quoted.strip_prefix(quote)?.split_once(quote)?;
+    let digest = Sha256::digest(format!("{name}\n{language}\n{definer}\n{settings}\n{}", body.replace('\r', "")));
+    Some(hex::encode(digest))
+}
+
+#[cfg(test)]
+#[path = "../../tests/unit/migrate/trust.rs"]
+mod tests;

@@ -8,10 +8,9 @@ use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
 use super::step::in_doubt;
-use crate::mode::UnknownMode;
+use crate::observe::Trace;
 use crate::outcome::Response;
-use crate::state::{State, Version};
-use crate::trace::Trace;
+use crate::state::{State, UnknownMode, Version};
 use crate::{Error, Fingerprint, Misuse, Mode, OnDuplicate};
 
 /// The terms of a claim.

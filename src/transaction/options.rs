@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::limits::{DEFAULT_RETENTION, assert_retention, assert_wait};
-use crate::trace::Trace;
+use crate::observe::Trace;
 use crate::{Deployment, OnDuplicate};
 
 /// The options of transaction mode.

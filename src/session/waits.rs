@@ -1,17 +1,19 @@
-//! Waits for the server that end, also if the network drops all packets.
+//! Waits that end: for the server, also if the network drops all packets, and for another call, without a connection.
 //!
 //! sqlx sets no TCP keepalive. If a connection vanishes without a word, a statement on it waits until TCP gives up,
 //! which takes a quarter of an hour. If TCP has acknowledged the statement, the wait has no end.
 
 use std::future::poll_fn;
+use std::ops::Range;
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
 use tokio::runtime;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::Error;
+use crate::background::jittered;
 
 /// The longest wait for a claim, or for a completion with its COMMIT. A server that takes longer for one of them is as
 /// good as away. A shorter limit would leave more sessions behind on a server whose COMMIT waits for a standby.
@@ -96,5 +98,53 @@ fn outside_the_pool(drop_them: impl FnOnce()) {
             never_run.shutdown_background();
         }
         Err(_) => drop_them(),
+    }
+}
+
+/// The pause between two polls. It is short for a person who waits, and long enough to spare the database.
+const PAUSES: Range<Duration> = Duration::from_millis(50)..Duration::from_millis(500);
+
+/// How a call waits for another one without a connection: it asks, gives the connection back, pauses, and asks again.
+pub(crate) trait Polls {
+    /// Pauses, and returns whether to ask again.
+    fn rest(&mut self) -> impl Future<Output = bool> + Send;
+}
+
+/// The pauses of one call that polls. Each is twice as long as the one before.
+pub(crate) struct Pauses(Duration);
+
+/// Polls until a deadline.
+pub(crate) struct PollsUntil {
+    deadline: Instant,
+    pauses: Pauses,
+}
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Self(PAUSES.start)
+    }
+}
+
+impl Pauses {
+    pub(crate) fn next(&mut self) -> Duration {
+        let pause = jittered(self.0);
+        self.0 = (self.0 * 2).min(PAUSES.end);
+        pause
+    }
+}
+
+impl PollsUntil {
+    pub(crate) fn new(deadline: Instant) -> Self {
+        Self { deadline, pauses: Pauses::default() }
+    }
+}
+
+impl Polls for PollsUntil {
+    async fn rest(&mut self) -> bool {
+        if Instant::now() >= self.deadline {
+            return false;
+        }
+        sleep_until((Instant::now() + self.pauses.next()).min(self.deadline)).await;
+        true
     }
 }
