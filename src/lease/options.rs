@@ -46,8 +46,7 @@ pub enum Policy {
 
 impl Policy {
     /// How long a claim lasts without a renewal.
-    #[must_use]
-    pub const fn lease(self) -> Duration {
+    pub(crate) const fn lease(self) -> Duration {
         match self {
             Self::AtLeastOnce { lease } | Self::InSteps { lease } | Self::AtMostOnce { lease } => lease,
         }

@@ -16,20 +16,13 @@ use crate::{Error, InvalidStep, Misuse};
 /// A step outside the database, while it is performed.
 #[derive(Debug)]
 pub struct Step {
-    name: String,
     downstream_key: String,
     pub(super) took_no_effect: AtomicBool,
 }
 
 impl Step {
-    pub(super) fn new(name: &str, downstream_key: String) -> Self {
-        Self { name: name.to_owned(), downstream_key, took_no_effect: false.into() }
-    }
-
-    /// The name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
+    pub(super) fn new(downstream_key: String) -> Self {
+        Self { downstream_key, took_no_effect: false.into() }
     }
 
     /// A key for the next service, the same in every attempt of this step, and different for each step: 32 hexadecimal

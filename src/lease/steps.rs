@@ -130,7 +130,7 @@ impl Lease {
             Asking::Replayed(value) => return Ok(value),
             Asking::Perform(asked) => asked,
         };
-        let step = Step::new(name, self.key.downstream(self.fingerprint.as_bytes(), name));
+        let step = Step::new(self.key.downstream(self.fingerprint.as_bytes(), name));
         let performed = self.unless_lost(self.inside_a_step(perform(&step))).await;
         let value = performed.ok_or(Error::LeaseLost)??;
         Ok(self.finish_step(asked, value).await?)
@@ -179,7 +179,7 @@ impl Lease {
                 }
             };
         }
-        let step = Step::new(name, self.key.downstream(self.fingerprint.as_bytes(), name));
+        let step = Step::new(self.key.downstream(self.fingerprint.as_bytes(), name));
         match self.unless_lost(self.inside_a_step(perform(&step))).await.ok_or(Error::LeaseLost)? {
             Ok(value) => Ok(self.finish_step(asked, value).await?),
             Err(error) => {

@@ -51,12 +51,12 @@ impl Fixture {
 
     /// Under a lease that is live for its whole length.
     pub fn leased<B: Body + ?Sized>(key: &Key, body: &B, policy: Policy) -> Result<Self, Error> {
-        let mode = match policy {
-            Policy::AtLeastOnce { .. } => Mode::AtLeastOnce,
-            Policy::InSteps { .. } => Mode::InSteps,
-            Policy::AtMostOnce { .. } => Mode::AtMostOnce,
+        let (mode, lease) = match policy {
+            Policy::AtLeastOnce { lease } => (Mode::AtLeastOnce, lease),
+            Policy::InSteps { lease } => (Mode::InSteps, lease),
+            Policy::AtMostOnce { lease } => (Mode::AtMostOnce, lease),
         };
-        Ok(Self { mode, deadline: Deadline::In(policy.lease()), ..Self::indeterminate(key, body)? })
+        Ok(Self { mode, deadline: Deadline::In(lease), ..Self::indeterminate(key, body)? })
     }
 
     /// Under a lease whose owner died.

@@ -43,8 +43,8 @@ async fn performed_next(pool: &PgPool, names: &[&str]) -> Vec<String> {
     let lease = acquired(pool).await;
     let mut performed = Vec::new();
     for name in names {
-        let asked = lease.step_at_most_once(name, async |step| {
-            performed.push(step.name().to_owned());
+        let asked = lease.step_at_most_once(name, async |_| {
+            performed.push((*name).to_owned());
             Ok::<_, Error>(8)
         });
         asked.await.expect("it is not in doubt");
