@@ -64,12 +64,12 @@ async fn main() -> anyhow::Result<()> {
         async move {
             let shutdown = async { drop(stopped.await) };
             let look_up = async |asked: &InDoubt| {
-                Ok::<_, anyhow::Error>(match gateway.find(asked.downstream_key()).await? {
+                Ok::<_, anyhow::Error>(match gateway.find(&asked.downstream_key).await? {
                     Some(receipt) => Finding::took_effect(&receipt)?,
                     None => Finding::NoTrace,
                 })
             };
-            reconciler.run(&pool, shutdown, look_up).await.expect("options that fit");
+            reconciler.run(&pool, shutdown, look_up).await;
         }
     });
 

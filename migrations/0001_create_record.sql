@@ -46,8 +46,8 @@ create table idempotency.record (
     -- How often a resumer has sent the request to a service that knows it under another key, up to 20. This costs no attempt, and
     -- lengthens the distance to the next one as an attempt would. Null, and so without a byte, if it has never happened.
     misdirected      integer,
-    -- What a reconciler has found out about an operation in doubt: see src/record/looks.rs.
-    looks            jsonb,
+    -- What a reconciler has found out about an operation in doubt: see src/record/probes.rs.
+    probes           jsonb,
     -- The traceparent of the last claim: 55 characters, or null.
     trace            text,
 

@@ -22,7 +22,7 @@ alter table idempotency.record
     drop constraint if exists steps_only_in_steps,
     drop constraint if exists request_only_to_resume,
     drop constraint if exists misdirected_only_to_repeat,
-    drop constraint if exists looks_only_in_doubt,
+    drop constraint if exists probes_only_in_doubt,
     drop constraint if exists trace_is_a_traceparent,
     add constraint known_mode check (mode in ('transaction', 'at_least_once', 'in_steps', 'at_most_once', 'mark')),
     -- An entry of the index has at most 2704 bytes.
@@ -86,13 +86,13 @@ alter table idempotency.record
         or (misdirected between 1 and 20 and attempt >= 1 and completed_at is null and mode in ('at_least_once', 'in_steps'))
     ),
     -- An attempt or a decision ends what was found out before.
-    add constraint looks_only_in_doubt check (
-        looks is null
+    add constraint probes_only_in_doubt check (
+        probes is null
         or (
             mode in ('in_steps', 'at_most_once')
             and completed_at is null
             and request is not null
-            and jsonb_typeof(looks) = 'object'
+            and jsonb_typeof(probes) = 'object'
         )
     ),
     add constraint trace_is_a_traceparent check (trace ~ '^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$');

@@ -48,7 +48,7 @@ pages! {
     production: "Before production: a checklist.", "deployment";
     sizing: "How large the table becomes, and what it costs.";
     runbook: "What to do at each alert and each symptom.";
-    settle: "Settle a key whose outcome is unknown.", "looks", "states";
+    settle: "Settle a key whose outcome is unknown.", "probes", "states";
     failures: "Fail-over, backups, erasure.";
     poolers: "Poolers and managed services.";
     larger: "Partitions, tenants, Citus, regions.";

@@ -52,14 +52,12 @@
 //! gets [`Error::InFlight`](crate::Error::InFlight).
 
 mod call;
-mod finding;
 mod handle;
 mod options;
 mod owner;
 mod reconcile;
 mod reconciler;
 mod resume;
-mod settled;
 mod step;
 mod steps;
 mod unbegun;
@@ -67,11 +65,10 @@ mod unbegun;
 pub use call::Acquired;
 #[cfg(feature = "http")]
 pub(crate) use call::Call;
-pub use finding::{Effect, Finding, InDoubt};
 pub use handle::Lease;
 pub use options::{LeaseOptions, Policy};
 pub use owner::LeaseOwner;
-pub use reconciler::{Reconciler, Visit};
+pub use reconciler::{Effect, Finding, InDoubt, Reconciler, Visit};
 pub use resume::Resumer;
 #[cfg(feature = "http")]
 pub(crate) use resume::{INTERVAL, INTERVALS};

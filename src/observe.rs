@@ -212,10 +212,10 @@ pub(crate) fn resumed(operation: &str, outcome: &'static str) {
         .increment(1);
 }
 
-/// A look at an operation in doubt, and what it said.
-pub(crate) fn looked(operation: &str, finding: &'static str) {
-    tracing::debug!(operation, finding, "looked");
-    metrics::counter!("idempotency_looks_total", "operation" => operation.to_owned(), "finding" => finding)
+/// A probe of an operation in doubt, and what it found.
+pub(crate) fn probed(operation: &str, finding: &'static str) {
+    tracing::debug!(operation, finding, "probed");
+    metrics::counter!("idempotency_probes_total", "operation" => operation.to_owned(), "finding" => finding)
         .increment(1);
 }
 

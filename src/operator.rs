@@ -33,7 +33,7 @@ mod health;
 mod records;
 mod settle;
 
-pub use crate::record::{Group, Shown, ShownLooks, ShownRequest, ShownStep};
+pub use crate::record::{Group, Probed, Shown, ShownProbes, ShownRequest, ShownStep};
 pub use crate::session::bounded;
 pub use crate::state::{State, Version};
 pub use health::{Warning, health, protected};

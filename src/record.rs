@@ -16,7 +16,7 @@
 //! - `distributed`: the choice between the usual statements and those for a distributed table.
 //! - `opening`: how a transaction of the crate begins.
 //! - `ends`: how a claim ends, with a response or without one.
-//! - `step`: the steps of an operation. `resume`: operations that a resumer may take over. `doubt`, `looks`: operations
+//! - `step`: the steps of an operation. `resume`: operations that a resumer may take over. `doubt`, `probes`: operations
 //!   that a reconciler settles.
 //! - `table`: the sweep, sizes and counts. `show`: records for an operator. `settle`: the operator's decisions.
 //!   `schema`: the owner of the schema, and protected tables.
@@ -27,8 +27,8 @@ mod distributed;
 mod doubt;
 mod ends;
 mod look;
-mod looks;
 pub(crate) mod opening;
+mod probes;
 mod resume;
 mod schema;
 mod settle;
@@ -43,12 +43,11 @@ pub(crate) use distributed::{
     Distribution, Part, create_distributed_table, distribution, durable_opening, durable_opening_of_all_rows,
     prepare_decision, size, workers,
 };
-pub(crate) use doubt::{Doubt, Writing};
-pub(crate) use ends::{Unclaimed, storable};
+pub(crate) use doubt::Doubt;
+pub(crate) use ends::Unclaimed;
 pub(crate) use look::wait_for_row;
-pub(crate) use looks::LooksAt;
-pub use looks::ShownLooks;
 pub(crate) use opening::{is_open, put_back};
+pub use probes::{Probed, ShownProbes};
 pub use resume::ShownRequest;
 pub(crate) use resume::{Candidate, StoredAs};
 pub use schema::OnEscape;

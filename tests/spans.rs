@@ -406,6 +406,45 @@ async fn mistakes_in_the_set_up_of_the_layer_are_errors_without_the_key(pool: Pg
     Ok(())
 }
 
+/// The probes of one record decode no more. The others are probed, and the warning has no key.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_record_whose_probes_do_not_decode_is_left_out_with_a_warning(pool: PgPool) -> anyhow::Result<()> {
+    use pg_idempotency::lease::{Finding, InDoubt, Reconciler, Visit};
+    use pg_idempotency::testing::lapse;
+
+    let (listener, _guard) = listen();
+    let leasing = LeaseOptions::new(Policy::AtMostOnce { lease: Duration::from_secs(30) }).store_request(true);
+    let of_value = |value| Key::new(SCOPE, "POST /texts", value);
+    for value in ["malformed", "sound"] {
+        drop(leasing.acquire::<i32, _>(&pool, &of_value(value)?, "body").await?);
+        lapse(&pool, &of_value(value)?).await?;
+    }
+    let reconciler = Reconciler::new(leasing, "POST /texts", Duration::from_secs(60))?;
+    let looks_up = async |asked: &InDoubt| {
+        assert_eq!(asked.key.value(), "sound");
+        Ok::<_, Error>(Finding::Unknown)
+    };
+    assert_eq!(reconciler.visit_one(&pool, looks_up).await?, Visit::Noted);
+    assert!(!listener.text().contains("left out"), "{}", listener.text());
+    sqlx::query(
+        "update idempotency.record set probes = jsonb_set(jsonb_set(probes, '{of,0,next}', '1'), '{of,0,no_trace}',
+            case value when 'malformed' then '\"none\"'::jsonb else '0'::jsonb end)",
+    )
+    .execute(&pool)
+    .await?;
+    assert_eq!(reconciler.visit_one(&pool, looks_up).await?, Visit::Undecided);
+    let text = listener.text();
+    let warnings: Vec<_> = text.lines().filter(|line| line.contains("does not decode was left out")).collect();
+    let [warning] = warnings[..] else { panic!("{warnings:?}") };
+    assert!(warning.contains(r#""operation": "POST /texts""#), "{warning}");
+    // An operator sees the record without them.
+    let shown = pg_idempotency::operator::show(&pool, &of_value("malformed")?).await?.expect("a record");
+    assert_eq!((shown.probes.len(), shown.state.to_string().as_str()), (0, "indeterminate"));
+    assert!(listener.text().contains("the probes of a record do not decode"), "{}", listener.text());
+    assert!(!text.contains(SCOPE), "{text}");
+    Ok(())
+}
+
 /// An error of the work is the service's own. What the crate adds to it has no key.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_resumer_logs_errors_and_panics_without_the_key(pool: PgPool) -> anyhow::Result<()> {

@@ -1,37 +1,36 @@
-//! One visit of a reconciler: it reserves a look, asks the service's look-up, and settles what is known.
+//! One visit of a reconciler: it reserves a probe, asks the service's look-up, and settles the operation.
 
 use std::fmt::Display;
 use std::time::Duration;
 
 use sqlx::{PgConnection, PgPool};
 
-use super::finding::{Finding, InDoubt};
-use super::reconciler::{Reconciler, Visit};
+use super::handle::within_a_lease;
+use super::reconciler::{Effect, Finding, InDoubt, Reconciler, Visit};
 use crate::background::{begin_anywhere, caught};
-use crate::record::{Doubt, LooksAt, Record, Writing, storable};
+use crate::record::{Decision, Doubt, Grants, Probed, Shown, ShownProbes};
 use crate::session::{Opening, bounded, in_pooled_transaction};
+use crate::state::State;
 use crate::{Error, Misuse, observe};
 
-/// The later looks are at most this power of two of the first distance apart; half of the retention comes earlier.
+/// The distances grow by at most this power of two. Half of the retention comes earlier.
 const MOST_DOUBLINGS: u32 = 20;
 
-/// One reserved look.
-pub(super) struct Look<'a> {
-    pub(super) doubt: &'a Doubt,
-    /// `""` for an operation without steps.
-    pub(super) name: &'a str,
-    since: f64,
-    pub(super) state: LooksAt,
+/// An operation, or a step of one, whose probe is due or under way.
+struct Due<'d> {
+    doubt: &'d Doubt,
+    place: usize,
+    probes: ShownProbes,
 }
 
 impl Reconciler {
-    /// One visit, for a service that has a loop of its own: see [`run`](Self::run). It either notes operations that are
-    /// newly in doubt, or looks at one.
+    /// One visit, for a service that has a loop of its own: see [`run`](Self::run). The visit either notes operations
+    /// that are newly in doubt, or probes one.
     ///
     /// # Errors
     ///
-    /// [`Error::Misuse`] as [`run`](Self::run), errors of the database, [`Error::Unanswered`]. An error or a panic of
-    /// `look_up` is stored with the look, and is not returned.
+    /// Errors of the database, [`Error::Unanswered`]. An error or a panic of `look_up` is stored with the probe, and is
+    /// not returned.
     ///
     /// # Cancellation
     ///
@@ -41,43 +40,50 @@ impl Reconciler {
         E: Display,
         F: AsyncFnOnce(&InDoubt) -> Result<Finding, E>,
     {
-        self.check()?;
-        let (deployment, retention) = (self.leasing.deployment, self.leasing.retention);
-        let (mode, lease) = (self.leasing.policy.mode(), self.leasing.policy.lease());
-        let mut doubts = self
-            .transaction(pool, Opening::AllRows, async |conn| Doubt::all(conn, deployment, &self.operation, mode).await)
-            .await?;
+        let visit = self.visit(pool, look_up).await?;
+        if !matches!(visit, Visit::Nothing | Visit::Noted) {
+            observe::reconciled(&self.operation, visit.as_str());
+        }
+        Ok(visit)
+    }
+
+    async fn visit<E, F>(&self, pool: &PgPool, look_up: F) -> Result<Visit, Error>
+    where
+        E: Display,
+        F: AsyncFnOnce(&InDoubt) -> Result<Finding, E>,
+    {
+        let (deployment, mode) = (self.leasing.deployment, self.leasing.policy.mode());
+        let search = async |conn: &mut PgConnection| Doubt::all(conn, deployment, &self.operation, mode).await;
+        let mut doubts = self.transaction(pool, Opening::AllRows, search).await?;
+        // The lease may have lapsed only because the server's clock has jumped ahead. After one more lease of real time
+        // its owner has renewed the lease, which ends these probes, or has stopped by its own clock.
+        let (after, retention) = (self.leasing.policy.lease() + self.quiet, self.leasing.retention);
         let mut noted = false;
-        // Before any look, because these may expire soon.
-        for doubt in doubts.iter().filter(|doubt| doubt.looks.is_none()) {
-            let noting =
-                async |conn: &mut PgConnection| doubt.visit_first(conn, deployment, lease, self.quiet, retention).await;
-            noted |= self.transaction(pool, Opening::Durable(deployment), noting).await?;
+        // Before any probe, because these may expire soon.
+        for doubt in doubts.iter().filter(|doubt| doubt.shown.probes.is_empty()) {
+            let first_visit = async |conn: &mut PgConnection| doubt.visit_first(conn, after, retention).await;
+            noted |= self.transaction(pool, Opening::Durable(deployment), first_visit).await?;
         }
         if noted {
             return Ok(Visit::Noted);
         }
         begin_anywhere(&mut doubts);
         for doubt in &doubts {
-            let Some(looks) = &doubt.looks else { continue };
-            for (name, at) in &looks.of {
-                if at.next.is_none_or(|next| next > doubt.now) {
-                    continue;
+            for (place, probes) in doubt.due() {
+                let due = Due { doubt, place, probes: probes.clone() };
+                // The process of the last permitted probe has died, or the limit was higher.
+                if probes.probes >= self.most_probes {
+                    return self.conclude(pool, &due).await;
                 }
-                let look = Look { doubt, name, since: looks.since, state: at.clone() };
-                if self.gives_up(&look) {
-                    if self.give_up(pool, look).await? {
-                        return Ok(Visit::GivenUp);
-                    }
-                } else if let Some((look, request)) = self.reserve(pool, look).await? {
-                    return self.ask_and_conclude(pool, look, request, look_up).await;
+                if let Some((due, request)) = self.reserve(pool, due).await? {
+                    return self.probe(pool, due, request, look_up).await;
                 }
             }
         }
         Ok(Visit::Nothing)
     }
 
-    pub(super) async fn transaction<R>(
+    async fn transaction<R>(
         &self,
         pool: &PgPool,
         opening: Opening,
@@ -86,176 +92,177 @@ impl Reconciler {
         bounded(self.leasing.claim_limit(pool), in_pooled_transaction(pool, opening, work)).await
     }
 
-    pub(super) fn gives_up(&self, look: &Look<'_>) -> bool {
-        let is_over = self.time_left(look).is_some_and(|left| left.is_zero());
-        !self.dry_run && (look.state.looks >= self.most_looks || is_over)
-    }
-
-    async fn give_up(&self, pool: &PgPool, look: Look<'_>) -> Result<bool, Error> {
-        let state = LooksAt { given_up: true, ..look.state.clone() };
-        let opening = Opening::Durable(self.leasing.deployment);
-        let given_up = self
-            .transaction(pool, opening, async |conn| {
-                self.write(conn, &look, "given up", look.state.n, &state, None).await
-            })
-            .await?;
-        if given_up {
-            self.left_to_a_person(&Look { state, ..look });
-        }
-        Ok(given_up)
-    }
-
-    /// The time from a look with this state to the next. The limit of the service is not exceeded by a long distance.
-    pub(super) fn next_distance(&self, look: &Look<'_>, state: &LooksAt) -> Duration {
-        let longest = *Self::distances(&self.leasing).end();
-        if self.dry_run {
-            return self.distance.min(longest);
-        }
-        let doublings = 2_u32.pow(state.looks.saturating_sub(1).min(MOST_DOUBLINGS));
-        let distance = self.distance.saturating_mul(doublings).min(longest);
-        self.time_left(look).map_or(distance, |left| distance.min(left))
-    }
-
-    /// What is left of the time that the service gives. Zero means that it is over.
-    fn time_left(&self, look: &Look<'_>) -> Option<Duration> {
-        let left = look.since + self.give_up_after?.as_secs_f64() - look.doubt.now;
-        // A negative time does not convert, and neither does one that is longer than a `Duration`.
-        Some(if left <= 0.0 { Duration::ZERO } else { Duration::try_from_secs_f64(left).unwrap_or(Duration::MAX) })
-    }
-
-    /// The number of a look. One of a dry run has that of the look that it tries.
-    pub(super) fn number(&self, state: &LooksAt) -> u32 {
-        state.looks + u32::from(self.dry_run)
-    }
-
-    /// Reserves the look: from now on no other one begins before its distance. Returns the stored request, too. `None`
-    /// means that another reconciler or a decision was faster.
-    async fn reserve<'a>(&self, pool: &PgPool, look: Look<'a>) -> Result<Option<(Look<'a>, Vec<u8>)>, Error> {
-        let before = &look.state;
-        let state = LooksAt {
-            n: before.n + 1,
-            looks: before.looks + u32::from(!self.dry_run),
-            // If nobody knows what the last look was told, it may have been that it took effect.
-            no_trace: if before.finding.is_some() { before.no_trace } else { 0 },
-            finding: None,
-            error: None,
-            ..before.clone()
-        };
-        let after = self.next_distance(&look, &state).max(self.time_out);
+    /// Reserves the probe: no other one begins before its distance. Returns the stored request, too. `None` means that
+    /// another reconciler or a decision was faster.
+    async fn reserve<'d>(&self, pool: &PgPool, due: Due<'d>) -> Result<Option<(Due<'d>, Vec<u8>)>, Error> {
+        let (seen, shown) = (due.probes.probes, &due.doubt.shown);
+        let due = Due { probes: due.probes.begun(), ..due };
+        let after = self.distance_after(&due.probes).max(self.time_out);
         let opening = Opening::Durable(self.leasing.deployment);
         let request = self
             .transaction(pool, opening, async |conn| {
-                if !self.write(conn, &look, &self.number(&state).to_string(), before.n, &state, Some(after)).await? {
+                if !self.write(conn, &due, seen, Some(after)).await? {
                     return Ok(None);
                 }
-                self.record(look.doubt).request(conn, look.doubt.shown.token).await
+                shown.record().request(conn, shown.token).await
             })
             .await?;
-        Ok(request.map(|request| (Look { state, ..look }, request)))
+        Ok(request.map(|request| (due, request)))
     }
 
-    async fn ask_and_conclude<E, F>(
-        &self,
-        pool: &PgPool,
-        mut look: Look<'_>,
-        request: Vec<u8>,
-        look_up: F,
-    ) -> Result<Visit, Error>
+    async fn probe<E, F>(&self, pool: &PgPool, due: Due<'_>, request: Vec<u8>, look_up: F) -> Result<Visit, Error>
     where
         E: Display,
         F: AsyncFnOnce(&InDoubt) -> Result<Finding, E>,
     {
-        let doubt = look.doubt;
+        let (shown, step) = (&due.doubt.shown, due.probes.step.as_deref());
         let asked = InDoubt {
-            key: doubt.shown.key.clone(),
-            downstream_key: doubt.shown.downstream(look.name),
-            step: (!look.name.is_empty()).then(|| look.name.to_owned()),
-            attempt: doubt.shown.attempt,
-            claimed_at: doubt.shown.claimed_at,
+            key: shown.key.clone(),
+            downstream_key: shown.downstream(step),
+            step: step.map(str::to_owned),
+            attempt: shown.attempt,
+            claimed_at: shown.claimed_at,
             request,
-            look: self.number(&look.state),
         };
-        let answer = tokio::time::timeout(self.time_out, caught(look_up(&asked))).await;
-        if !matches!(answer, Ok(Ok(Err(_) | Ok(Finding::NoTrace)))) {
-            // It may have been told that it took effect. So the looks without a trace are counted anew.
-            look.state.no_trace = 0;
-        }
-        let found = match answer {
-            Ok(Ok(Ok(finding))) => Ok(finding),
+        let (probed, effect, mut error) = match tokio::time::timeout(self.time_out, caught(look_up(&asked))).await {
+            Ok(Ok(Ok(Finding::TookEffect(effect)))) => (Probed::TookEffect, Some(effect), None),
+            Ok(Ok(Ok(Finding::NoTrace))) => (Probed::NoTrace, None, None),
+            Ok(Ok(Ok(Finding::Unknown))) => (Probed::Unknown, None, None),
             // The alternate form (`#`), because with it anyhow prints the causes too.
-            Ok(Ok(Err(error))) => Err(format!("{error:#}")),
-            Ok(Err(_)) => Err("the look-up panicked".to_owned()),
-            Err(_) => Err(format!("the look-up took longer than {:?}", self.time_out)),
+            Ok(Ok(Err(error))) => (Probed::Failed, None, Some(format!("{error:#}"))),
+            // The look-up may have been told that the operation took effect.
+            Ok(Err(_)) => (Probed::Unknown, None, Some("the look-up panicked".to_owned())),
+            Err(_) => (Probed::Unknown, None, Some(format!("the look-up took longer than {:?}", self.time_out))),
         };
-        let said = found.as_ref().map_or("failed", Finding::as_str);
-        observe::looked(&self.operation, said);
-        look.state.finding = Some(said.to_owned());
-        if self.dry_run {
-            tracing::info!(
+        observe::probed(&self.operation, probed.as_str());
+        if let Some(error) = &error {
+            tracing::warn!(operation = self.operation, error, "a look-up failed, and the next probe comes later");
+        }
+        if let Some(effect) = effect {
+            match self.store(pool, &due, &effect).await {
+                // The answer cannot be stored, now or later.
+                Err(unstorable @ (Error::Misuse(Misuse::Step { .. }) | Error::Unencodable { .. })) => {
+                    error = Some(unstorable.to_string());
+                }
+                stored => return stored,
+            }
+        }
+        self.conclude(pool, &Due { probes: due.probes.ended(probed, error), ..due }).await
+    }
+
+    /// Stores a probe that settles nothing, releases the operation after enough probes without a trace, or leaves it to
+    /// a person.
+    async fn conclude(&self, pool: &PgPool, due: &Due<'_>) -> Result<Visit, Error> {
+        let Due { doubt, probes, .. } = due;
+        let releases = probes.finding == Some(Probed::NoTrace) && probes.no_trace >= self.no_trace;
+        let given_up = !releases && probes.probes >= self.most_probes;
+        let after = (!given_up).then(|| self.distance_after(probes));
+        let opening = Opening::Durable(self.leasing.deployment);
+        let visit = self
+            .transaction(pool, opening, async |conn| {
+                // This locks the record. So no later probe says something else before the release.
+                if !self.write(conn, due, probes.probes, after).await? {
+                    return Ok(Visit::Overtaken);
+                }
+                if !releases {
+                    return Ok(if given_up { Visit::GivenUp } else { Visit::Undecided });
+                }
+                let reason = format!("a reconciler found no trace of it, at {} probes", probes.no_trace);
+                let decision = match &probes.step {
+                    None => Decision::Release { reason: &reason },
+                    Some(step) => Decision::ReleaseStep { step, reason: &reason, grants: Grants::Nothing },
+                };
+                Ok(doubt.shown.settle(conn, decision).await?.map_or(Visit::Overtaken, |_| Visit::Released))
+            })
+            .await?;
+        if visit == Visit::GivenUp {
+            tracing::error!(
                 operation = self.operation,
                 token = doubt.shown.token,
-                step = look.name,
-                finding = said,
-                "dry run"
+                step = probes.step,
+                probes = probes.probes,
+                error = probes.error,
+                "an operation in doubt could not be settled, and is left to a person"
             );
-        }
-        let visit = match found {
-            Ok(Finding::TookEffect(answer)) => {
-                look.state.took_effect = true;
-                match if self.dry_run { Ok(None) } else { self.store(pool, &look, &answer).await } {
-                    Ok(None) => self.conclude(pool, look).await?,
-                    Ok(Some(visit)) => visit,
-                    // It cannot be stored, now or later.
-                    Err(error @ (Error::Misuse(Misuse::Step { .. }) | Error::Unencodable { .. })) => {
-                        look.state.error = Some(storable(&error.to_string()));
-                        self.conclude(pool, look).await?
-                    }
-                    Err(error) => return Err(error),
-                }
-            }
-            Ok(Finding::NoTrace) => {
-                look.state.no_trace += u32::from(!self.dry_run && !look.state.took_effect);
-                self.conclude(pool, look).await?
-            }
-            Ok(Finding::Unknown) => self.conclude(pool, look).await?,
-            Err(error) => {
-                tracing::warn!(operation = self.operation, error, "a look-up failed, and the next one comes later");
-                look.state.error = Some(storable(&error));
-                self.conclude(pool, look).await?
-            }
-        };
-        if visit != Visit::GivenUp {
-            observe::reconciled(&self.operation, visit.as_str());
         }
         Ok(visit)
     }
 
-    pub(super) async fn write(
+    async fn write(
         &self,
         conn: &mut PgConnection,
-        look: &Look<'_>,
-        number: &str,
-        n: u32,
-        state: &LooksAt,
+        due: &Due<'_>,
+        seen: u32,
         after: Option<Duration>,
     ) -> Result<bool, Error> {
-        let writing = Writing { name: look.name, n, number, look: state, after, retention: self.leasing.retention };
-        look.doubt.write_look(conn, self.leasing.deployment, writing).await
+        due.doubt.write_probe(conn, due.place, seen, &due.probes, after, self.leasing.retention).await
     }
 
-    pub(super) fn record<'d>(&self, doubt: &'d Doubt) -> Record<'d> {
-        Record { key: &doubt.shown.key, deployment: self.leasing.deployment }
+    /// The time from the last of these probes to the next.
+    fn distance_after(&self, probes: &ShownProbes) -> Duration {
+        let doublings = 2_u32.pow(probes.probes.saturating_sub(1).min(MOST_DOUBLINGS));
+        self.distance.saturating_mul(doublings).min(self.leasing.retention / 2)
     }
 
-    pub(super) fn left_to_a_person(&self, look: &Look<'_>) {
-        observe::reconciled(&self.operation, Visit::GivenUp.as_str());
+    /// Stores the answer. A probe may find the effect at any time, also while a later probe is under way.
+    ///
+    /// This tries for the length of one lease: otherwise later probes might find no trace.
+    async fn store(&self, pool: &PgPool, due: &Due<'_>, effect: &Effect) -> Result<Visit, Error> {
+        let result =
+            due.probes.step.as_ref().map(|step| effect.of_step(step).map(|result| (step, result))).transpose()?;
+        let decision = match &result {
+            None => Decision::Resolve { response: &effect.0, retention: self.leasing.retention },
+            Some((step, result)) => Decision::ResolveStep { step, result },
+        };
+        within_a_lease(self.leasing.policy.lease(), || {
+            let opening = Opening::Durable(self.leasing.deployment);
+            in_pooled_transaction(pool, opening, async move |conn| -> Result<_, Error> {
+                let mut shown = due.doubt.shown.clone();
+                while shown.settle(conn, decision).await?.is_none() {
+                    match shown.record().show(conn).await? {
+                        // Only another step has ended. Otherwise a later probe might find no trace of this one.
+                        Some(now)
+                            if now.version() != shown.version() && now.version().has_claim_of(shown.version()) =>
+                        {
+                            shown = now;
+                        }
+                        now => return Ok(self.overtaken(now, due)),
+                    }
+                }
+                Ok(Visit::Resolved)
+            })
+        })
+        .await
+    }
+
+    /// The operation took effect, and the record is not as it was: its result is stored, or it is still in doubt and
+    /// is visited again, or a person has released it.
+    fn overtaken(&self, shown: Option<Shown>, due: &Due<'_>) -> Visit {
+        let (before, step) = (&due.doubt.shown, due.probes.step.as_deref());
+        let known = shown.is_some_and(|shown| {
+            let is_same_claim = shown.claimed_at == before.claimed_at;
+            match (shown.state, step) {
+                (State::Completed | State::Indeterminate | State::InFlight, None) => is_same_claim,
+                (_, None) => false,
+                // The steps are gone, and with them whether this one was released.
+                (State::Completed, _) => true,
+                (_, Some(step)) => {
+                    // A step that the present attempt has begun after another claim was released before.
+                    let is_settled = |attempt| is_same_claim || attempt < shown.attempt;
+                    shown.token == before.token
+                        || shown.steps.iter().any(|shown| shown.name == step && is_settled(shown.attempt))
+                }
+            }
+        });
+        if known {
+            return Visit::Overtaken;
+        }
         tracing::error!(
             operation = self.operation,
-            token = look.doubt.shown.token,
-            step = look.name,
-            looks = look.state.looks,
-            error = look.state.error,
-            "an operation in doubt could not be settled, and is left to a person"
+            token = before.token,
+            step,
+            "an operation in doubt took effect, but was released before this was known; the effect may happen twice"
         );
+        Visit::Contradicted
     }
 }

@@ -1,32 +1,38 @@
-//! The options of a reconciler, its loop, and the results of its visits.
+//! A reconciler: its options, its loop, its questions to the service's look-up, and the results of its visits.
 
-use std::fmt::Display;
-use std::ops::RangeInclusive;
+use std::fmt;
 use std::pin::pin;
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use sqlx::PgPool;
 
-use super::finding::{Finding, InDoubt};
 use super::options::{LeaseOptions, Policy};
+use super::step::fits_a_step;
 use crate::background::{Next, Passes, caught};
 use crate::limits::{RETENTION, in_range, is_in};
+use crate::outcome::{Response, encode, unquoted};
 use crate::route::has_names;
-use crate::{Error, Misuse};
+use crate::{Error, Key, Misuse};
 
-/// The default interval and time-out. A search costs one statement on a small index.
-const DEFAULT_TIME: Duration = Duration::from_secs(10);
+/// The default interval. A search costs one statement on a small index.
+const INTERVAL: Duration = Duration::from_secs(10);
+/// A look-up that lasts longer hangs.
+const TIME_OUT: Duration = Duration::from_secs(60);
 /// A provider that loses one answer in a hundred loses three in a row once in a million.
-const LOOKS: u32 = 3;
-/// With a quiet time of two minutes, the distances of ten looks add up to 17 hours.
-const MOST_LOOKS: u32 = 10;
+const NO_TRACE: u32 = 3;
+/// With a quiet time of two minutes, the distances of ten probes add up to 17 hours.
+const MOST_PROBES: u32 = 10;
 
-/// Settles operations at most once, and steps at most once, of which nobody knows whether they took effect. It asks the
-/// other service with a function of yours.
+/// Settles operations under [`AtMostOnce`](Policy::AtMostOnce), and at-most-once steps, whose outcome is unknown: it
+/// asks the other service with a function of yours.
 ///
-/// **First ask whether the other service takes an idempotency key.** If it does, use at least once: nothing is in doubt
-/// for as long as it remembers the key. The reconciler is for services that do not: mail, SMS, banks, printers,
-/// warehouses. The guide's page `settle` draws when it looks, and names the risk that remains.
+/// **First ask whether the other service takes an idempotency key.** If it does, use
+/// [`AtLeastOnce`](Policy::AtLeastOnce): nothing is in doubt for as long as that service remembers the key. The
+/// reconciler is for services that do not take one: mail, SMS, banks, printers, warehouses. The guide's page `settle`
+/// draws when the probes come, and names the risk that remains.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -40,9 +46,9 @@ const MOST_LOOKS: u32 = 10;
 /// let reconciler = Reconciler::new(leasing, "sms.arrived", Duration::from_secs(120))?;
 /// tokio::spawn(async move {
 ///     reconciler.run(&pool, shutdown, async |asked: &InDoubt| {
-///         Ok::<_, anyhow::Error>(match gateway.find(asked.downstream_key()).await? {
+///         Ok::<_, anyhow::Error>(match gateway.find(&asked.downstream_key).await? {
 ///             Some(receipt) => Finding::took_effect(&receipt)?, // stored: every retry gets it
-///             None => Finding::NoTrace,                         // after three such looks: released
+///             None => Finding::NoTrace,                         // after three such probes: released
 ///         })
 ///     }).await
 /// });
@@ -55,34 +61,124 @@ pub struct Reconciler {
     pub(super) operation: String,
     pub(super) quiet: Duration,
     pub(super) distance: Duration,
-    pub(super) looks: u32,
-    pub(super) most_looks: u32,
-    pub(super) give_up_after: Option<Duration>,
+    pub(super) no_trace: u32,
+    pub(super) most_probes: u32,
     pub(super) time_out: Duration,
-    pub(super) dry_run: bool,
     interval: Duration,
 }
 
-/// What a visit did.
+/// The question to the look-up: did this operation, or this step of it, take effect?
+#[non_exhaustive]
+pub struct InDoubt {
+    /// The key.
+    pub key: Key,
+    /// The key under which the other service saw the operation
+    /// ([`Lease::downstream_key`](super::Lease::downstream_key)), or the step
+    /// ([`Step::downstream_key`](super::Step::downstream_key)).
+    pub downstream_key: String,
+    /// The name of the step. `None` for an operation without steps.
+    pub step: Option<String>,
+    /// How many times the operation was attempted.
+    pub attempt: u32,
+    /// When the last attempt was claimed, by the database's clock.
+    pub claimed_at: DateTime<Utc>,
+    pub(crate) request: Vec<u8>,
+}
+
+impl InDoubt {
+    /// The stored request of a call of the library. The request of a leased layer is not JSON: see
+    /// `InDoubt::http_request`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Undecodable`]. Its text quotes nothing of the request, which may be confidential.
+    pub fn request<B: DeserializeOwned>(&self) -> Result<B, Error> {
+        serde_json::from_slice(&self.request).map_err(|error| {
+            let source = unquoted(&error);
+            Error::Undecodable { step: None, source: source.into() }
+        })
+    }
+}
+
+/// The stored request is left out, because it is confidential.
+impl fmt::Debug for InDoubt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, step, attempt, .. } = self;
+        f.debug_struct("InDoubt")
+            .field("key", key)
+            .field("step", step)
+            .field("attempt", attempt)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The answer of a look-up.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Finding {
+    /// The operation took effect. The answer is stored at once, and every retry gets it.
+    TookEffect(Effect),
+    /// The other service has no trace of the operation. A request may still be on its way, so only several probes
+    /// without a trace release the operation.
+    NoTrace,
+    /// The other service does not know yet. It is asked again later, and the probes without a trace are counted anew.
+    Unknown,
+}
+
+impl Finding {
+    /// The operation took effect: `answer` is what the work, or the step, would have returned. Its type must be the
+    /// same.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unencodable`] if a retry could not decode the answer.
+    pub fn took_effect<T: Serialize + DeserializeOwned>(answer: &T) -> Result<Self, Error> {
+        Ok(Self::TookEffect(Effect(encode(answer)?)))
+    }
+
+    #[cfg(feature = "http")]
+    pub(crate) fn of_response(response: Response) -> Self {
+        Self::TookEffect(Effect(response))
+    }
+}
+
+/// An answer that can be stored: see [`Finding::took_effect`].
+#[derive(Debug)]
+pub struct Effect(pub(super) Response);
+
+impl Effect {
+    /// The result of a step, as JSON text.
+    pub(super) fn of_step(&self, name: &str) -> Result<String, Error> {
+        if self.0.status.is_some() {
+            return Err(Error::Unencodable {
+                source: "the result of a step is a JSON value, and no HTTP response".into(),
+            });
+        }
+        fits_a_step(name, self.0.body.clone().unwrap_or_default())
+    }
+}
+
+/// The result of a visit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Visit {
     /// Nothing is due.
     Nothing,
-    /// It found operations that no reconciler had seen since they are in doubt. They are remembered, and asked for
-    /// after the quiet time.
+    /// The visit has found operations that no reconciler had seen since they are in doubt. They are remembered, and
+    /// probed after the quiet time.
     Noted,
-    /// It asked, and asks again later.
+    /// The next probe comes later.
     Undecided,
-    /// It took effect, and its answer is stored.
+    /// The operation or the step took effect, and its answer is stored.
     Resolved,
-    /// It left no trace at enough looks, and is released.
+    /// Enough probes found no trace: the operation or the step is released.
     Released,
-    /// It is left to a person.
+    /// The operation or the step is left to a person.
     GivenUp,
-    /// Somebody else has decided meanwhile, or the owner is alive again.
+    /// Another decision was faster, or the owner is alive again.
     Overtaken,
-    /// It took effect, but somebody has released it meanwhile. **The effect may happen twice.** Nothing was changed.
+    /// The operation took effect, but was released before this was known. **The effect may happen twice.** The visit
+    /// has changed nothing.
     Contradicted,
 }
 
@@ -133,54 +229,43 @@ impl Reconciler {
                  the names out, as in POST /accounts/{{}}/pay, and this reconciler then finds nothing"
             );
         }
-        let longest = Self::longest_time(&leasing);
+        // Each visit remembers the record for the retention.
+        let quiet = in_range("quiet time", quiet, Duration::from_millis(1)..=leasing.retention / 2)?;
+        // A killed owner's record is remembered for one lease after the lapse. The first visit must come before its
+        // end, and may have to wait for the look-up of another key.
+        let longest = leasing.policy.lease() / 2;
         Ok(Self {
             leasing,
             operation: operation.to_owned(),
-            quiet: in_range("quiet time", quiet, Self::distances(&leasing))?,
+            quiet,
             distance: quiet,
-            looks: LOOKS,
-            most_looks: MOST_LOOKS,
-            give_up_after: None,
-            time_out: DEFAULT_TIME.min(longest),
-            dry_run: false,
-            interval: DEFAULT_TIME.min(longest),
+            no_trace: NO_TRACE,
+            most_probes: MOST_PROBES,
+            interval: INTERVAL.min(longest),
+            time_out: TIME_OUT.min(longest),
         })
     }
 
-    /// Each look remembers the record for the retention, and the next one must come before its end.
-    pub(super) const fn distances(leasing: &LeaseOptions) -> RangeInclusive<Duration> {
-        Duration::from_millis(1)..=leasing.retention.checked_div(2).expect("two is not zero")
-    }
-
-    /// A killed owner's record is remembered for one lease after the lapse, and the first visit must come before its
-    /// end.
-    fn longest_time(leasing: &LeaseOptions) -> Duration {
-        leasing.policy.lease() / 2
-    }
-
-    /// How many looks in a row have to find no trace before the operation is released, and after how many looks it is
-    /// left to a person if it is not settled. `Unknown`, a panic or a time-out begins the row anew. The defaults are 3
-    /// and 10.
+    /// How many probes in a row have to find no trace before the operation is released, and after how many probes the
+    /// operation is left to a person. [`Unknown`](Finding::Unknown), a panic or a time-out begins the row anew. The
+    /// defaults are 3 and 10.
     ///
     /// # Panics
     ///
-    /// Unless `no_trace` is between 2 and `most`. One look is not enough, because the first request may take effect
+    /// Unless `no_trace` is between 2 and `most`. One probe is not enough, because the first request may take effect
     /// after it.
     #[must_use]
     #[track_caller]
-    pub fn looks(self, no_trace: u32, most: u32) -> Self {
+    pub fn probes(self, no_trace: u32, most: u32) -> Self {
         assert!(
             (2..=most).contains(&no_trace),
-            "the looks without a trace must be at least 2, and at most as many as all looks"
+            "the probes without a trace must be at least 2, and at most as many as all probes"
         );
-        Self { looks: no_trace, most_looks: most, ..self }
+        Self { no_trace, most_probes: most, ..self }
     }
 
-    /// The distance between the first two looks. It doubles after each look, up to half of the retention. The default
+    /// The distance between the first two probes. It doubles after each probe, up to half of the retention. The default
     /// is the quiet time.
-    ///
-    /// [`run`](Self::run) refuses a distance over half of the retention.
     ///
     /// # Panics
     ///
@@ -192,98 +277,25 @@ impl Reconciler {
         Self { distance, ..self }
     }
 
-    /// Also leaves an operation to a person when it has been in doubt for this time; no distance is longer than what is
-    /// left of it. The default is the number of looks alone.
+    /// Probes one operation after the other until `shutdown` is ready. Then it ends the probe in progress, and returns.
+    /// Run one in each process of a fleet: several share the work. After a search that found nothing, the reconciler
+    /// pauses for 10 seconds, or for half of the lease if that is shorter.
     ///
-    /// # Panics
+    /// The reconciler logs errors and panics, and goes on. The look-up returns an error only if the other service has
+    /// said nothing. If that service knows the operation, and its answer does not load, the finding is
+    /// [`Unknown`](Finding::Unknown). A look-up may last for a minute, or for half of the lease if that is shorter.
     ///
-    /// Under a millisecond or over ten years.
-    #[must_use]
-    #[track_caller]
-    pub fn give_up_after(self, time: Duration) -> Self {
-        assert!(is_in(&RETENTION, time), "the time after which to give up must be between a millisecond and ten years");
-        Self { give_up_after: Some(time), ..self }
-    }
-
-    /// How long one look-up may take. After that it is dropped, and the looks without a trace are counted anew. The
-    /// default is 10 seconds, or half of the lease if that is shorter.
-    ///
-    /// [`run`](Self::run) refuses a time over half of the lease: the first visit of another key waits for it.
-    ///
-    /// # Panics
-    ///
-    /// Under a millisecond or over ten years.
-    #[must_use]
-    #[track_caller]
-    pub fn time_out(self, time_out: Duration) -> Self {
-        assert!(is_in(&RETENTION, time_out), "a time-out must be between a millisecond and ten years");
-        Self { time_out, ..self }
-    }
-
-    /// The pause after a search that found nothing. The default is 10 seconds, or half of the lease if that is shorter.
-    ///
-    /// [`run`](Self::run) refuses an interval over half of the lease: **a key in doubt must be visited once before it
-    /// expires**, and a killed owner leaves at least one lease for that.
-    ///
-    /// # Panics
-    ///
-    /// Under a millisecond or over ten years.
-    #[must_use]
-    #[track_caller]
-    pub fn interval(self, interval: Duration) -> Self {
-        assert!(
-            is_in(&RETENTION, interval),
-            "the interval of a reconciler must be between a millisecond and ten years"
-        );
-        Self { interval, ..self }
-    }
-
-    /// Refuses settings that contradict each other.
-    pub(super) fn check(&self) -> Result<(), Error> {
-        self.leasing.check()?;
-        in_range("distance", self.distance, Self::distances(&self.leasing))?;
-        let times = Duration::from_millis(1)..=Self::longest_time(&self.leasing);
-        in_range("time-out", self.time_out, times.clone())?;
-        in_range("interval", self.interval, times)?;
-        Ok(())
-    }
-
-    /// Whether to ask and log only. A dry run counts no look, settles nothing and gives nothing up, so that a service
-    /// can watch it for a week and then switch it on. Its looks are at the first distance, and prolong the time for
-    /// which an operation in doubt is remembered. The default is `false`.
-    #[must_use]
-    pub fn dry_run(self, dry_run: bool) -> Self {
-        Self { dry_run, ..self }
-    }
-
-    /// Looks at one operation after the other until `shutdown` is ready. Then it ends the look in progress, and ends.
-    /// Run one in each process of a fleet: several share the work.
-    ///
-    /// It logs errors and panics, and goes on. The look-up returns an error only if the other service has said nothing:
-    /// if it knows the operation, and its answer does not load, the finding is [`Unknown`](Finding::Unknown).
-    ///
-    /// # Errors
-    ///
-    /// [`Misuse`] at once, if settings contradict each other. It also logs this.
+    /// To watch a look-up before it settles anything, let it log what it finds and return `Unknown`, and set
+    /// [`probes(3, u32::MAX)`](Self::probes).
     ///
     /// # Cancellation
     ///
-    /// Safe at every point. A look that nobody stored is made again after its distance.
-    pub async fn run<E, F>(
-        &self,
-        pool: &PgPool,
-        shutdown: impl Future<Output = ()> + Send,
-        look_up: F,
-    ) -> Result<(), Error>
+    /// Safe at every point. A probe whose result was not stored is made again after its distance.
+    pub async fn run<E, F>(&self, pool: &PgPool, shutdown: impl Future<Output = ()> + Send, look_up: F)
     where
-        E: Display,
+        E: fmt::Display,
         F: AsyncFnOnce(&InDoubt) -> Result<Finding, E> + Clone,
     {
-        self.check().inspect_err(|error| {
-            // Most services spawn this future and never look at its end.
-            let error = error as &dyn std::error::Error;
-            tracing::error!(operation = self.operation, error, "a reconciler does not run, because of its settings");
-        })?;
         let (what, shutdown) = ("a visit to an operation in doubt", pin!(shutdown));
         let mut passes = Passes::of(what, Some(&self.operation), self.interval, shutdown);
         while passes.next().await {
@@ -296,6 +308,5 @@ impl Reconciler {
             let ended = caught(pass).await;
             passes.ended(ended);
         }
-        Ok(())
     }
 }

@@ -137,7 +137,7 @@ impl Record<'_> {
                 "
                 update /* pg_idempotency: complete lease */ idempotency.record
                 set completed_at = pg_catalog.statement_timestamp(), lease_until = null, steps = null, request = null,
-                    looks = null, misdirected = null, granted_attempt = null,
+                    probes = null, misdirected = null, granted_attempt = null,
                     response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb,
                     expires_at = pg_catalog.statement_timestamp() + $8::interval
                 where scope = $1::text and operation = $2::text and value = $3::text
@@ -194,7 +194,7 @@ impl Record<'_> {
                 "
                 update /* pg_idempotency: release */ idempotency.record
                 set lease_until = '-infinity', token = $5::int8, last_error = $6::text,
-                    request = case when $7::bool then request end, looks = null
+                    request = case when $7::bool then request end, probes = null
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
@@ -216,7 +216,7 @@ impl Record<'_> {
                 "
                 update /* pg_idempotency: free */ idempotency.record
                 set lease_until = '-infinity', token = $5::int8, last_error = $6::text,
-                    attempt = 0, granted_attempt = null, steps = null, request = null, looks = null
+                    attempt = 0, granted_attempt = null, steps = null, request = null, probes = null
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
@@ -246,7 +246,7 @@ impl Record<'_> {
                 update /* pg_idempotency: lapse */ idempotency.record
                 set lease_until = pg_catalog.statement_timestamp(), token = $5::int8, last_error = $6::text,
                     expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $7::interval),
-                    request = case when $8::bool then request end, looks = null
+                    request = case when $8::bool then request end, probes = null
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
@@ -292,7 +292,7 @@ impl Record<'_> {
                 update /* pg_idempotency: release unbegun */ idempotency.record
                 set lease_until = '-infinity', token = $5::int8, attempt = attempt - 1,
                     steps = case when attempt > 1 then steps end, request = case when attempt > 1 then request end,
-                    looks = null
+                    probes = null
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null

@@ -150,7 +150,7 @@ impl Record<'_> {
             .query(concat! {
                 "
                 update /* pg_idempotency: refuse request */ idempotency.record
-                set request = null, looks = null, last_error = 'refused: '::text || $5::text
+                set request = null, probes = null, last_error = 'refused: '::text || $5::text
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and request is not null

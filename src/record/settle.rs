@@ -85,7 +85,7 @@ impl Shown {
         Ok(next)
     }
 
-    fn record(&self) -> Record<'_> {
+    pub(crate) fn record(&self) -> Record<'_> {
         Record { key: &self.key, deployment: self.deployment }
     }
 
@@ -109,7 +109,7 @@ impl Shown {
             "
             update /* pg_idempotency: resolve */ idempotency.record
             set completed_at = pg_catalog.statement_timestamp(), token = $7::int8, lease_until = null, steps = null,
-                request = null, looks = null, misdirected = null, granted_attempt = null,
+                request = null, probes = null, misdirected = null, granted_attempt = null,
                 response_body = $8::bytea, response_status = $9::int2, response_headers = $10::text::jsonb,
                 -- Somebody may have pinned the key for longer.
                 expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $11::interval)
@@ -133,7 +133,7 @@ impl Shown {
         let sql = concat! {
             "
             update /* pg_idempotency: release unperformed */ idempotency.record
-            set lease_until = '-infinity', token = $7::int8, last_error = $8::text, looks = null,
+            set lease_until = '-infinity', token = $7::int8, last_error = $8::text, probes = null,
                 steps = nullif(steps - $9::text[], '{}'::jsonb),
                 -- An operator who settles a step wants the operation to go on.
                 granted_attempt = case when pg_catalog.cardinality($9::text[]) = 0 then granted_attempt else attempt + 1 end
@@ -153,7 +153,7 @@ impl Shown {
         let sql = concat! {
             "
             update /* pg_idempotency: settle step */ idempotency.record
-            set lease_until = '-infinity', token = $7::int8, granted_attempt = attempt + 1, looks = null,
+            set lease_until = '-infinity', token = $7::int8, granted_attempt = attempt + 1, probes = null,
                 -- Citus refuses a column in jsonb_build_object, which is stable. So the attempt is that of the old step.
                 steps = pg_catalog.jsonb_set(steps, array[$8::text], (steps -> $8::text) - 'begun'::text
                     || pg_catalog.jsonb_build_object('result', $9::text, 'at', pg_catalog.statement_timestamp()))
@@ -178,7 +178,7 @@ impl Shown {
         let sql = concat! {
             "
             update /* pg_idempotency: release step */ idempotency.record
-            set lease_until = '-infinity', token = $7::int8, last_error = $9::text, looks = null,
+            set lease_until = '-infinity', token = $7::int8, last_error = $9::text, probes = null,
                 granted_attempt = case when $10::bool then attempt + 1 else granted_attempt end,
                 steps = nullif(steps - $8::text, '{}'::jsonb)
             ", as_shown!(), "
@@ -200,7 +200,7 @@ impl Shown {
             update /* pg_idempotency: grant attempt */ idempotency.record
             set granted_attempt = attempt + 1, lease_until = '-infinity', token = $7::int8, last_error = $8::text,
                 -- The cause of what happened before is repaired.
-                looks = null, misdirected = null
+                probes = null, misdirected = null
             ", as_shown!(), "
                 -- In transaction mode attempts are not limited, and after attempt 0 comes the first.
                 and mode in ('at_least_once', 'in_steps', 'at_most_once')

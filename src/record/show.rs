@@ -7,9 +7,9 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::looks::ShownLooks;
+use super::probes::ShownProbes;
 use super::resume::ShownRequest;
-use super::statement::{self, Pages, Record, known_mode, looks_count, may_be_retried, readable, state, steps_hash};
+use super::statement::{self, Pages, Record, known_mode, may_be_retried, probes_count, readable, state, steps_hash};
 use super::step::ShownStep;
 use crate::state::{State, Version};
 use crate::{Deployment, Error, Key, Mode};
@@ -59,7 +59,7 @@ pub struct Shown {
     /// The steps of an unfinished operation in steps, the earliest first, without their results.
     pub steps: Vec<ShownStep>,
     /// What a [`Reconciler`](crate::lease::Reconciler) has found out since the operation is in doubt.
-    pub looks: Vec<ShownLooks>,
+    pub probes: Vec<ShownProbes>,
     /// Whether the request is stored, so that a resumer may finish the operation. Under `AtMostOnce` no resumer may.
     pub resumable: bool,
     /// The stored request without its body, if it is one of a leased HTTP layer.
@@ -94,12 +94,12 @@ impl Shown {
     /// nothing, as an at-least-once step whose process died inside it. `None` unless the operation is in steps.
     #[must_use]
     pub fn downstream_key_of_step(&self, name: &str) -> Option<String> {
-        (self.mode == Mode::InSteps).then(|| self.downstream(name))
+        (self.mode == Mode::InSteps).then(|| self.downstream(Some(name)))
     }
 
-    /// The key of this step for the next service, or with `""` that of the operation.
-    pub(crate) fn downstream(&self, step: &str) -> String {
-        self.key.downstream(self.fingerprint.as_deref().unwrap_or_default(), step)
+    /// The key of this step, or of the operation, for the next service.
+    pub(crate) fn downstream(&self, step: Option<&str>) -> String {
+        self.key.downstream(self.fingerprint.as_deref().unwrap_or_default(), step.unwrap_or_default())
     }
 
     pub(super) fn of(row: &PgRow, key: Key) -> sqlx::Result<Self> {
@@ -128,7 +128,15 @@ impl Shown {
             last_error: row.try_get("last_error")?,
             in_doubt: steps.iter().filter(|step| step.in_doubt).map(|step| step.name.clone()).collect(),
             steps,
-            looks: ShownLooks::all(row)?,
+            probes: ShownProbes::read(row).unwrap_or_else(|error| {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(
+                    operation = key.operation(),
+                    error,
+                    "the probes of a record do not decode, and are not shown"
+                );
+                Vec::new()
+            }),
             resumable: row.try_get("resumable")?,
             version: Version::of(row, completed_at.is_some())?,
             deployment: Deployment::new().prepared_statements(false).distributed(row.try_get("distributed")?),
@@ -161,7 +169,7 @@ macro_rules! shown {
                 -- A shard is a table of its own. (So is a partition, but it has a root.)
                 coalesce(pg_catalog.pg_partition_root(tableoid::regclass)::oid, tableoid)
                     <> 'idempotency.record'::regclass::oid as distributed,
-                case when ", looks_count!(), " then looks::text end as looks,
+                case when ", probes_count!(), " then probes::text end as probes,
                 -- Without the body. JSON begins with a byte above these.
                 case when pg_catalog.octet_length(request) > 3
                         and pg_catalog.get_byte(pg_catalog.substr(request, 1, 1), 0) < 9

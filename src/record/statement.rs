@@ -199,21 +199,19 @@ macro_rules! steps_in_doubt {
     };
 }
 
-/// The looks count: nobody has claimed, revived or settled anything since. It compares texts, because a cast would fail
-/// for a row that was written by hand. An update compares with the parameter of the fence, because Citus refuses to
-/// convert a time of a column there.
-macro_rules! looks_count {
+/// The probes count: no call has claimed, revived or settled anything since. The condition compares texts, because a
+/// cast would fail for a row that was written by hand.
+macro_rules! probes_count {
     () => {
-        $crate::record::statement::looks_count!(concat!("looks ->> 'lease_until'::text = ", $crate::record::statement::stored_time!("lease_until")))
-    };
-    ($($lease_until_is_same:tt)+) => {
         concat! {
-            "(looks ->> 'token'::text = token::text
-                and ", $($lease_until_is_same)+, "
-                and looks -> 'in_doubt'::text = coalesce(", $crate::record::statement::steps_in_doubt!(), ", '[]'::jsonb))"
+            "(probes ->> 'token'::text = token::text
+                and probes ->> 'lease_until'::text = ", $crate::record::statement::stored_time!("lease_until"), "
+                and pg_catalog.jsonb_path_query_array(probes, '$.of[*].step')
+                    = coalesce(", $crate::record::statement::steps_in_doubt!(), ", '[]'::jsonb))"
         }
     };
 }
+
 /// No step is in doubt. Without steps, too.
 macro_rules! no_step_in_doubt {
     () => {
@@ -267,7 +265,7 @@ macro_rules! table_or_leaf {
 }
 
 pub(super) use {
-    looks_count, may_be_retried, no_live_lease, no_step_in_doubt, readable, readable_place, state, steps_hash,
+    may_be_retried, no_live_lease, no_step_in_doubt, probes_count, readable, readable_place, state, steps_hash,
     steps_in_doubt, stored_time, table_or_leaf,
 };
 

@@ -138,7 +138,7 @@ impl Record<'_> {
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
                     and completed_at is null
-                    -- A machine that slept must renew the lease first: a look at this step would come too early.
+                    -- A machine that slept must renew the lease first: a probe of this step would come too early.
                     and lease_until > pg_catalog.statement_timestamp()
                     and steps -> $5::text -> 'begun'::text is null
                     and steps -> $5::text -> 'result'::text is null

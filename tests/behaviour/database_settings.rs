@@ -403,16 +403,16 @@ impl Doors<'_> {
         ensure!(noted == Visit::Noted, "the first visit gives {noted:?}");
         let early = visit(|| panic!("too early")).await?;
         ensure!(early == Visit::Nothing, "a visit before the quiet time gives {early:?}");
-        let next = "select (look -> 'next'::text)::float8 - extract(epoch from now())::float8
-            from idempotency.record, jsonb_each(looks -> 'of'::text) as step (name, look)";
+        let next = "select (probe -> 'next'::text)::float8 - extract(epoch from now())::float8
+            from idempotency.record, jsonb_array_elements(probes -> 'of'::text) as probe";
         let next: f64 = sqlx::query_scalar(next).fetch_one(self.plain).await?;
-        ensure!((1.0..=180.0).contains(&next), "the next look is in {next} s");
+        ensure!((1.0..=180.0).contains(&next), "the next probe is in {next} s");
         pass_time(self.plain).await;
         let unknown = visit(|| Finding::NoTrace).await?;
-        ensure!(unknown == Visit::Undecided, "a look without a trace gives {unknown:?}");
+        ensure!(unknown == Visit::Undecided, "a probe without a trace gives {unknown:?}");
         pass_time(self.plain).await;
         let found = visit(|| Finding::took_effect(&"sent".to_owned()).expect("a text")).await?;
-        ensure!(found == Visit::Resolved, "a look that finds the effect gives {found:?}");
+        ensure!(found == Visit::Resolved, "a probe that finds the effect gives {found:?}");
         let work = async |_: &Lease| -> Result<String, Error> { panic!("it is resolved") };
         let outcome = reconcile::leasing().run(self.pool, &key("a"), "body", work).await;
         ensure!(matches!(&outcome, Ok(Outcome::Replayed(answer)) if answer == "sent"), "a call gives {outcome:?}");

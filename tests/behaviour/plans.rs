@@ -119,7 +119,7 @@ async fn the_search_for_operations_in_doubt_reads_the_index_of_stored_requests(p
         reconcile::pass_time(&pool).await;
     }
     let name: String = sqlx::query_scalar(
-        "select name from pg_prepared_statements where statement like '%looks_count%' and name like 'sqlx%'",
+        "select name from pg_prepared_statements where statement like '%pg_idempotency: doubts%' and name like 'sqlx%'",
     )
     .persistent(false)
     .fetch_one(&pool)

@@ -31,7 +31,7 @@ async fn reconciled(pool: &PgPool, finding: Finding) -> Visit {
     let reconciler = Reconciler::new(options, OPERATION, Duration::from_millis(1)).expect("options");
     let nobody = async |_: &InDoubt| -> Result<Finding, Error> { panic!("too early") };
     assert_eq!(reconciler.visit_one(pool, nobody).await.expect("a visit"), Visit::Noted);
-    let due = "update idempotency.record set looks = jsonb_set(looks, '{of,\"\",next}', '1')";
+    let due = "update idempotency.record set probes = jsonb_set(probes, '{of,0,next}', '1')";
     pool.execute(due).await.expect("moved time");
     let look_up = async |asked: &InDoubt| {
         let request = asked.http_request().expect("the request of a layer");
@@ -44,7 +44,7 @@ async fn reconciled(pool: &PgPool, finding: Finding) -> Visit {
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_retry_gets_the_status_the_headers_and_the_body_that_a_look_has_found(pool: PgPool) -> anyhow::Result<()> {
+async fn a_retry_gets_the_status_the_headers_and_the_body_that_a_probe_has_found(pool: PgPool) -> anyhow::Result<()> {
     let app = in_doubt(&pool, StatusCode::BAD_GATEWAY).await;
     let found = Response::builder()
         .status(StatusCode::CREATED)

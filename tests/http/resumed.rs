@@ -251,7 +251,7 @@ async fn a_request_that_the_service_refuses_is_left_to_a_person(pool: PgPool) ->
     };
     assert!(operator::unsettled(&pool, 9, None, None).await?.is_empty());
     // A reconciler noted a step, whose owner woke and finished it.
-    sqlx::query("update idempotency.record set looks = '{}'").execute(&pool).await?;
+    sqlx::query("update idempotency.record set probes = '{}'").execute(&pool).await?;
     let refused = service.layer.resume_one(OPERATION, refuse, service.routes()).await?;
     assert_eq!(refused, Some(ResumedRequest::Refused(key("key-1"))));
     let listed = operator::unsettled(&pool, 9, None, None).await?;

@@ -1,12 +1,12 @@
 -- A gateway that takes no idempotency key, and can be asked. A request takes effect when it is due.
 alter table effect add column due timestamptz not null default '-infinity', add column part float8 not null default 0;
 create table sent (key text collate "C" not null, call text not null, token bigint not null);
--- The looks that were answered, and whose process has not gone on yet.
-create table looked (worker text not null);
+-- The probes that were answered, and whose process has not gone on yet.
+create table probed (worker text not null);
 create table refused (token bigint not null);
 -- A request takes effect after this part of the time that is left until `latest` after the end of its lease; never if
 -- the part is null. One that arrives later, from a process that was suspended before it sent it, is lost. So it depends
--- on no clock but this one whether a look comes too early.
+-- on no clock but this one whether a probe comes too early.
 create function send_unsure(
     the_key text, the_call text, the_downstream_key text, the_token bigint, part float8, latest interval
 ) returns void
@@ -15,7 +15,7 @@ declare
     moment timestamptz;
     deadline timestamptz;
 begin
-    -- Looks wait for it, so each look sees every request that was due before it.
+    -- Probes wait for it, so each probe sees every request that was due before it.
     lock table sent in row exclusive mode;
     moment := clock_timestamp();
     insert into sent values (the_key, the_call, the_token);
@@ -27,11 +27,11 @@ begin
         values (the_key, the_call, the_downstream_key, the_token, moment + part * (deadline - moment), part);
     end if;
 end $$;
-create function look(the_downstream_key text, the_worker text) returns text
+create function probe(the_downstream_key text, the_worker text) returns text
 language plpgsql as $$
 begin
     lock table sent in share mode;
-    insert into looked values (the_worker);
+    insert into probed values (the_worker);
     return (select call from effect where downstream_key = the_downstream_key and due <= clock_timestamp() limit 1);
 end $$;
 -- What an operator asks for: the effect, or that there will be none.

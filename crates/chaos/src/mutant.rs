@@ -22,8 +22,8 @@ pub(crate) enum Mutant {
     NewerSchemaRefused,
     /// Lease mode: takes over a lapsed claim also at most once.
     TakesOverAtMostOnce,
-    /// Reconcilers: the first look without a trace releases the key.
-    OneLookSuffices,
+    /// Reconcilers: the first probe without a trace releases the key.
+    OneProbeSuffices,
     /// Reconcilers: the quiet time counts from the claim.
     QuietFromClaim,
     /// Reconcilers: a release permits one more attempt.

@@ -22,30 +22,30 @@ impl Mutant {
                     when (old.steps is distinct from new.steps) execute function not_durable()";
                 conn.execute(trigger).await?;
             }
-            OneLookSuffices => {
+            OneProbeSuffices => {
                 let trigger = r#"
-                    create function one_look() returns trigger language plpgsql as $$
+                    create function one_probe() returns trigger language plpgsql as $$
                     begin
-                        new.looks := jsonb_set(new.looks, '{of,""}',
-                            (new.looks #> '{of,""}'::text[]) || '{"no_trace": 2, "finding": "no_trace"}'::jsonb);
+                        new.probes := jsonb_set(new.probes, '{of,0}',
+                            (new.probes #> '{of,0}'::text[]) || '{"no_trace": 2, "finding": "no_trace"}'::jsonb);
                         return new;
                     end $$;
-                    create trigger one_look before update on idempotency.record for each row
-                    when (new.looks #>> '{of,"",n}'::text[] = '0'::text) execute function one_look()"#;
+                    create trigger one_probe before update on idempotency.record for each row
+                    when (new.probes #>> '{of,0,probes}'::text[] = '0'::text) execute function one_probe()"#;
                 conn.execute(trigger).await?;
             }
             QuietFromClaim => {
-                let trigger = r#"
+                let trigger = "
                     create function from_claim() returns trigger language plpgsql as $$
                     begin
-                        new.looks := jsonb_set(new.looks, '{of,"",next}', to_jsonb(
-                            (new.looks #>> '{of,"",next}'::text[])::float8 - (new.looks ->> 'since'::text)::float8
-                            + extract(epoch from new.claimed_at)::float8
+                        new.probes := jsonb_set(new.probes, '{of,0,next}', to_jsonb(
+                            (new.probes #>> '{of,0,next}'::text[])::float8
+                            - extract(epoch from new.lease_until - new.claimed_at)::float8
                         ));
                         return new;
                     end $$;
                     create trigger from_claim before update on idempotency.record for each row
-                    when (new.looks #>> '{of,"",n}'::text[] = '0'::text) execute function from_claim()"#;
+                    when (new.probes #>> '{of,0,probes}'::text[] = '0'::text) execute function from_claim()";
                 conn.execute(trigger).await?;
             }
             NoTraceGrants => {

@@ -94,7 +94,7 @@ pub(crate) static SCENARIOS: &[Scenario] = table! {
     Own "killed-leases-at-most-once" 3, |stage| killed_workers::play(stage, Some(Promise::AtMostOnce)).boxed_local(),
         [trial(TakesOverAtMostOnce, DOUBLE)];
     Own "unknown-outcomes" 6, |stage| unknown_outcomes::play(stage).boxed_local(),
-        [trial(OneLookSuffices, DOUBLE), trial(QuietFromClaim, DOUBLE), trial(NoTraceGrants, "requests, of at most")];
+        [trial(OneProbeSuffices, DOUBLE), trial(QuietFromClaim, DOUBLE), trial(NoTraceGrants, "requests, of at most")];
     Own "killed-steps" 3, |stage| killed_workers::play(stage, Some(Promise::InSteps)).boxed_local(),
         [trial(BegunNotWritten, TWO_TEXTS)];
     Own "killed-server-steps" 3, |stage| killed_server::play_steps(stage).boxed_local(),

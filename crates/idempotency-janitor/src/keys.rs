@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use pg_idempotency::Mode;
-use pg_idempotency::operator::{self, Shown, ShownLooks, ShownRequest, ShownStep};
+use pg_idempotency::operator::{self, Shown, ShownProbes, ShownRequest, ShownStep};
 use serde_json::json;
 
 use crate::arguments::{KeyArguments, Unsettled};
@@ -63,7 +63,7 @@ fn in_json(shown: &Shown) -> serde_json::Value {
             "method": request.method, "target": request.target, "headers": request.headers,
         })),
         "steps": shown.steps.iter().map(step_in_json).collect::<Vec<_>>(),
-        "looks": shown.looks.iter().map(looks_in_json).collect::<Vec<_>>(),
+        "probes": shown.probes.iter().map(probes_in_json).collect::<Vec<_>>(),
     })
 }
 
@@ -78,32 +78,31 @@ fn step_in_json(step: &ShownStep) -> serde_json::Value {
     })
 }
 
-fn looks_in_json(looks: &ShownLooks) -> serde_json::Value {
+fn probes_in_json(probes: &ShownProbes) -> serde_json::Value {
     json!({
-        "step": looks.step,
-        "looks": looks.looks,
-        "no_trace": looks.no_trace,
-        "at": looks.at.iter().map(|at| at.to_rfc3339()).collect::<Vec<_>>(),
-        "finding": looks.finding,
-        "error": looks.error,
-        "next": looks.next.map(|at| at.to_rfc3339()),
-        "given_up": looks.given_up,
+        "step": probes.step,
+        "probes": probes.probes,
+        "no_trace": probes.no_trace,
+        "finding": probes.finding,
+        "error": probes.error,
+        "at": probes.at.map(|at| at.to_rfc3339()),
+        "next": probes.next.map(|at| at.to_rfc3339()),
+        "given_up": probes.next.is_none(),
     })
 }
 
-/// What a reconciler has found out, in words: *4 looks, 2 without a trace, last failed at …: no route; left to a
-/// person*.
-pub(crate) fn looks_in_words(looks: &ShownLooks) -> String {
-    let last = looks.at.last().map(|at| format!(" at {}", at.to_rfc3339())).unwrap_or_default();
-    let said = looks.finding.as_deref().map(|finding| format!(", the last one {}{last}", finding.replace('_', " ")));
-    let error = looks.error.as_deref().map(|error| format!(": {}", printable(error)));
-    let next = match looks.next {
-        _ if looks.given_up => "; left to a person".to_owned(),
+/// What a reconciler has found out, in words: *4 probes, 2 without a trace, the last one failed at …: no route; left to
+/// a person*.
+pub(crate) fn probes_in_words(probes: &ShownProbes) -> String {
+    let last = probes.at.map(|at| format!(" at {}", at.to_rfc3339())).unwrap_or_default();
+    let said = probes.finding.map(|finding| format!(", the last one {}{last}", finding.as_str().replace('_', " ")));
+    let error = probes.error.as_deref().map(|error| format!(": {}", printable(error)));
+    let next = match probes.next {
         Some(at) => format!("; the next one is due at {}", at.to_rfc3339()),
-        None => String::new(),
+        None => "; left to a person".to_owned(),
     };
-    let plural = if looks.looks == 1 { "" } else { "s" };
-    let counts = format!("{} look{plural}, {} without a trace", looks.looks, looks.no_trace);
+    let plural = if probes.probes == 1 { "" } else { "s" };
+    let counts = format!("{} probe{plural}, {} without a trace", probes.probes, probes.no_trace);
     format!("{counts}{}{}{next}", said.unwrap_or_default(), error.unwrap_or_default())
 }
 
@@ -136,11 +135,11 @@ pub(crate) fn in_text(shown: &Shown) -> String {
     lines.extend(shown.resumable.then(|| ("request", "stored: a resumer may finish the operation".to_owned())));
     lines.extend(shown.request.iter().flat_map(request_in_text));
     let lines = lines.into_iter().map(|(name, value)| format!("{name:<14} {value}\n"));
-    let looks = shown.looks.iter().map(|looks| {
-        let step = looks.step.as_deref().map(|step| format!("{}: ", as_argument(step))).unwrap_or_default();
-        format!("{:<14} {step}{}\n", "reconciler", looks_in_words(looks))
+    let probes = shown.probes.iter().map(|probes| {
+        let step = probes.step.as_deref().map(|step| format!("{}: ", as_argument(step))).unwrap_or_default();
+        format!("{:<14} {step}{}\n", "reconciler", probes_in_words(probes))
     });
-    lines.chain(shown.steps.iter().map(step_in_text)).chain(looks).collect()
+    lines.chain(shown.steps.iter().map(step_in_text)).chain(probes).collect()
 }
 
 /// Without the body, which is confidential. The rest is foreign text, too.
@@ -213,7 +212,7 @@ fn list_in_text(found: &[Shown], more_left: bool, most: Option<NonZeroU32>) -> S
             record.claimed_at.format("%Y-%m-%d %H:%M:%SZ").to_string(),
             record.expires_at.format("%Y-%m-%d %H:%M:%SZ").to_string(),
             record.last_error.as_deref().map(printable).unwrap_or_default(),
-            record.looks.iter().map(looks_in_words).collect::<Vec<_>>().join(" | "),
+            record.probes.iter().map(probes_in_words).collect::<Vec<_>>().join(" | "),
         ]);
     }
     let first = found.iter().min_by_key(|record| record.expires_at).map(|record| {

@@ -523,12 +523,12 @@ pub(crate) fn operate(verb: Verb) -> Actor {
     })
 }
 
-/// Each visit until nothing is due. Two looks without a trace release the operation.
+/// Each visit until nothing is due. Two probes without a trace release the operation.
 pub(crate) fn reconcile(policy: Policy, took_effect: bool) -> Actor {
     actor(move |seat| async move {
         let leasing = LeaseOptions::new(policy).store_request(true);
         // Whatever is not due now is not due in the search, either.
-        let reconciler = Reconciler::new(leasing, OPERATION, LEASE)?.looks(2, 10);
+        let reconciler = Reconciler::new(leasing, OPERATION, LEASE)?.probes(2, 10);
         let mut visits = Vec::new();
         while visits.last().is_none_or(|last| last != "Nothing") {
             let look_up = async |_: &InDoubt| match took_effect {
@@ -571,8 +571,8 @@ pub(crate) enum Before {
     Paid,
     /// In steps, lapsed, and with a step in doubt.
     InDoubt,
-    /// Of this policy, lapsed and in doubt. A reconciler has looked once and found no trace.
-    Looked(Policy),
+    /// Of this policy, lapsed and in doubt. A reconciler has made one probe and found no trace.
+    Probed(Policy),
     ExpiredMark,
     /// Of this event of a batch.
     ExpiredEvent(char),
@@ -588,8 +588,8 @@ impl Before {
             Self::LapsedAndExpired(policy) => Fixture::lapsed(key, BODY, policy)?.expired(),
             Self::Paid => Fixture::lapsed(key, BODY, IN_STEPS)?.with_step("pay", EARLIER).with_stored_request(BODY),
             Self::InDoubt => Fixture::lapsed(key, BODY, IN_STEPS)?.with_step_in_doubt("send"),
-            Self::Looked(policy) => {
-                let lapsed = Fixture::lapsed(key, BODY, policy)?.with_stored_request(BODY).with_looks(1);
+            Self::Probed(policy) => {
+                let lapsed = Fixture::lapsed(key, BODY, policy)?.with_stored_request(BODY).with_probes(1);
                 if policy == IN_STEPS { lapsed.with_step_in_doubt(SEND) } else { lapsed }
             }
             Self::ExpiredMark => Fixture::marked(key).expired(),

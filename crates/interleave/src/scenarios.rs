@@ -7,7 +7,7 @@ use pg_idempotency::lease::Policy;
 use pg_idempotency::{OnDuplicate, RoundTrips};
 
 use crate::actors::Before::{
-    self, Completed, Expired, ExpiredEvent, ExpiredMark, InDoubt, Lapsed, LapsedAndExpired, Looked, Paid, Released,
+    self, Completed, Expired, ExpiredEvent, ExpiredMark, InDoubt, Lapsed, LapsedAndExpired, Paid, Probed, Released,
 };
 use crate::actors::Ending::{Completes, Releases, Renews};
 use crate::actors::Manner::{Commits, Fails, Keeps, Regrets, RollsBack, Undoes};
@@ -278,37 +278,37 @@ pub(crate) fn all() -> Vec<Scenario> {
         steps("steps-resume-sweep", [resume(&[PAY]), expire(), sweep()], &[After(Paid)]),
         steps("steps-in-doubt", [work_in(&[SEND]), operate(ResolveStep)], &[After(InDoubt)]),
         steps("steps-in-doubt-release", [work_in(&[SEND]), operate(Release)], &[After(InDoubt)]),
-        // Reconcilers, whose next look decides.
-        leases("reconcile-no-trace", [reconcile(AT_MOST_ONCE, false), owns_once()], &[After(Looked(AT_MOST_ONCE))]),
-        leases("reconcile-effect", [reconcile(AT_MOST_ONCE, true), owns_once()], &[After(Looked(AT_MOST_ONCE))]),
+        // Reconcilers, whose next probe decides.
+        leases("reconcile-no-trace", [reconcile(AT_MOST_ONCE, false), owns_once()], &[After(Probed(AT_MOST_ONCE))]),
+        leases("reconcile-effect", [reconcile(AT_MOST_ONCE, true), owns_once()], &[After(Probed(AT_MOST_ONCE))]),
         leases("reconcile-new", [owns_and_stores(Completes), lapse(), reconcile(AT_MOST_ONCE, false)], &[]),
         leases("reconcile-new-renews", [owns_and_stores(Renews), lapse(), reconcile(AT_MOST_ONCE, false)], &[]),
         leases("reconcile-new-unbegun", [owns_and_stores(Completes), reconcile(AT_MOST_ONCE, false)], &[Leaves(0)]),
         leases(
             "reconcile-two",
             [reconcile(AT_MOST_ONCE, true), reconcile(AT_MOST_ONCE, false)],
-            &[After(Looked(AT_MOST_ONCE))],
+            &[After(Probed(AT_MOST_ONCE))],
         ),
-        leases("reconcile-wakes", [reconcile(AT_MOST_ONCE, false), wake_and_die()], &[After(Looked(AT_MOST_ONCE))]),
+        leases("reconcile-wakes", [reconcile(AT_MOST_ONCE, false), wake_and_die()], &[After(Probed(AT_MOST_ONCE))]),
         leases(
             "reconcile-effect-wakes",
             [reconcile(AT_MOST_ONCE, true), wake_and_die()],
-            &[After(Looked(AT_MOST_ONCE))],
+            &[After(Probed(AT_MOST_ONCE))],
         ),
-        leases("reconcile-releases", [reconcile(AT_MOST_ONCE, true), operate(Release)], &[After(Looked(AT_MOST_ONCE))]),
+        leases("reconcile-releases", [reconcile(AT_MOST_ONCE, true), operate(Release)], &[After(Probed(AT_MOST_ONCE))]),
         leases(
             "reconcile-resolves",
             [reconcile(AT_MOST_ONCE, false), operate(Resolve)],
-            &[After(Looked(AT_MOST_ONCE))],
+            &[After(Probed(AT_MOST_ONCE))],
         ),
         leases(
             "reconcile-expires",
             [reconcile(AT_MOST_ONCE, false), expire(), sweep()],
-            &[After(Looked(AT_MOST_ONCE))],
+            &[After(Probed(AT_MOST_ONCE))],
         ),
-        steps("reconcile-step", [reconcile(IN_STEPS, false), work_in(&[SEND])], &[After(Looked(IN_STEPS))]),
-        steps("reconcile-step-resolve", [reconcile(IN_STEPS, false), operate(ResolveStep)], &[After(Looked(IN_STEPS))]),
-        steps("reconcile-step-resume", [reconcile(IN_STEPS, true), resume(&[SEND])], &[After(Looked(IN_STEPS))]),
+        steps("reconcile-step", [reconcile(IN_STEPS, false), work_in(&[SEND])], &[After(Probed(IN_STEPS))]),
+        steps("reconcile-step-resolve", [reconcile(IN_STEPS, false), operate(ResolveStep)], &[After(Probed(IN_STEPS))]),
+        steps("reconcile-step-resume", [reconcile(IN_STEPS, true), resume(&[SEND])], &[After(Probed(IN_STEPS))]),
         // Requests through the layer.
         calls("layer", [asks(RoundTrips::Plain), asks(RoundTrips::Plain)], &[]),
         calls("layer-select-first", [asks(SelectFirst), asks(SelectFirst)], &[]),

@@ -35,8 +35,8 @@ pub struct Fixture {
     /// The result of each step; a step without one is in doubt.
     steps: BTreeMap<String, Option<String>>,
     request: Option<Vec<u8>>,
-    /// The number of a reconciler's looks without a trace.
-    looks: Option<u32>,
+    /// The number of a reconciler's probes without a trace.
+    probes: Option<u32>,
 }
 
 impl Fixture {
@@ -92,7 +92,7 @@ impl Fixture {
             last_error: None,
             steps: BTreeMap::new(),
             request: None,
-            looks: None,
+            probes: None,
         }
     }
 
@@ -127,19 +127,21 @@ impl Fixture {
         Self { request: Some(serde_json::to_vec(body).expect("a body with a JSON form")), ..self }
     }
 
-    /// A reconciler has looked so often, found no trace each time, and is due to look again. Without steps, or with one
-    /// step in doubt.
-    pub fn with_looks(self, no_trace: u32) -> Self {
-        Self { looks: Some(no_trace), ..self }
+    /// A reconciler has made this many probes, has found no trace each time, and the next probe is due. Without steps,
+    /// or with one step in doubt.
+    pub fn with_probes(self, no_trace: u32) -> Self {
+        Self { probes: Some(no_trace), ..self }
     }
 
     /// All but the end of the lease.
-    fn looks_as_json(&self) -> Option<String> {
-        let no_trace = self.looks?;
-        let in_doubt: Vec<_> = self.steps.iter().filter(|(_, result)| result.is_none()).map(|(name, _)| name).collect();
-        let name = in_doubt.first().map_or("", |name| name);
-        let look = json!({"n": no_trace, "looks": no_trace, "no_trace": no_trace, "finding": "no_trace", "next": 1});
-        Some(json!({"token": 0, "in_doubt": in_doubt, "since": 1, "of": {name: look}}).to_string())
+    fn probes_as_json(&self) -> Option<String> {
+        let no_trace = self.probes?;
+        let mut probes =
+            json!({"probes": no_trace, "no_trace": no_trace, "finding": "no_trace", "at": null, "next": 1});
+        if let Some((name, _)) = self.steps.iter().find(|(_, result)| result.is_none()) {
+            probes["step"] = json!(name);
+        }
+        Some(json!({"token": 0, "of": [probes]}).to_string())
     }
 
     fn steps_as_json(&self) -> Option<String> {
@@ -167,7 +169,7 @@ impl Fixture {
             insert into idempotency.record (
                 scope, operation, value, mode, fingerprint, token, attempt,
                 claimed_at, completed_at, lease_until, expires_at,
-                response_body, last_error, steps, request, looks
+                response_body, last_error, steps, request, probes
             )
             values (
                 $1::text, $2::text, $3::text, $4::text, $5::bytea, 0, $6::int4,
@@ -189,7 +191,7 @@ impl Fixture {
                 lease_until = excluded.lease_until, expires_at = excluded.expires_at,
                 response_status = null, response_headers = null, response_body = excluded.response_body,
                 granted_attempt = null, last_error = excluded.last_error, steps = excluded.steps, request = excluded.request,
-                looks = excluded.looks, misdirected = null
+                probes = excluded.probes, misdirected = null
             ",
         )
         .bind(self.key.scope()) // $1
@@ -205,8 +207,8 @@ impl Fixture {
         .bind(&self.last_error) // $11
         .bind(self.steps_as_json()) // $12
         .bind(&self.request) // $13
-        .bind(self.looks_as_json()) // $14
-        .bind(self.looks.and(lease_left)) // $15
+        .bind(self.probes_as_json()) // $14
+        .bind(self.probes.and(lease_left)) // $15
         .execute(executor)
         .await?;
         Ok(())

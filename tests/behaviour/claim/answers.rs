@@ -136,7 +136,7 @@ async fn write(conn: &mut PgConnection, key: &Key, state: State) -> bool {
         "
         insert into idempotency.record (
             mode, scope, operation, value, fingerprint, token, attempt, claimed_at, lease_until, completed_at, expires_at,
-            response_body, steps, granted_attempt, request, looks, misdirected
+            response_body, steps, granted_attempt, request, probes, misdirected
         )
         values (
             $1, $2, $3, $4, case when $1 = 'mark' then null else $5 end, 1, $6, now(),

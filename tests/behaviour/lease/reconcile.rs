@@ -1,10 +1,10 @@
-//! Reconciling: when an operation in doubt is looked up, and which looks settle it.
+//! Reconciling: when an operation in doubt is probed, and which probes settle it.
 
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use pg_idempotency::lease::{Acquired, Finding, InDoubt, LeaseOptions, Policy, Reconciler, Visit};
-use pg_idempotency::operator::{ShownLooks, State, show};
+use pg_idempotency::operator::{Probed, ShownProbes, State, show};
 use pg_idempotency::testing::lapse;
 use pg_idempotency::{Error, Outcome};
 use sqlx::{Executor as _, PgPool};
@@ -51,13 +51,16 @@ pub(super) async fn steps_in_doubt(pool: &PgPool, names: &[&str]) {
     lapse(pool, &key("a")).await.expect("lapsed");
 }
 
-/// Lets the time until the next look pass.
+/// Lets the time until the next probe pass.
 pub(crate) async fn pass_time(pool: &PgPool) {
-    let moved = "update idempotency.record set looks = jsonb_set(looks, '{of}', (
-        select jsonb_object_agg(name, case when look -> 'next'::text = 'null'::jsonb then look else look || '{\"next\": 1}'::jsonb end)
-        from jsonb_each(looks -> 'of'::text) as step (name, look)
-    )) where looks is not null";
-    pool.execute(moved).await.expect("looks");
+    let moved = "update idempotency.record set probes = jsonb_set(probes, '{of}', (
+        select jsonb_agg(
+            case when probe -> 'next'::text = 'null'::jsonb then probe else probe || '{\"next\": 1}'::jsonb end
+            order by place
+        )
+        from jsonb_array_elements(probes -> 'of'::text) with ordinality as of (probe, place)
+    )) where probes is not null";
+    pool.execute(moved).await.expect("probes");
 }
 
 pub(super) async fn says(pool: &PgPool, reconciler: &Reconciler, finding: Finding) -> Visit {
@@ -67,7 +70,7 @@ pub(super) async fn says(pool: &PgPool, reconciler: &Reconciler, finding: Findin
 
 /// Fails if it asks.
 pub(super) async fn asks_nobody(pool: &PgPool, reconciler: &Reconciler) -> Visit {
-    let asking = async |asked: &InDoubt| -> Result<Finding, Error> { panic!("look {} at {asked:?}", asked.look()) };
+    let asking = async |asked: &InDoubt| -> Result<Finding, Error> { panic!("it asked: {asked:?}") };
     let visit = reconciler.visit_one(pool, asking).await.expect("no error of the database");
     assert!(matches!(visit, Visit::Nothing | Visit::Noted), "{visit:?}");
     visit
@@ -83,13 +86,13 @@ pub(super) fn sent() -> Finding {
     Finding::took_effect(&"sent".to_owned()).expect("a text")
 }
 
-pub(super) async fn looks(pool: &PgPool) -> Vec<ShownLooks> {
-    show(pool, &key("a")).await.expect("a look").expect("a record").looks
+pub(super) async fn probes(pool: &PgPool) -> Vec<ShownProbes> {
+    show(pool, &key("a")).await.expect("a look").expect("a record").probes
 }
 
-pub(super) async fn seconds_to_the_next_look(pool: &PgPool) -> f64 {
-    let next = "select (select (look -> 'next'::text)::float8 from jsonb_each(looks -> 'of'::text) as step (name, look) limit 1)
-        - extract(epoch from now())::float8 from idempotency.record";
+pub(super) async fn seconds_to_the_next_probe(pool: &PgPool) -> f64 {
+    let next =
+        "select (probes #> '{of,0,next}'::text[])::float8 - extract(epoch from now())::float8 from idempotency.record";
     scalar(pool, next).await
 }
 
@@ -115,9 +118,9 @@ async fn an_effect_that_is_found_settles_at_once_and_every_retry_gets_its_answer
     note(&pool, &reconciler()).await;
     let looked_up = async |asked: &InDoubt| {
         let shown = show(&pool, &key("a")).await?.expect("a record");
-        assert_eq!((asked.key(), asked.step(), asked.attempt(), asked.look()), (&key("a"), None, 1, 1));
-        assert_eq!(Some(asked.downstream_key()), shown.downstream_key.as_deref());
-        assert_eq!(asked.claimed_at(), shown.claimed_at);
+        assert_eq!((&asked.key, &asked.step, asked.attempt), (&key("a"), &None, 1));
+        assert_eq!(Some(&asked.downstream_key), shown.downstream_key.as_ref());
+        assert_eq!(asked.claimed_at, shown.claimed_at);
         assert_eq!(asked.request::<String>()?, "body");
         let error = asked.request::<u64>().expect_err("a text");
         assert!(matches!(&error, Error::Undecodable { .. }) && !format!("{error:?}").contains("body"), "{error:?}");
@@ -126,7 +129,7 @@ async fn an_effect_that_is_found_settles_at_once_and_every_retry_gets_its_answer
     assert_eq!(reconciler().visit_one(&pool, looked_up).await?, Visit::Resolved);
     let again = leasing().run(&pool, &key("a"), "body", async |_| -> Result<String, Error> { panic!("done") }).await?;
     assert_eq!(again, Outcome::Replayed("sent".to_owned()));
-    assert!(looks(&pool).await.is_empty());
+    assert!(probes(&pool).await.is_empty());
     assert_eq!(asks_nobody(&pool, &reconciler()).await, Visit::Nothing);
     Ok(())
 }
@@ -167,13 +170,13 @@ async fn the_first_visit_asks_nobody_and_the_next_one_comes_after_the_quiet_time
     assert_eq!(asks_nobody(&pool, &reconciler()).await, Visit::Nothing, "the quiet time has just begun");
     // If the server's clock has jumped, the owner is healthy, and has one more lease in which to renew.
     let lease = Duration::from_secs(40);
-    let left = seconds_to_the_next_look(&pool).await;
+    let left = seconds_to_the_next_probe(&pool).await;
     assert!(left > (lease + QUIET).as_secs_f64() - 30.0 && left <= (lease + QUIET).as_secs_f64(), "{left}");
-    let shown = looks(&pool).await;
-    assert_eq!((shown.len(), shown[0].looks, shown[0].at.len()), (1, 0, 0), "{shown:?}");
+    let shown = probes(&pool).await;
+    assert_eq!((shown.len(), shown[0].probes, shown[0].at), (1, 0, None), "{shown:?}");
     assert!(shown[0].next.is_some());
 
-    // A decision about one of two steps leaves no lapse behind, from which the quiet time of the other could count.
+    // After a decision about one of two steps, the quiet time of the other begins anew.
     pool.execute("truncate idempotency.record").await?;
     steps_in_doubt(&pool, &["email", "text"]).await;
     note(&pool, &of_steps()).await;
@@ -181,13 +184,7 @@ async fn the_first_visit_asks_nobody_and_the_next_one_comes_after_the_quiet_time
     assert_eq!(first, Visit::Resolved);
     assert_eq!(asks_nobody(&pool, &of_steps()).await, Visit::Noted);
     assert_eq!(asks_nobody(&pool, &of_steps()).await, Visit::Nothing);
-    let (left, since_lapse): (f64, bool) = sqlx::query_as(
-        "select (looks #>> '{of,text,next}'::text[])::float8 - extract(epoch from now())::float8, lease_until > '-infinity'
-        from idempotency.record",
-    )
-    .fetch_one(&pool)
-    .await?;
-    assert!(left > QUIET.as_secs_f64() - 60.0 && left <= QUIET.as_secs_f64() && !since_lapse, "{left}");
+    assert!(seconds_to_the_next_probe(&pool).await > QUIET.as_secs_f64());
     pass_time(&pool).await;
     assert_eq!(says(&pool, &of_steps(), Finding::took_effect(&2_i64)?).await, Visit::Resolved);
     assert_eq!(state(&pool).await, State::Released);
@@ -195,29 +192,25 @@ async fn the_first_visit_asks_nobody_and_the_next_one_comes_after_the_quiet_time
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn only_enough_looks_without_a_trace_at_growing_distances_release(pool: PgPool) -> anyhow::Result<()> {
+async fn only_enough_probes_without_a_trace_at_growing_distances_release(pool: PgPool) -> anyhow::Result<()> {
     in_doubt(&pool, "a").await;
     note(&pool, &reconciler()).await;
-    for look in 1..=2_u32 {
-        // Each look is made by another process.
+    for probe in 1..=2_u32 {
+        // Each probe is made by another process.
         assert_eq!(says(&pool, &reconciler(), Finding::NoTrace).await, Visit::Undecided);
-        assert_eq!(asks_nobody(&pool, &reconciler()).await, Visit::Nothing, "each look comes after its distance");
-        let distance: f64 = scalar(
-            &pool,
-            "select (looks #>> '{of,\"\",next}'::text[])::float8 - extract(epoch from now())::float8 from idempotency.record",
-        )
-        .await;
-        let expected = QUIET.as_secs_f64() * f64::from(2_u32.pow(look - 1));
-        assert!(distance > expected - 60.0 && distance <= expected, "{look}: {distance}");
-        let shown = &looks(&pool).await[0];
-        assert_eq!((shown.looks, shown.no_trace, shown.at.len()), (look, look, look as usize));
-        assert_eq!((shown.finding.as_deref(), &shown.error, shown.given_up), (Some("no_trace"), &None, false));
+        assert_eq!(asks_nobody(&pool, &reconciler()).await, Visit::Nothing, "each probe comes after its distance");
+        let distance = seconds_to_the_next_probe(&pool).await;
+        let expected = QUIET.as_secs_f64() * f64::from(2_u32.pow(probe - 1));
+        assert!(distance > expected - 60.0 && distance <= expected, "{probe}: {distance}");
+        let shown = &probes(&pool).await[0];
+        assert_eq!((shown.probes, shown.no_trace, shown.at.is_some()), (probe, probe, true));
+        assert_eq!((shown.finding, &shown.error, shown.next.is_some()), (Some(Probed::NoTrace), &None, true));
         pass_time(&pool).await;
     }
     assert_eq!(says(&pool, &reconciler(), Finding::NoTrace).await, Visit::Released);
     let shown = show(&pool, &key("a")).await?.expect("a record");
     assert_eq!((shown.state, shown.granted_attempt), (State::Released, None));
-    assert!(shown.looks.is_empty() && shown.last_error.is_some_and(|reason| reason.contains("3 looks")));
+    assert!(shown.probes.is_empty() && shown.last_error.is_some_and(|reason| reason.contains("3 probes")));
     let Acquired::Owner(lease) = leasing().acquire::<String, _>(&pool, &key("a"), "body").await? else { panic!() };
     assert_eq!(lease.attempt(), 2);
     lease.complete(&"sent".to_owned()).await?;
@@ -225,7 +218,7 @@ async fn only_enough_looks_without_a_trace_at_growing_distances_release(pool: Pg
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn no_other_reconciler_looks_while_a_look_is_under_way(pool: PgPool) -> anyhow::Result<()> {
+async fn no_other_reconciler_asks_while_a_probe_is_under_way(pool: PgPool) -> anyhow::Result<()> {
     in_doubt(&pool, "a").await;
     note(&pool, &reconciler()).await;
     let looked_up = async |_: &InDoubt| {
@@ -236,9 +229,11 @@ async fn no_other_reconciler_looks_while_a_look_is_under_way(pool: PgPool) -> an
     Ok(())
 }
 
-/// A process that was suspended in its look, and wakes after another one has looked.
+/// A process that was suspended in its probe, and wakes after another process has made one.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_look_that_is_not_the_last_one_counts_nothing_unless_it_found_the_effect(pool: PgPool) -> anyhow::Result<()> {
+async fn a_probe_that_is_not_the_last_one_counts_nothing_unless_it_found_the_effect(
+    pool: PgPool,
+) -> anyhow::Result<()> {
     for finds in [false, true] {
         pool.execute("truncate idempotency.record").await?;
         in_doubt(&pool, "a").await;
@@ -252,7 +247,7 @@ async fn a_look_that_is_not_the_last_one_counts_nothing_unless_it_found_the_effe
         if finds {
             assert_eq!((visit, state(&pool).await), (Visit::Resolved, State::Completed));
         } else {
-            assert_eq!((visit, looks(&pool).await[0].no_trace), (Visit::Overtaken, 1));
+            assert_eq!((visit, probes(&pool).await[0].no_trace), (Visit::Overtaken, 1));
         }
     }
     Ok(())
@@ -260,7 +255,7 @@ async fn a_look_that_is_not_the_last_one_counts_nothing_unless_it_found_the_effe
 
 /// It may have been told that the operation took effect.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_look_whose_process_died_makes_the_looks_without_a_trace_begin_anew(pool: PgPool) -> anyhow::Result<()> {
+async fn a_probe_whose_process_died_makes_the_probes_without_a_trace_begin_anew(pool: PgPool) -> anyhow::Result<()> {
     in_doubt(&pool, "a").await;
     note(&pool, &reconciler()).await;
     for _ in 0..2 {
@@ -278,13 +273,13 @@ async fn a_look_whose_process_died_makes_the_looks_without_a_trace_begin_anew(po
     drop(dying);
     pass_time(&pool).await;
     assert_eq!(says(&pool, &reconciler, Finding::NoTrace).await, Visit::Undecided);
-    let shown = &looks(&pool).await[0];
-    assert_eq!((shown.looks, shown.no_trace), (4, 1));
+    let shown = &probes(&pool).await[0];
+    assert_eq!((shown.probes, shown.no_trace), (4, 1));
     Ok(())
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_revived_lease_sets_the_looks_and_the_quiet_time_back(pool: PgPool) -> anyhow::Result<()> {
+async fn a_revived_lease_sets_the_probes_and_the_quiet_time_back(pool: PgPool) -> anyhow::Result<()> {
     in_doubt(&pool, "a").await;
     note(&pool, &reconciler()).await;
     for _ in 0..2 {
@@ -292,7 +287,7 @@ async fn a_revived_lease_sets_the_looks_and_the_quiet_time_back(pool: PgPool) ->
         pass_time(&pool).await;
     }
     revive_and_lapse(&pool).await;
-    assert!(looks(&pool).await.is_empty(), "they are about another lapse");
+    assert!(probes(&pool).await.is_empty(), "they are about another lapse");
     assert_eq!(asks_nobody(&pool, &reconciler()).await, Visit::Noted);
     pass_time(&pool).await;
     for visit in [Visit::Undecided, Visit::Undecided, Visit::Released] {
@@ -303,20 +298,21 @@ async fn a_revived_lease_sets_the_looks_and_the_quiet_time_back(pool: PgPool) ->
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn the_looks_at_one_step_settle_no_other(pool: PgPool) -> anyhow::Result<()> {
+async fn the_probes_of_one_step_settle_no_other(pool: PgPool) -> anyhow::Result<()> {
     steps_in_doubt(&pool, &["email", "text"]).await;
     note(&pool, &of_steps()).await;
     let email_only = async |asked: &InDoubt| -> Result<Finding, Error> {
-        assert_eq!(asked.step(), Some("email"), "the text is asked for later");
+        assert_eq!(asked.step.as_deref(), Some("email"), "the text is asked for later");
         let shown = show(&pool, &key("a")).await?.expect("a record");
-        assert_eq!(Some(asked.downstream_key()), shown.downstream_key_of_step("email").as_deref());
+        assert_eq!(Some(&asked.downstream_key), shown.downstream_key_of_step("email").as_ref());
         Ok(Finding::NoTrace)
     };
     for visit in [Visit::Undecided, Visit::Undecided, Visit::Released] {
         // Only the email is due.
         pass_time(&pool).await;
         pool.execute(
-            "update idempotency.record set looks = jsonb_set(looks, '{of,text,next}', '99999999999') where looks is not null",
+            "update idempotency.record set probes = jsonb_set(probes, '{of,0,next}', '99999999999')
+            where probes #>> '{of,0,step}'::text[] = 'text'",
         )
         .await?;
         assert_eq!(of_steps().visit_one(&pool, email_only).await?, visit);

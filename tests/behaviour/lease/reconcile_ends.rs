@@ -3,39 +3,48 @@
 use std::time::Duration;
 
 use pg_idempotency::lease::{Acquired, Finding, InDoubt, LeaseOptions, Policy, Reconciler, Visit};
-use pg_idempotency::operator::{State, show};
+use pg_idempotency::operator::{Probed, State, show};
 use pg_idempotency::testing::lapse;
-use pg_idempotency::{Error, Misuse};
+use pg_idempotency::{DEFAULT_RETENTION, Error, Misuse};
 use sqlx::{Executor as _, PgPool};
 
 use super::reconcile::*;
 use crate::lease::resume::{self, MINUTE};
 use crate::support::{assert_changed, key, shown};
 
+/// A look-up may last for half of the lease.
+fn impatient() -> Reconciler {
+    let leasing = LeaseOptions::new(Policy::AtMostOnce { lease: Duration::from_millis(40) }).store_request(true);
+    Reconciler::new(leasing, "operation", QUIET).expect("options")
+}
+
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_look_that_fails_is_stored_and_the_last_one_leaves_the_key_to_a_person(pool: PgPool) -> anyhow::Result<()> {
-    let reconciler = reconciler().looks(2, 4).time_out(Duration::from_millis(20));
+async fn a_probe_that_fails_is_stored_and_the_last_one_leaves_the_key_to_a_person(pool: PgPool) -> anyhow::Result<()> {
+    let reconciler = impatient().probes(2, 4);
     in_doubt(&pool, "a").await;
     note(&pool, &reconciler).await;
-    let errors = ["the gateway is away: no route", "the look-up panicked", "the look-up took longer than 20ms"];
-    for (look, expected) in errors.into_iter().enumerate() {
+    let errors = [
+        (Probed::Failed, "the gateway is away: no route"),
+        (Probed::Unknown, "the look-up panicked"),
+        (Probed::Unknown, "the look-up took longer than 20ms"),
+    ];
+    for (probe, (finding, expected)) in errors.into_iter().enumerate() {
         let failing = async |_: &InDoubt| -> anyhow::Result<Finding> {
-            match look {
+            match probe {
                 0 => Err(anyhow::anyhow!("no route\0").context("the gateway is away")),
                 1 => panic!("a bug of the service"),
                 _ => std::future::pending().await,
             }
         };
         assert_eq!(reconciler.visit_one(&pool, failing).await?, Visit::Undecided, "{expected}");
-        let shown = &looks(&pool).await[0];
-        assert_eq!((shown.error.as_deref(), shown.finding.as_deref()), (Some(expected), Some("failed")));
-        assert_eq!((shown.no_trace, shown.given_up), (0, false));
+        let shown = &probes(&pool).await[0];
+        assert_eq!((shown.error.as_deref(), shown.finding), (Some(expected), Some(finding)));
+        assert_eq!((shown.no_trace, shown.next.is_some()), (0, true));
         pass_time(&pool).await;
     }
     assert_eq!(says(&pool, &reconciler, Finding::Unknown).await, Visit::GivenUp);
-    let shown = &looks(&pool).await[0];
-    assert_eq!((shown.looks, shown.finding.as_deref(), shown.given_up), (4, Some("unknown"), true));
-    assert_eq!(shown.next, None);
+    let shown = &probes(&pool).await[0];
+    assert_eq!((shown.probes, shown.finding, shown.next), (4, Some(Probed::Unknown), None));
     pass_time(&pool).await;
     assert_eq!(asks_nobody(&pool, &reconciler).await, Visit::Nothing, "a person decides");
     assert_eq!(state(&pool).await, State::Indeterminate);
@@ -43,21 +52,21 @@ async fn a_look_that_fails_is_stored_and_the_last_one_leaves_the_key_to_a_person
     Ok(())
 }
 
+/// The process of the last permitted probe died, or the next release of the service permits fewer.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn after_the_time_that_the_service_gives_nobody_looks_any_more(pool: PgPool) -> anyhow::Result<()> {
-    in_doubt(&pool, "a").await;
-    let reconciler = reconciler().give_up_after(MINUTE * 60);
-    note(&pool, &reconciler).await;
-    assert_eq!(says(&pool, &reconciler, Finding::Unknown).await, Visit::Undecided);
-    pass_time(&pool).await;
-    pool.execute(
-        "update idempotency.record set looks = jsonb_set(looks, '{since}', to_jsonb(extract(epoch from now() - interval '3601 s')))",
-    )
-    .await?;
-    let asking = async |_: &InDoubt| -> Result<Finding, Error> { panic!("it is over") };
-    assert_eq!(reconciler.visit_one(&pool, asking).await?, Visit::GivenUp);
-    let shown = &looks(&pool).await[0];
-    assert_eq!((shown.looks, shown.at.len(), shown.given_up), (1, 1, true));
+async fn a_key_that_has_reached_its_limit_is_settled_without_another_probe(pool: PgPool) -> anyhow::Result<()> {
+    for (last, visit) in [(Finding::Unknown, Visit::GivenUp), (Finding::NoTrace, Visit::Released)] {
+        pool.execute("truncate idempotency.record").await?;
+        in_doubt(&pool, "a").await;
+        note(&pool, &reconciler()).await;
+        for finding in [Finding::NoTrace, last] {
+            assert_eq!(says(&pool, &reconciler(), finding).await, Visit::Undecided);
+            pass_time(&pool).await;
+        }
+        let asking = async |_: &InDoubt| -> Result<Finding, Error> { panic!("it is over") };
+        assert_eq!(reconciler().probes(2, 2).visit_one(&pool, asking).await?, visit);
+        assert!(probes(&pool).await.iter().all(|probes| probes.probes == 2 && probes.next.is_none()));
+    }
     Ok(())
 }
 
@@ -79,7 +88,7 @@ async fn each_visit_remembers_the_key_but_brings_no_expired_one_back(pool: PgPoo
     };
     pool.execute(last_minute).await?;
     assert_eq!(reconciler().visit_one(&pool, looked_up).await?, Visit::Undecided);
-    assert!(scalar::<f64>(&pool, left).await > day - 60.0, "the end of the look");
+    assert!(scalar::<f64>(&pool, left).await > day - 60.0, "the end of the probe");
     // A person has pinned it.
     pool.execute("update idempotency.record set expires_at = 'infinity'").await?;
     pass_time(&pool).await;
@@ -148,7 +157,7 @@ async fn somebody_elses_decision_wins(pool: PgPool) -> anyhow::Result<()> {
                 "completed late" => owner.take().expect("once").complete(&"by the owner".to_owned()).await?,
                 "resolved" => drop(seen.resolve(&pool, &"by a person".to_owned(), MINUTE).await.expect("resolved")),
                 "failed late" => {
-                    let lapse = "update idempotency.record set token = token + 1, looks = null";
+                    let lapse = "update idempotency.record set token = token + 1, probes = null";
                     pool.execute(lapse).await?;
                 }
                 "released" => drop(seen.release(&pool, "by a person").await.expect("released")),
@@ -186,19 +195,21 @@ async fn somebody_elses_decision_wins(pool: PgPool) -> anyhow::Result<()> {
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_effect_whose_answer_cannot_be_stored_is_never_released(pool: PgPool) -> anyhow::Result<()> {
-    let reconciler = of_steps().looks(2, 4);
+    let reconciler = of_steps().probes(2, 4);
     steps_in_doubt(&pool, &["text"]).await;
     note(&pool, &reconciler).await;
     let too_large = Finding::took_effect(&"x".repeat(64 * 1024))?;
     assert_eq!(says(&pool, &reconciler, too_large).await, Visit::Undecided);
-    let shown = &looks(&pool).await[0];
-    assert_eq!((shown.step.as_deref(), shown.finding.as_deref()), (Some("text"), Some("took_effect")));
+    let shown = &probes(&pool).await[0];
+    assert_eq!((shown.step.as_deref(), shown.finding), (Some("text"), Some(Probed::TookEffect)));
     assert!(shown.error.as_ref().is_some_and(|error| error.contains("bytes")), "{shown:?}");
     for visit in [Visit::Undecided, Visit::Undecided, Visit::GivenUp] {
         pass_time(&pool).await;
-        assert_eq!(says(&pool, &reconciler, Finding::NoTrace).await, visit, "a later look does not outvote it");
+        assert_eq!(says(&pool, &reconciler, Finding::NoTrace).await, visit, "a later probe does not outvote it");
     }
-    assert_eq!(looks(&pool).await[0].no_trace, 0);
+    let left = &probes(&pool).await[0];
+    assert_eq!((left.probes, left.no_trace, left.finding), (4, 0, Some(Probed::TookEffect)));
+    assert_eq!(left.error, shown.error, "a person sees why");
 
     #[derive(serde::Serialize, serde::Deserialize)]
     struct Lossy {
@@ -210,47 +221,16 @@ async fn an_effect_whose_answer_cannot_be_stored_is_never_released(pool: PgPool)
     Ok(())
 }
 
+/// A probe that has ended without an answer, or whose answer is not final, may have been told that the operation took
+/// effect. An error says that the other service has said nothing.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_dry_run_asks_and_settles_nothing_and_counts_nothing(pool: PgPool) -> anyhow::Result<()> {
-    let dry = reconciler().looks(2, 2).dry_run(true);
-    in_doubt(&pool, "a").await;
-    note(&pool, &dry).await;
-    for finding in [Finding::NoTrace, Finding::NoTrace, Finding::Unknown, Finding::NoTrace] {
-        let said = format!("{finding:?}");
-        assert_eq!(says(&pool, &dry, finding).await, Visit::Undecided, "{said}");
-        assert_eq!(asks_nobody(&pool, &dry).await, Visit::Nothing, "it keeps its distance");
-        let shown = &looks(&pool).await[0];
-        assert_eq!((shown.looks, shown.no_trace, shown.given_up), (0, 0, false));
-        pass_time(&pool).await;
-    }
-    let switched_on = dry.looks(2, 9).dry_run(false);
-    for _ in 0..4 {
-        assert_eq!(says(&pool, &switched_on, Finding::Unknown).await, Visit::Undecided);
-        pass_time(&pool).await;
-    }
-    assert_eq!(looks(&pool).await[0].looks, 4);
-    let trying = async |asked: &InDoubt| {
-        assert_eq!(asked.look(), 5, "the look that it tries");
-        Ok::<_, Error>(sent())
-    };
-    assert_eq!(switched_on.clone().dry_run(true).visit_one(&pool, trying).await?, Visit::Undecided);
-    assert!(seconds_to_the_next_look(&pool).await <= QUIET.as_secs_f64(), "the first distance");
-    assert_eq!(state(&pool).await, State::Indeterminate);
-    pass_time(&pool).await;
-    assert_eq!(says(&pool, &switched_on, sent()).await, Visit::Resolved);
-    Ok(())
-}
-
-/// A look that has ended without an answer, or whose answer is not final, may have been told that it took effect. An
-/// error says that the other service has said nothing.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn only_a_look_without_a_trace_releases_and_one_without_an_answer_begins_the_count_anew(
+async fn only_a_probe_without_a_trace_releases_and_one_without_an_answer_begins_the_count_anew(
     pool: PgPool,
 ) -> anyhow::Result<()> {
     let failing = async |_: &InDoubt| -> Result<Finding, &str> { Err("503") };
     let panicking = async |_: &InDoubt| -> Result<Finding, &str> { panic!("found it") };
     in_doubt(&pool, "a").await;
-    let patient = reconciler().looks(3, 20);
+    let patient = reconciler().probes(3, 20);
     note(&pool, &patient).await;
     for between in ["unknown", "panicked", "timed out", "failed"] {
         for _ in 0..2 {
@@ -258,49 +238,20 @@ async fn only_a_look_without_a_trace_releases_and_one_without_an_answer_begins_t
             pass_time(&pool).await;
         }
         // The next release of the service is content with fewer.
-        let next_release = patient.clone().looks(2, 20);
+        let next_release = patient.clone().probes(2, 20);
         let visit = match between {
             "unknown" => says(&pool, &next_release, Finding::Unknown).await,
             "failed" => next_release.visit_one(&pool, failing).await?,
             "timed out" => {
-                let impatient = next_release.time_out(Duration::from_millis(5));
-                impatient
-                    .visit_one(&pool, async |_: &InDoubt| -> Result<Finding, &str> { std::future::pending().await })
-                    .await?
+                let silent = async |_: &InDoubt| -> Result<Finding, &str> { std::future::pending().await };
+                impatient().probes(2, 20).visit_one(&pool, silent).await?
             }
             _ => next_release.visit_one(&pool, panicking).await?,
         };
         let counted = if between == "failed" { 2 } else { 0 };
-        assert_eq!((visit, looks(&pool).await[0].no_trace), (Visit::Undecided, counted), "{between}");
+        assert_eq!((visit, probes(&pool).await[0].no_trace), (Visit::Undecided, counted), "{between}");
         pass_time(&pool).await;
     }
-    Ok(())
-}
-
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn no_distance_is_longer_than_what_is_left_of_the_time_that_the_service_gives(
-    pool: PgPool,
-) -> anyhow::Result<()> {
-    in_doubt(&pool, "a").await;
-    let reconciler = reconciler().looks(2, 20).give_up_after(MINUTE * 60);
-    note(&pool, &reconciler).await;
-    for _ in 0..10 {
-        assert_eq!(says(&pool, &reconciler, Finding::Unknown).await, Visit::Undecided);
-        assert!(seconds_to_the_next_look(&pool).await <= 3600.0);
-        pass_time(&pool).await;
-    }
-    Ok(())
-}
-
-/// A look without a distance would follow at once, and the first looks would release a text that arrives later.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn the_longest_time_that_a_service_can_give_takes_no_distance_away(pool: PgPool) -> anyhow::Result<()> {
-    in_doubt(&pool, "a").await;
-    let years = Duration::from_secs(10 * 366 * 24 * 3600);
-    let reconciler = reconciler().give_up_after(years);
-    note(&pool, &reconciler).await;
-    assert_eq!(says(&pool, &reconciler, Finding::NoTrace).await, Visit::Undecided);
-    assert!(seconds_to_the_next_look(&pool).await > 60.0);
     Ok(())
 }
 
@@ -314,28 +265,12 @@ async fn options_that_leave_nothing_to_reconcile_are_refused(pool: PgPool) -> an
     let at_least_once = LeaseOptions::new(Policy::AtLeastOnce { lease: MINUTE }).store_request(true);
     assert!(problem(at_least_once).contains("AtLeastOnce"));
     for (no_trace, most) in [(0, 10), (1, 10), (3, 2)] {
-        let refused = std::panic::catch_unwind(|| drop(reconciler().looks(no_trace, most)));
+        let refused = std::panic::catch_unwind(|| drop(reconciler().probes(no_trace, most)));
         assert!(refused.is_err(), "{no_trace} of {most}");
     }
-    let (lease, day) = (Duration::from_secs(40), Duration::from_secs(24 * 3600));
-    assert!(Reconciler::new(leasing(), "operation", day).is_err());
-    let nothing = async |_: &InDoubt| Ok::<_, Error>(Finding::NoTrace);
-    let contradictions = [
-        ("interval", reconciler().interval(lease)),
-        ("time-out", reconciler().time_out(lease)),
-        ("distance", reconciler().distance(day)),
-    ];
-    for (setting, reconciler) in contradictions {
-        let started = reconciler.run(&pool, std::future::ready(()), nothing).await;
-        let visited = reconciler.visit_one(&pool, nothing).await.map(drop);
-        for refused in [started, visited] {
-            let is_refused =
-                matches!(&refused, Err(Error::Misuse(Misuse::Options { problem, .. })) if problem.contains(setting));
-            assert!(is_refused, "{setting}: {refused:?}");
-        }
-    }
-    let longest = reconciler().interval(lease / 2).time_out(lease / 2).distance(day / 2);
-    longest.run(&pool, std::future::ready(()), nothing).await.expect("options that fit");
+    let half = DEFAULT_RETENTION / 2;
+    assert!(Reconciler::new(leasing(), "operation", half).is_ok());
+    assert!(Reconciler::new(leasing(), "operation", half + Duration::from_nanos(1)).is_err());
     // The request is there to be looked up, and nobody does the work again.
     let resumed = leasing().max_attempts(std::num::NonZeroU32::MIN);
     let resumed = resumed
@@ -347,9 +282,25 @@ async fn options_that_leave_nothing_to_reconcile_are_refused(pool: PgPool) -> an
     Ok(())
 }
 
-/// Each attempt has its own looks, and a decision ends them. The rules of `strict.sql` check the rest.
+/// Each probe remembers the record for the retention.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn the_next_attempt_begins_without_looks(pool: PgPool) -> anyhow::Result<()> {
+async fn no_distance_is_longer_than_half_of_the_retention(pool: PgPool) -> anyhow::Result<()> {
+    let half = (DEFAULT_RETENTION / 2).as_secs_f64();
+    in_doubt(&pool, "a").await;
+    let reconciler = reconciler().distance(DEFAULT_RETENTION / 3).probes(2, u32::MAX);
+    note(&pool, &reconciler).await;
+    for _ in 0..3 {
+        assert_eq!(says(&pool, &reconciler, Finding::Unknown).await, Visit::Undecided);
+        let left = seconds_to_the_next_probe(&pool).await;
+        assert!(left > half / 2.0 && left <= half, "{left}");
+        pass_time(&pool).await;
+    }
+    Ok(())
+}
+
+/// Each attempt has its own probes, and a decision ends them. The rules of `strict.sql` check the rest.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn the_next_attempt_begins_without_probes(pool: PgPool) -> anyhow::Result<()> {
     in_doubt(&pool, "a").await;
     note(&pool, &reconciler()).await;
     for _ in 0..2 {
@@ -357,13 +308,13 @@ async fn the_next_attempt_begins_without_looks(pool: PgPool) -> anyhow::Result<(
         pass_time(&pool).await;
     }
     shown(&pool, &key("a")).await.release(&pool, "by a person").await?;
-    assert!(scalar::<bool>(&pool, "select looks is null from idempotency.record").await);
+    assert!(scalar::<bool>(&pool, "select probes is null from idempotency.record").await);
     let Acquired::Owner(lease) = leasing().acquire::<String, _>(&pool, &key("a"), "body").await? else { panic!() };
     drop(lease);
     lapse(&pool, &key("a")).await?;
     note(&pool, &reconciler()).await;
     assert_eq!(says(&pool, &reconciler(), Finding::NoTrace).await, Visit::Undecided);
-    assert_eq!(looks(&pool).await[0].no_trace, 1);
+    assert_eq!(probes(&pool).await[0].no_trace, 1);
     Ok(())
 }
 
@@ -388,25 +339,25 @@ async fn an_operators_decision_is_about_the_lease_that_was_shown(pool: PgPool) -
     Ok(())
 }
 
-/// It ends between two searches at once, and the look that is under way first.
+/// It ends between two searches at once, and the probe that is under way first.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_reconciler_ends_at_the_shutdown_after_the_look_that_is_under_way(pool: PgPool) -> anyhow::Result<()> {
-    let reconciler = reconciler().interval(Duration::from_millis(10));
+async fn a_reconciler_ends_at_the_shutdown_after_the_probe_that_is_under_way(pool: PgPool) -> anyhow::Result<()> {
+    let reconciler = impatient();
     let stopped = reconciler.run(&pool, std::future::ready(()), async |_: &InDoubt| Ok::<_, Error>(sent()));
-    tokio::time::timeout(Duration::from_secs(60), stopped).await??;
+    tokio::time::timeout(Duration::from_secs(60), stopped).await?;
 
     in_doubt(&pool, "a").await;
     note(&pool, &reconciler).await;
     let (shutdown, stopped) = tokio::sync::oneshot::channel::<()>();
     let shutdown = std::sync::Mutex::new(Some(shutdown));
-    // The shutdown comes during the look.
+    // The shutdown comes during the probe.
     let look_up = async |_: &InDoubt| {
         drop(shutdown.lock().expect("no panic holds it").take());
         tokio::task::yield_now().await;
         Ok::<_, Error>(sent())
     };
     let running = reconciler.run(&pool, async { drop(stopped.await) }, look_up);
-    tokio::time::timeout(Duration::from_secs(60), running).await??;
-    assert_eq!(state(&pool).await, State::Completed, "what the look found is stored");
+    tokio::time::timeout(Duration::from_secs(60), running).await?;
+    assert_eq!(state(&pool).await, State::Completed, "what the probe found is stored");
     Ok(())
 }

@@ -11,18 +11,25 @@ use crate::lease::reconcile::{in_doubt, reconciler};
 use crate::lease::resume::{abandoned, leasing};
 use crate::support::key;
 
+/// Probes of this lapse, of which the first is due, and which do not decode.
+const COUNTS_AND_IS_MALFORMED: &str = "probes = jsonb_build_object('token', token,
+    'lease_until', to_jsonb(lease_until at time zone 'UTC'),
+    'of', '[{\"probes\": \"two\", \"no_trace\": 0, \"next\": 1}]'::jsonb)";
+
 /// Assignments that spoil a record, whatever its mode is.
-const SPOILS: [&str; 30] = [
-    "looks = '5'",
-    "looks = '[]'",
-    "looks = 'null'",
-    "looks = '\"text\"'",
-    "looks = '{\"token\": \"x\"}'",
-    "looks = '{\"token\": 1e400}'",
-    "looks = jsonb_build_object('token', token, 'lease_until', 'soon', 'in_doubt', '[]'::jsonb)",
-    "looks = jsonb_build_object('token', token, 'lease_until', 5, 'in_doubt', 5, 'of', 5)",
-    "looks = jsonb_build_object('token', token, 'lease_until', lease_until, 'in_doubt', '[]'::jsonb, 'of', '[1]'::jsonb)",
-    "looks = repeat('[', 500) || repeat(']', 500)",
+const SPOILS: [&str; 31] = [
+    "probes = '5'",
+    "probes = '[]'",
+    "probes = 'null'",
+    "probes = '\"text\"'",
+    "probes = '{\"token\": \"x\"}'",
+    "probes = '{\"token\": 1e400}'",
+    "probes = jsonb_build_object('token', token, 'lease_until', 'soon', 'of', '[]'::jsonb)",
+    "probes = jsonb_build_object('token', token, 'lease_until', 5, 'of', 5)",
+    "probes = jsonb_build_object('token', token, 'of', '[]'::jsonb,
+        'lease_until', to_jsonb(lease_until at time zone 'UTC'))",
+    COUNTS_AND_IS_MALFORMED,
+    "probes = repeat('[', 500) || repeat(']', 500)",
     "steps = '5'",
     "steps = '[1]'",
     "steps = 'null'",
@@ -114,17 +121,17 @@ async fn a_reconciler_comes_to_a_key_behind_any_number_of_malformed_rows(pool: P
     for _ in 0..SPOILS.len() * 4 {
         let mut reached = false;
         let looks_up = async |asked: &InDoubt| {
-            reached = is_reached(asked.key());
+            reached = is_reached(&asked.key);
             Ok::<_, Error>(Finding::Unknown)
         };
         reconciler.visit_one(&pool, looks_up).await?;
         if reached {
             return Ok(());
         }
-        // The first look of each is due.
+        // The first probe of each is due.
         pool.execute(
-            "update idempotency.record set looks = jsonb_set(looks, '{of,\"\",next}', '1')
-             where jsonb_path_exists(looks, '$.of.*.n ? (@ == 0)')",
+            "update idempotency.record set probes = jsonb_set(probes, '{of,0,next}', '1')
+             where jsonb_path_exists(probes, '$.of[*].probes ? (@ == 0)')",
         )
         .await?;
     }

@@ -123,7 +123,7 @@ async fn lease(pool: &PgPool, deployment: Deployment) -> anyhow::Result<()> {
 async fn reconcile(pool: &PgPool, direct: &PgPool, deployment: Deployment) -> anyhow::Result<()> {
     for policy in &POLICIES[1..] {
         let leasing = LeaseOptions::new(*policy).store_request(true).deployment(deployment);
-        let reconciler = Reconciler::new(leasing, "operation", Duration::from_secs(120))?.looks(2, 2);
+        let reconciler = Reconciler::new(leasing, "operation", Duration::from_secs(120))?.probes(2, 2);
         for took_effect in [false, true] {
             direct.execute("truncate idempotency.record").await?;
             let lost = leasing.acquire::<i32, _>(pool, &key("lost"), "body").await?;

@@ -5,7 +5,7 @@ use sha2::{Digest as _, Sha256};
 use super::{FUNCTIONS, KNOWN, functions};
 
 /// The digest of each file that a release has, under its number. The last line may change until a release has it.
-const RELEASED: [(i32, &str); 1] = [(1, "99dec819c886bf4d4c1c520759d62c7e780f6d354645f7c23fe4f705b6d73c75")];
+const RELEASED: [(i32, &str); 1] = [(1, "8d2ea0acb2ea1473fbc4c555a3329e6156f50a94782fda20d5ebba036f8e7e4c")];
 
 /// A process of another release calls the functions by these.
 const SIGNATURES: [&str; 5] = [

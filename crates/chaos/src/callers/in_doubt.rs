@@ -28,11 +28,11 @@ pub(crate) const OPERATOR: &str = "operator decided";
 
 const QUIET: Duration = Duration::from_millis(300);
 const DISTANCE: Duration = Duration::from_millis(100);
-/// The first look comes a lease of half a second and the quiet time after the lapse, and the third one 1 + 2 distances
+/// The first probe comes a lease of half a second and the quiet time after the lapse, and the third one 1 + 2 distances
 /// later. So the third one is later than the last request that takes effect, and the first two may be earlier.
 const LATEST: Duration = Duration::from_millis(1050);
-/// The distances of seven looks add up to six seconds.
-const LOOKS: (u32, u32) = (3, 7);
+/// The distances of seven probes add up to six seconds.
+const PROBES: (u32, u32) = (3, 7);
 /// Of a key whose requests are all lost.
 const MAX_ATTEMPTS: NonZeroU32 = NonZeroU32::new(3).expect("not zero");
 
@@ -84,7 +84,7 @@ pub(super) async fn call(
                 _ if gateway != Gateway::Answers => None,
                 0 => None,
                 1 => Some(random.below(100) as f64 / 100.0),
-                // The first looks are too early for these.
+                // The first probes are too early for these.
                 2 => Some(0.97),
                 _ => Some(0.0),
             };
@@ -117,9 +117,8 @@ pub(super) async fn reconcile(
 ) {
     let reconciler = Reconciler::new(leasing(leased, Gateway::Answers), "chaos", QUIET)
         .expect("valid options")
-        .looks(LOOKS.0, LOOKS.1)
-        .distance(DISTANCE)
-        .interval(Duration::from_millis(20));
+        .probes(PROBES.0, PROBES.1)
+        .distance(DISTANCE);
     let shutdown = async {
         while !stopped.load(Ordering::Relaxed) {
             sleep(Duration::from_millis(20)).await;
@@ -127,31 +126,31 @@ pub(super) async fn reconcile(
     };
     let (shared, gateway) = (world.clone(), pool.clone());
     let look_up = async move |asked: &InDoubt| look_up(&shared, &gateway, &worker, asked).await;
-    reconciler.run(&pool, shutdown, look_up).await.expect("options that fit");
+    reconciler.run(&pool, shutdown, look_up).await;
 }
 
 async fn look_up(world: &World, gateway: &PgPool, worker: &str, asked: &InDoubt) -> anyhow::Result<Found> {
-    let mut random = world.random(&format!("{worker} {} {}", asked.key().value(), now()));
-    if Gateway::of(asked.key().value()) == Gateway::IsAway || random.one_in(16) {
+    let mut random = world.random(&format!("{worker} {} {}", asked.key.value(), now()));
+    if Gateway::of(asked.key.value()) == Gateway::IsAway || random.one_in(16) {
         anyhow::bail!("the gateway is away");
     }
     if random.one_in(16) {
         return Ok(Found::Unknown);
     }
-    let found: Option<String> = sqlx::query_scalar("select look($1::text, $2::text)")
-        .bind(asked.downstream_key())
+    let found: Option<String> = sqlx::query_scalar("select probe($1::text, $2::text)")
+        .bind(&asked.downstream_key)
         .bind(worker)
         .fetch_one(gateway)
         .await?;
     sleep(random.millis(0..40)).await;
-    sqlx::query("delete from looked where worker = $1::text").bind(worker).execute(gateway).await?;
+    sqlx::query("delete from probed where worker = $1::text").bind(worker).execute(gateway).await?;
     Ok(match found {
         Some(call) => Found::took_effect(&call)?,
         None => Found::NoTrace,
     })
 }
 
-/// Decides about some keys while reconcilers look at them.
+/// Decides about some keys while reconcilers probe them.
 pub(crate) async fn operator(world: Arc<World>) {
     let (pool, mut random) = (&world.observer, world.random("operator"));
     while !world.is_over() {
@@ -159,7 +158,7 @@ pub(crate) async fn operator(world: Arc<World>) {
         let Ok(found) = unsettled(pool, 50, None, None).await else { continue };
         let mut asked: Vec<_> = found
             .into_iter()
-            .filter(|shown| !shown.looks.is_empty() && Gateway::of(shown.key.value()) == Gateway::Answers)
+            .filter(|shown| !shown.probes.is_empty() && Gateway::of(shown.key.value()) == Gateway::Answers)
             .collect();
         if asked.is_empty() {
             continue;
@@ -193,13 +192,17 @@ pub(super) enum Doubt {
     Lasts,
     /// The reconcilers have given it up, as they should.
     GivenUp,
-    /// The reconcilers were killed in too many looks, and an operator has decided.
+    /// The reconcilers were killed in too many probes, and an operator has decided.
     ByHand,
+}
+
+fn is_given_up(shown: &Shown) -> bool {
+    shown.probes.iter().any(|probes| probes.next.is_none())
 }
 
 pub(super) async fn doubt(pool: &PgPool, value: &str) -> anyhow::Result<Doubt> {
     let Some(shown) = show(pool, &key(value)).await? else { return Ok(Doubt::Lasts) };
-    if !shown.looks.iter().any(|looks| looks.given_up) {
+    if !is_given_up(&shown) {
         sleep(Duration::from_millis(20)).await;
         return Ok(Doubt::Lasts);
     }
@@ -256,7 +259,7 @@ async fn lost_keys(world: &World, calls: &mut Vec<Call>, after: &mut Aftermath) 
             violations.push(format!("{value}: {sent} requests, of at most {MAX_ATTEMPTS}"));
         }
         let shown = show(&world.observer, &key(&value)).await?;
-        let waits = |shown: &Shown| shown.is_exhausted(MAX_ATTEMPTS) || shown.looks.iter().any(|looks| looks.given_up);
+        let waits = |shown: &Shown| shown.is_exhausted(MAX_ATTEMPTS) || is_given_up(shown);
         if !shown.as_ref().is_some_and(waits) {
             violations.push(format!("{value}: the gateway knows nothing of it, and it does not wait for a person"));
         }

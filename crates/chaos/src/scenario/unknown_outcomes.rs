@@ -1,5 +1,5 @@
 //! Owners that are killed and suspended between the request to a gateway and the stored answer, and reconcilers that
-//! are killed between a look and its settlement. The gateway delivers late, and an operator decides at the same time.
+//! are killed between a probe and its settlement. The gateway delivers late, and an operator decides at the same time.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::world::{Least, World};
 const WORKERS: usize = 4;
 
 const OWNER: &str = "owner killed between request and answer";
-const RECONCILER: &str = "reconciler killed between look and settlement";
+const RECONCILER: &str = "reconciler killed between probe and settlement";
 const SUSPENDED: &str = "worker suspended";
 
 const LEAST: Least = &[(OWNER, 5), (RECONCILER, 3), (SUSPENDED, 3), (OPERATOR, 2)];
@@ -29,8 +29,8 @@ const REQUESTED: &str = "
     where completed_at is null and lease_until > statement_timestamp() order by random() limit 1";
 const UNANSWERED: &str =
     "select count(*) from idempotency.record where token = $1::int8 and completed_at is null and $2::text is not null";
-const LOOKED: &str = "select worker, 0::int8 from looked order by random() limit 1";
-const UNSETTLED: &str = "select count(*) from looked where $1::int8 = 0 and worker = $2::text";
+const PROBED: &str = "select worker, 0::int8 from probed order by random() limit 1";
+const UNSETTLED: &str = "select count(*) from probed where $1::int8 = 0 and worker = $2::text";
 
 pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
     let world = World::create(stage, LEAST).await?;
@@ -50,7 +50,7 @@ pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
                 continue;
             }
             1 => (OWNER, REQUESTED, UNANSWERED),
-            _ => (RECONCILER, LOOKED, UNSETTLED),
+            _ => (RECONCILER, PROBED, UNSETTLED),
         };
         let Some((name, token)) = sqlx::query_as::<_, (String, i64)>(victim).fetch_optional(&world.observer).await?
         else {
@@ -62,7 +62,7 @@ pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
         if remains > 0 {
             world.fault(fault);
         }
-        sqlx::query("delete from looked where worker = $1::text").bind(&name).execute(&world.observer).await?;
+        sqlx::query("delete from probed where worker = $1::text").bind(&name).execute(&world.observer).await?;
     }
     operator.await?;
     crew.finding().await

@@ -6,11 +6,11 @@ use std::num::NonZeroU32;
 use axum::http::StatusCode;
 use maud::{DOCTYPE, Markup, html};
 use pg_idempotency::Mode;
-use pg_idempotency::operator::{Shown, ShownLooks, ShownStep, Stats, Warning};
+use pg_idempotency::operator::{Shown, ShownProbes, ShownStep, Stats, Warning};
 
 use super::order::{Order, TOOK_EFFECT, decision, version};
 use super::text::{age, count, lines, shortened, span, time, visible};
-use crate::keys::{looks_in_words, names_in_doubt, waits_as};
+use crate::keys::{names_in_doubt, probes_in_words, waits_as};
 use crate::settle::Agreed;
 use crate::stats::size;
 
@@ -204,19 +204,19 @@ pub(super) fn key(shown: &Shown, form: Option<Markup>) -> Markup {
                 h2 { "Steps" }
                 (table(&["Step", "State", "Attempt", "Time", "Look up"], shown.steps.iter().map(step)))
             }
-            @if !shown.looks.is_empty() {
+            @if !shown.probes.is_empty() {
                 h2 { "What the reconciler found" }
-                (table(&["Step", "Looks"], shown.looks.iter().map(looked)))
+                (table(&["Step", "Probes"], shown.probes.iter().map(probed)))
             }
             @if let Some(form) = form { h2 { "What happened?" } (form) }
         },
     )
 }
 
-fn looked(looks: &ShownLooks) -> Vec<Markup> {
+fn probed(probes: &ShownProbes) -> Vec<Markup> {
     vec![
-        html! { @if let Some(step) = &looks.step { bdi { (visible(step)) } } },
-        html! { (visible(&looks_in_words(looks))) },
+        html! { @if let Some(step) = &probes.step { bdi { (visible(step)) } } },
+        html! { (visible(&probes_in_words(probes))) },
     ]
 }
 

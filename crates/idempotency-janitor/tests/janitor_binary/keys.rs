@@ -105,28 +105,34 @@ async fn show_tells_the_downstream_key_of_a_lease(pool: PgPool) -> anyhow::Resul
 
 /// So that a person who settles a key that was given up need not ask again.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn the_looks_of_a_reconciler_are_shown(pool: PgPool) -> anyhow::Result<()> {
+async fn the_probes_of_a_reconciler_are_shown(pool: PgPool) -> anyhow::Result<()> {
     let key = Key::new("user:1", "POST /texts", "a")?;
     Fixture::lapsed(&key, "body", AT_MOST_ONCE)?.with_stored_request("body").write(&pool).await?;
     let leasing = LeaseOptions::new(AT_MOST_ONCE).store_request(true);
-    let reconciler = Reconciler::new(leasing, "POST /texts", std::time::Duration::from_millis(1))?.looks(2, 2);
+    let reconciler = Reconciler::new(leasing, "POST /texts", std::time::Duration::from_millis(1))?.probes(2, 2);
     let show = || text(&janitor_on(&pool, &["show", "user:1", "POST /texts", "a"]).stdout);
     assert!(!show().contains("reconciler"), "{}", show());
     for visit in [Visit::Noted, Visit::Undecided, Visit::GivenUp] {
         let failing = async |_: &InDoubt| -> anyhow::Result<Finding> { anyhow::bail!("no \u{1b}[1mroute") };
         assert_eq!(reconciler.visit_one(&pool, failing).await?, visit);
-        let due = "update idempotency.record set looks = jsonb_set(looks, '{of,\"\",next}', '1')";
-        sqlx::query(due).execute(&pool).await?;
+        if visit != Visit::GivenUp {
+            let due = "update idempotency.record set probes = jsonb_set(probes, '{of,0,next}', '1')";
+            sqlx::query(due).execute(&pool).await?;
+        }
         if visit == Visit::Undecided {
             let shown = json(&janitor_on(&pool, &["show", "--json", "user:1", "POST /texts", "a"]));
-            let looks = &shown["looks"][0];
+            let probes = &shown["probes"][0];
             assert_eq!(
-                (&looks["looks"], &looks["no_trace"], &looks["finding"]),
+                (&probes["probes"], &probes["no_trace"], &probes["finding"]),
                 (&1.into(), &0.into(), &"failed".into())
             );
-            assert_eq!(looks["error"], "no \u{1b}[1mroute");
-            assert!(looks["at"][0].is_string() && looks["next"].is_string() && looks["step"].is_null(), "{looks}");
-            assert!(show().contains("reconciler     1 look, 0 without a trace, the last one failed at "), "{}", show());
+            assert_eq!(probes["error"], "no \u{1b}[1mroute");
+            assert!(probes["at"].is_string() && probes["next"].is_string() && probes["step"].is_null(), "{probes}");
+            assert!(
+                show().contains("reconciler     1 probe, 0 without a trace, the last one failed at "),
+                "{}",
+                show()
+            );
         }
     }
     let listed = text(&janitor_on(&pool, &["unsettled"]).stdout);

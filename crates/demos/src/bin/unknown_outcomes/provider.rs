@@ -58,7 +58,7 @@ struct Order {
     reference: String,
     phone: String,
     /// The end of the sender's lease. A request that arrives later is lost, so that a slow machine delivers nothing
-    /// after the last look.
+    /// after the last probe.
     until: SystemTime,
     sender: u32,
 }

@@ -16,10 +16,10 @@ use crate::provider::{LATEST, Provider};
 const OPERATION: &str = "sms.sent";
 /// 40 seconds are usual. These have to be watched.
 const LEASE: Duration = Duration::from_secs(3);
-/// A real service chooses a quiet time that contains every delivery. Here the first look of some texts is too early, so
+/// A real service chooses a quiet time that contains every delivery. Here the first probe of some texts is too early, so
 /// that more than one is needed.
 const QUIET: Duration = LATEST.checked_div(2).expect("two is not zero");
-/// Three looks are 1 + 2 of these apart, so the last one comes after every delivery.
+/// Three probes are 1 + 2 of these apart, so the last one comes after every delivery.
 const DISTANCE: Duration = Duration::from_secs(1);
 /// The messages that a process handles at the same time.
 const ABREAST: usize = 10;
@@ -31,12 +31,11 @@ fn leasing() -> LeaseOptions {
 /// Ends only with an error, or with the process.
 pub(crate) async fn work(schema: &Schema, provider: &str) -> anyhow::Result<()> {
     let (queue, provider) = (Queue { pool: schema.pool(2 * ABREAST as u32).await? }, Provider::new(provider));
-    let reconciler =
-        Reconciler::new(leasing(), OPERATION, QUIET)?.distance(DISTANCE).interval(Duration::from_millis(100));
+    let reconciler = Reconciler::new(leasing(), OPERATION, QUIET)?.distance(DISTANCE);
     let (pool, gateway) = (queue.pool.clone(), provider.clone());
     tokio::spawn(async move {
         let look_up = async |asked: &InDoubt| -> anyhow::Result<Finding> {
-            Ok(match gateway.find(asked.downstream_key()).await? {
+            Ok(match gateway.find(&asked.downstream_key).await? {
                 Some(receipt) => Finding::took_effect(&receipt)?,
                 None => Finding::NoTrace,
             })

@@ -1,0 +1,134 @@
+//! The probes of a reconciler, in the column `probes`:
+//!
+//! ```json
+//! {"token": 7, "lease_until": "2026-01-01T00:00:00", "of": [{"step": "text", "probes": 2, "no_trace": 1,
+//! "finding": "no_trace", "error": null, "at": 1767225600.0, "next": 1767225900.0}]}
+//! ```
+//!
+//! The probes count under this token, this end of the lease and these steps in doubt alone. An operation without steps
+//! has one element, without a step.
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use sqlx::Row as _;
+use sqlx::postgres::PgRow;
+
+use super::ends::storable;
+
+/// The column.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Probes {
+    pub(super) token: i64,
+    /// In the form of `stored_time`.
+    pub(super) lease_until: Option<String>,
+    pub(super) of: Vec<ShownProbes>,
+}
+
+/// The probes of an operation, or of one of its steps, as a [`Reconciler`](crate::lease::Reconciler) has stored them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ShownProbes {
+    /// The step. `None` for an operation without steps.
+    // The list of the steps must be that of the steps in doubt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step: Option<String>,
+    /// How many probes were begun.
+    // This number is also the fence of the last probe.
+    pub probes: u32,
+    /// How many of them found no trace, since the last one that may have been told that the operation took effect.
+    pub no_trace: u32,
+    /// The result of the last probe. `None` if that probe is under way, or if its process died. Once a probe has found
+    /// the effect, this stays [`TookEffect`](Probed::TookEffect).
+    pub finding: Option<Probed>,
+    /// Why the look-up has failed, or why its answer could not be stored.
+    pub error: Option<String>,
+    /// When the last probe was begun, or ended.
+    #[serde(with = "seconds")]
+    pub at: Option<DateTime<Utc>>,
+    /// When the next probe is due. `None` once the operation, or the step, is left to a person.
+    #[serde(with = "seconds")]
+    pub next: Option<DateTime<Utc>>,
+}
+
+/// The result of a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Probed {
+    /// The operation took effect. Its answer could not be stored, so a person has to settle the operation.
+    TookEffect,
+    /// The other service has no trace of the operation.
+    NoTrace,
+    /// The other service does not know yet. Or the look-up panicked or took too long, and may have seen the effect.
+    Unknown,
+    /// The look-up returned an error: the other service has said nothing.
+    Failed,
+}
+
+impl Probed {
+    /// The name, as in metrics.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::TookEffect => "took_effect",
+            Self::NoTrace => "no_trace",
+            Self::Unknown => "unknown",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+impl ShownProbes {
+    /// Null if the probes do not count any more.
+    pub(super) fn read(row: &PgRow) -> sqlx::Result<Vec<Self>> {
+        let Some(column) = row.try_get::<Option<&str>, _>("probes")? else { return Ok(Vec::new()) };
+        let column: Probes = serde_json::from_str(column).map_err(|error| sqlx::Error::Decode(error.into()))?;
+        Ok(column.of)
+    }
+
+    /// As they are once the next probe is under way.
+    pub(crate) fn begun(&self) -> Self {
+        let mut begun = Self { probes: self.probes.saturating_add(1), ..self.clone() };
+        if begun.finding.is_none() {
+            // The process of the last probe may have been told that the operation took effect.
+            begun.no_trace = 0;
+        }
+        if begun.finding != Some(Probed::TookEffect) {
+            (begun.finding, begun.error) = (None, None);
+        }
+        begun
+    }
+
+    /// As they are once the probe has ended. A later probe does not outvote one that found the effect.
+    pub(crate) fn ended(self, finding: Probed, error: Option<String>) -> Self {
+        if self.finding == Some(Probed::TookEffect) && finding != Probed::TookEffect {
+            return self;
+        }
+        let no_trace = match finding {
+            Probed::NoTrace => self.no_trace.saturating_add(1),
+            Probed::Failed => self.no_trace,
+            Probed::TookEffect | Probed::Unknown => 0,
+        };
+        Self { no_trace, finding: Some(finding), error: error.map(|error| storable(&error)), ..self }
+    }
+}
+
+/// Times as seconds, which a jsonpath compares.
+mod seconds {
+    use chrono::{DateTime, Utc};
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(time: &Option<DateTime<Utc>>, to: S) -> Result<S::Ok, S::Error> {
+        time.map(|time| time.timestamp_micros() as f64 / 1e6).serialize(to)
+    }
+
+    pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<Option<DateTime<Utc>>, D::Error> {
+        let time =
+            |seconds| DateTime::from_timestamp_millis((seconds * 1e3) as i64).unwrap_or(DateTime::<Utc>::MAX_UTC);
+        Ok(Option::<f64>::deserialize(from)?.map(time))
+    }
+}
+
+pub(super) fn as_json(column: &impl Serialize) -> String {
+    serde_json::to_string(column).expect("numbers, texts and lists have a JSON form")
+}
