@@ -33,7 +33,7 @@ pub enum SetupError {
         source: sqlx::Error,
     },
 
-    /// An error that a call can also return. [`Error::is_transient`] tells whether to try again.
+    /// An error that a call can also return.
     #[error(transparent)]
     Other(#[from] Error),
 }
@@ -41,6 +41,16 @@ pub enum SetupError {
 impl SetupError {
     pub(crate) fn refused(problem: impl Into<String>) -> Self {
         Self::Refused { problem: problem.into(), source: None }
+    }
+
+    /// Whether the same call may succeed in a moment without a change, as for [`Error::is_transient`].
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Locked { .. } => true,
+            Self::Other(error) => error.is_transient(),
+            Self::Refused { .. } => false,
+        }
     }
 }
 
@@ -63,9 +73,20 @@ pub enum SettleError {
     )]
     Changed,
 
-    /// An error that a call can also return. [`Error::is_transient`] tells whether to try again.
+    /// An error that a call can also return.
     #[error(transparent)]
     Other(#[from] Error),
+}
+
+impl SettleError {
+    /// Whether the same decision may succeed in a moment without a change, as for [`Error::is_transient`].
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Changed => false,
+            Self::Other(error) => error.is_transient(),
+        }
+    }
 }
 
 impl From<sqlx::Error> for SettleError {

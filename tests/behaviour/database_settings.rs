@@ -546,7 +546,7 @@ fn of_call(error: SettleError) -> Error {
 /// A demoted primary says the same, so it is transient.
 fn refused<T: std::fmt::Debug>(door: &str, answer: Result<T, impl Into<SetupError>>) -> anyhow::Result<()> {
     match answer.map_err(Into::into) {
-        Err(SetupError::Other(error)) if error.is_transient() && format!("{error:?}").contains("25006") => Ok(()),
+        Err(error) if error.is_transient() && format!("{error:?}").contains("25006") => Ok(()),
         other => anyhow::bail!("at the door {door}: {other:?}"),
     }
 }

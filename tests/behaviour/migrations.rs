@@ -24,7 +24,7 @@ async fn a_migration_does_not_wait_for_ever(pool: PgPool) -> anyhow::Result<()> 
     sqlx::query("select pg_advisory_xact_lock($1)").bind(i64::from_be_bytes(*b"pgidempo")).execute(&mut *other).await?;
     let impatient = pool_of(1, &options(&pool).options([("lock_timeout", "300ms")])).await;
     let error = migrate(&impatient).await.expect_err("the lock is taken");
-    assert!(matches!(error, SetupError::Locked { .. }), "{error:?}");
+    assert!(matches!(error, SetupError::Locked { .. }) && error.is_transient(), "{error:?}");
     let said = error.to_string();
     let query = said.split('`').nth(1).expect("a query").to_owned();
     let found: (i32, String) =

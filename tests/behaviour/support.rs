@@ -28,7 +28,7 @@ pub(crate) fn steps_in_doubt(shown: &Shown) -> Vec<&str> {
 
 pub(crate) fn assert_changed<T: std::fmt::Debug>(result: Result<T, SettleError>, why: &str) {
     let error = result.expect_err(why);
-    assert!(matches!(error, SettleError::Changed), "{why}: {error:?}");
+    assert!(matches!(error, SettleError::Changed) && !error.is_transient(), "{why}: {error:?}");
 }
 
 pub(crate) fn rejecting() -> Idempotency {

@@ -63,6 +63,7 @@ async fn only_a_table_of_the_service_can_be_protected(pool: PgPool) -> anyhow::R
         let error = protect(&pool, table, OnEscape::Refuse).await.expect_err(table);
         assert!(matches!(error, SetupError::Refused { .. }), "{table}: {error:?}");
         assert!(error.to_string().contains(says), "{table}: {error}");
+        assert!(!error.is_transient());
     }
     assert_eq!(triggers(&pool).await, Vec::<String>::new(), "nothing half done");
     protect(&pool, "\"Orders\"", OnEscape::Refuse).await?;
