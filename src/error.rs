@@ -31,7 +31,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 ///
 /// **An error at COMMIT is ambiguous.** In transaction and mark mode, either both the effect and its record are stored,
 /// or neither is. Under a lease, the effect may have happened although no result is stored. Make the call again with
-/// the same key to find out. Under `AtLeastOnce` that call may perform again.
+/// the same key to find out. Under `AtLeastOnce`, that call may perform the operation again.
 ///
 /// # What to do on each
 ///
@@ -151,7 +151,7 @@ pub enum Error {
     )]
     #[non_exhaustive]
     Undecodable {
-        /// The step. `None` for the response, or the request.
+        /// The name of the step. `None` if the response or the request does not decode.
         step: Option<String>,
         /// The error of the decoder.
         source: BoxError,
@@ -223,10 +223,14 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call may succeed in a moment without a change. Causes are another caller in flight, a
-    /// serialization failure, a deadlock, a connection that broke or was not available, a server that restarts, is full
-    /// or is no primary any more, and its `statement_timeout` or `lock_timeout`. Over HTTP, answer such an error with a
-    /// 409 or 503 and `Retry-After`.
+    /// Whether the same call may succeed in a moment without a change. The causes are:
+    ///
+    /// - another caller in flight, a serialization failure, or a deadlock;
+    /// - a connection that broke, or that was not available;
+    /// - a server that restarts, has no connection left, or is not the primary any more;
+    /// - a `statement_timeout` or `lock_timeout` of the server.
+    ///
+    /// Over HTTP, answer such an error with a 409 or 503 and `Retry-After`.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {

@@ -65,7 +65,7 @@ impl Fingerprint {
     ///   are sorted.)
     /// - NaN, infinity and `None` are the same, because serde_json writes `null` for each.
     /// - A number that was *parsed* into an `f64` has already lost its further digits, as in a [`serde_json::Value`]
-    ///   beyond 64-bit integers. If they count, use [`Fingerprint::of_bytes`], or a
+    ///   beyond 64-bit integers. If those digits matter, use [`Fingerprint::of_bytes`], or a
     ///   [`RawValue`](https://docs.rs/serde_json/latest/serde_json/value/struct.RawValue.html), which is JSON text.
     ///
     /// A text without a canonical form is compared byte by byte. Such a text has two members of the same name in an
@@ -186,7 +186,8 @@ pub trait Body: sealed::Sealed {
     ///
     /// # Errors
     ///
-    /// [`InvalidBody`], as for [`Fingerprint::of_json`]. A ready fingerprint never fails.
+    /// [`InvalidBody`], as for [`Fingerprint::of_json`]. A body that already is a [`Fingerprint`] never causes an
+    /// error.
     fn fingerprint(&self) -> Result<Fingerprint, InvalidBody>;
 }
 

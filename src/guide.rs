@@ -109,7 +109,7 @@ pub mod existing {}
 /// ```rust,ignore
 #[doc = include_str!("guide/any_language/with_diesel.rs")]
 /// ```
-// Tests run these files: crates/any-language, and those of crates/idempotency-check. They have no other copy.
+// The tests of crates/any-language and of crates/idempotency-check run these files. The files have no other copy.
 pub mod any_language {}
 
 /// Tell clients how to retry.

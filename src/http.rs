@@ -74,9 +74,10 @@
 //! so with [`Lease::not_performed`](crate::lease::Lease::not_performed). The guide's page `http` lists the 4xx that
 //! free the key for any body: see [`LeasedBody`].
 //!
-//! The layer adds the `Idempotency-Key` of the request to every response, and replaces the one of another service that
-//! a handler has passed on. A key [from another place](IdempotencyLayer::key_from) is not added. `docs/standards.md`
-//! compares the layer with the draft and with Stripe.
+//! The layer adds the `Idempotency-Key` of the request to every response. If a handler passes on the response of
+//! another service, the layer replaces the `Idempotency-Key` of that service. A key [from another
+//! place](IdempotencyLayer::key_from) is not added. `docs/standards.md` compares the layer with the draft and with
+//! Stripe.
 //!
 //! # Where to put it
 //!
@@ -99,12 +100,12 @@
 //!   request.
 //!
 //! **Between the connection and this layer, do not move a request into a task of its own** (`tokio::spawn` in a
-//! middleware). If a client resets its upload over HTTP/2, hyper can end the body as if it were whole, and then drops
-//! the request. It does so after `NO_ERROR`, which some proxies make of every reset, and up to hyper 1.9 also after
-//! `CANCEL`. So after the end of each body, the layer gives hyper the time to drop the request before the run begins.
-//! In a task of its own the request lives on, and without a `content-length` nothing shows that the body is cut off.
-//! For the same reason, the layer stores an answer without a length as if it were whole, if another service has cut it
-//! off and the handler passes it on.
+//! middleware). If a client resets its upload over HTTP/2, hyper can end the body as if the upload were complete. Then
+//! hyper drops the request. This happens after a reset with `NO_ERROR`, into which some proxies turn every reset. Up to
+//! hyper 1.9 it also happens after `CANCEL`. So after the end of each body, the layer gives hyper the time to drop the
+//! request before the run begins. In a task of its own the request lives on, and without a `content-length` nothing
+//! shows that the body is cut off. The same holds for the answer of another service that has no length. If the answer
+//! is cut off and the handler passes it on, the layer stores it as if it were whole.
 //!
 //! **A response of unknown length is held back until its end, for up to a second**, because only a whole response can
 //! be stored. The transaction is open meanwhile. A `text/event-stream` is held back for a tenth of a second. With

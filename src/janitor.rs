@@ -46,9 +46,11 @@ const COUNT_TIME: Duration = Duration::from_secs(60);
 
 /// Deletes the records of one database that are past their retention, a batch at a time.
 ///
-/// A claim ignores an expired record, so the janitor only frees space. It changes the answer of two calls: one that
-/// waits for longer than the [grace](Self::grace), and one under [`OnDuplicate::Reject`](crate::OnDuplicate::Reject)
-/// that meets the sweep at an expired record.
+/// A claim ignores an expired record, so the janitor only frees space. It can change the answer of two kinds of calls:
+///
+/// - a call that waits for longer than the [grace](Self::grace);
+/// - a call under [`OnDuplicate::Reject`](crate::OnDuplicate::Reject) that finds an expired record while a sweep is
+///   deleting it.
 ///
 /// Run the janitor from cron (`idempotency-janitor sweep`), or let each process of a service [`run`](Janitor::run) one.
 /// Several janitors share the work, because each skips the rows that another one has locked.
@@ -107,8 +109,8 @@ impl Janitor {
     }
 
     /// Sets the longest time from the start of one pass of [`run`](Self::run) to the start of the next. The default is
-    /// a minute. Each time is a random one between half of the interval and the whole interval. The interval decides
-    /// only how many expired rows wait.
+    /// a minute. Each time is a random one between half of the interval and the whole interval. The interval affects
+    /// only how many expired rows wait for their deletion.
     ///
     /// # Panics
     ///

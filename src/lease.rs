@@ -1,8 +1,8 @@
 //! Lease mode: effects outside the database.
 //!
 //! A payment gateway, an SMS or another service cannot share a transaction with a key. So one transaction claims the
-//! key, the work runs, and another transaction stores its result. If the process dies between the two, it is unknown
-//! whether the work took effect. Your [`Policy`] decides what the next caller does:
+//! key, the work runs, and another transaction stores its result. If the process dies between the two transactions,
+//! nothing shows whether the work took effect. Your [`Policy`] decides what the next caller does:
 //!
 //! - [`AtLeastOnce`](Policy::AtLeastOnce): it does the work again. **The effect can happen twice.** If the other
 //!   service deduplicates by a key, send it [`Lease::downstream_key`].

@@ -205,8 +205,8 @@ impl MarkOptions {
 }
 
 impl MarkOptions {
-    /// Marks up to a hundred different keys in one statement, and returns one result for each place of the input. If a
-    /// key occurs twice, only its first place may be [`Marked::First`]. Without keys, no SQL runs.
+    /// Marks up to a hundred different keys in one statement, and returns one result for each position of the input. If
+    /// a key occurs twice, only its first position may be [`Marked::First`]. Without keys, no SQL runs.
     ///
     /// If another transaction marks one of the keys, the batch waits for it, as [`mark`](Self::mark) does. It marks all
     /// keys, or none if one is in flight, with the exception below.
@@ -215,8 +215,8 @@ impl MarkOptions {
     /// transaction ends, in a lock table that all sessions share. At PostgreSQL's defaults, a few transactions with a
     /// thousand keys each would fill it.
     ///
-    /// The batch takes its keys in their order, so overlapping batches and single marks queue instead of deadlocking. A
-    /// deadlock is possible only between transactions that make several calls, in different orders. Then one of them
+    /// The batch locks its keys in sorted order, so overlapping batches and single marks queue instead of deadlocking.
+    /// A deadlock is possible only between transactions that make several calls, in different orders. Then one of them
     /// returns [`Error::Retryable`], or [`Error::InFlight`] when its wait ends.
     ///
     /// On a [distributed](crate::Deployment::distributed) table, a batch marks one key after the other, so it saves no

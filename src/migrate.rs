@@ -292,7 +292,7 @@ async fn apply(conn: &mut PgConnection, any_language: bool) -> Result<(), SetupE
         .execute(&mut *conn)
         .await?;
     }
-    // Last, because the functions call those of the migrations.
+    // The functions for other languages come last, because they call functions that the migrations create.
     if missing.any_language {
         conn.execute(FUNCTIONS).await?;
     }

@@ -21,7 +21,8 @@
 //! - After an error of a verb, nothing has changed, and the transaction is usable.
 //! - If the future of a verb is dropped, roll back: the decision may have been sent. So put a time-out around the whole
 //!   transaction, which then ends with the future, and not around the verb alone. The same holds for [`bounded`].
-//! - If you roll back, the record that the verb returned does not exist. Its verbs return [`SettleError::Changed`].
+//! - If you roll back, the version of the record that the method returned was never stored. Every settling method of
+//!   this version returns [`SettleError::Changed`].
 //! - A table that [`protect`](crate::protect()) protects refuses the line of an audit, like every write outside an
 //!   operation. Send `set local idempotency.claim = 'exempt'` first.
 //!

@@ -18,8 +18,8 @@ pub enum SetupError {
     },
 
     /// Another session holds the lock of [`migrate`](crate::migrate()) for longer than this call waits. Nothing was
-    /// changed. Any role can take that lock. The query in the text finds the session. `pg_terminate_backend` ends a
-    /// session that hangs.
+    /// changed. Any role can take that lock. The error's text contains a query that finds the session.
+    /// `pg_terminate_backend` ends a session that hangs.
     #[error(
         "another session holds the lock of the migrations of this database for longer than this session waits (its \
          lock_timeout, at most a minute); wait and migrate again, or end that session if it hangs; this query finds \

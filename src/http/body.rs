@@ -84,7 +84,8 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
         body.trailers = None;
         body.hold = Some(hold);
         // Over HTTP/2 the body of a request that its client has reset may end as if it were whole, and a layer further
-        // out may have collected it. The server drops such a request the next time that it has to wait.
+        // out may have collected it. The HTTP server drops the future of such a request when that future next waits, so
+        // it waits here once.
         yield_now().await;
         Ok(body)
     }
@@ -126,8 +127,8 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
                 self.data = joined.freeze();
             }
             Some(Err(frame)) => self.trailers = frame.into_trailers().ok(),
-            // The length at the beginning counts, as it does for hyper: some bodies do not subtract what they have
-            // given.
+            // The length that the body announced at its beginning counts, as in hyper, because some bodies do not
+            // subtract the bytes that they have already delivered.
             None if announced > self.data.len() as u64 => return Err(Broken::CutOff),
             None => self.rest = None,
         }
@@ -218,8 +219,8 @@ impl Broken {
         self.causes().any(|cause| cause.is::<LengthLimitError>())
     }
 
-    /// An error of a decoder, which the same bytes would cause again. Decoders use these kinds, and `UnexpectedEof` if
-    /// the rest of the bytes is missing.
+    /// An error of a decoder, which the same bytes would cause again. Decoders return the three kinds below for such
+    /// bytes. They return `UnexpectedEof`, which is not final, if the rest of the bytes is missing.
     pub(super) fn is_final(&self) -> bool {
         let errors = self.causes().filter_map(|cause| cause.downcast_ref::<io::Error>());
         let mut kinds = errors.map(io::Error::kind).peekable();
@@ -255,9 +256,9 @@ pub(super) fn has_no_body(to_head: bool, status: StatusCode) -> bool {
 /// because a request gets its place later.
 ///
 /// One account that stalls many uploads must not fill the memory or keep others from uploading. So the bytes of a layer
-/// have a bound, and one scope may hold half of it. Bytes count when they arrive, because a client can announce any
-/// length. A request that finds no room is refused at once: half-sent uploads that waited for each other would wait for
-/// ever.
+/// have a bound, and one scope may hold half of it. The layer counts bytes when they arrive, because a client can
+/// announce any length. A request that finds no room is refused at once: half-sent uploads that waited for each other
+/// would wait forever.
 #[derive(Clone, Default)]
 pub(super) struct HeldBytes(Arc<Mutex<Counts>>);
 

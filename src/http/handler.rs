@@ -58,7 +58,7 @@ pub(super) trait Handler: Send + 'static {
 
     fn extensions_mut(&mut self) -> &mut Extensions;
 
-    /// Whether the response has no body, although it may announce the length of one.
+    /// Whether the method is HEAD. The response to HEAD has no body, although its `Content-Length` may announce one.
     fn is_head(&self) -> bool;
 
     /// The request without its body, for a handler that is not called.

@@ -20,8 +20,8 @@ use crate::limits::{RETENTION, check_wait, is_in};
 use crate::session::ANSWER_TIME;
 use crate::{Error, Idempotency, Mode, OnDuplicate};
 
-/// The default limit of a body. Two copies of it are in memory during a run, and a third one until the claim, if
-/// requests are stored.
+/// The default limit of a body. Two copies of a body are in memory during a run. If requests are stored, there is a
+/// third copy until the claim.
 const BODY_LIMIT: usize = 1024 * 1024;
 /// The default number of runs for each connection of the pool. A connection serves about 30 transactions of 150 ms each
 /// in the 5 seconds for which it should wait. A run further back in the queue would wait, keep its body in memory even
@@ -204,8 +204,9 @@ impl IdempotencyLayer {
     ///
     /// **The operation is a part of the key: if it changes, a retry of an earlier request is performed again.** Another
     /// name of a parameter changes nothing. Another prefix or method changes the operation, and so does a route that is
-    /// split, merged, or gets a `{*rest}` instead of a parameter. With such a change, return the old text here until
-    /// the retention has passed, and keep the [`RequestResumer`](super::RequestResumer) of the old operation.
+    /// split, merged, or gets a `{*rest}` instead of a parameter. When you make such a change, let this function return
+    /// the old text until the retention has passed, and keep the [`RequestResumer`](super::RequestResumer) of the old
+    /// operation.
     pub fn operation(self, operation: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         Self { operation: Some(Arc::new(operation)), ..self }
     }
@@ -358,7 +359,7 @@ impl IdempotencyLayer {
     /// no connection. A request that gets no place in time is [`Overloaded`](Rejection::Overloaded).
     ///
     /// A replay counts as a run. A duplicate that waits for another request has a place only while it asks the
-    /// database. A layer and its clones share their places. A clone with another limit has its own.
+    /// database. A layer and its clones share their places, but a clone with another limit has places of its own.
     pub fn max_runs(self, runs: usize) -> Self {
         Self { max_runs: runs, ..self }
     }
@@ -386,15 +387,15 @@ impl IdempotencyLayer {
     ///
     /// - the claim, and the completion with its COMMIT or the ROLLBACK: each by this limit, but between 1 and 30
     ///   seconds. A claim may also wait for the pool's `acquire_timeout`.
-    /// - under a lease, a claim: by the length of the lease, but between 2 and 30 seconds. The layer tries to store a
-    ///   response for the length of the lease.
+    /// - under a lease, a claim: by the length of the lease, but between 2 and 30 seconds. If a response cannot be
+    ///   stored, the layer retries the statement for the length of the lease.
     ///
     /// After that the answer is [`Unavailable`](Rejection::Unavailable), the key is free in this process, and the
     /// connection is closed. **After a COMMIT it is unknown whether the operation took effect.**
     ///
     /// # Panics
     ///
-    /// Under a millisecond or over ten years.
+    /// If `limit` is under a millisecond or over ten years.
     #[track_caller]
     pub fn run_timeout(self, limit: Duration) -> Self {
         assert!(is_in(&RETENTION, limit), "a run time-out must be between a millisecond and ten years");
@@ -430,7 +431,7 @@ impl LayerMode {
         }
     }
 
-    /// How long a request waits for another one with its key. Zero if it does not wait.
+    /// How long a request waits for another one with its key. Zero if the request does not wait.
     pub(super) fn wait(self) -> Duration {
         match self {
             Self::Transactional(Idempotency { on_duplicate: Some(OnDuplicate::Wait(limit)), .. }) => limit,
@@ -467,8 +468,8 @@ impl IdempotencyLayer {
         self.request_limit.saturating_mul(self.max_runs.max(2))
     }
 
-    /// The longest wait for the database, before and after the handler. It is the time of the handler, within limits: a
-    /// busy server has at least a second.
+    /// The longest wait for the database, before and after the handler. The limit is the `run_timeout`, but at least a
+    /// second, because the server may be busy, and at most [`ANSWER_TIME`].
     pub(super) fn answer_time(&self) -> Duration {
         self.run_timeout.clamp(Duration::from_secs(1), ANSWER_TIME)
     }

@@ -214,8 +214,9 @@ struct NotBegun {
     token: i64,
 }
 
-/// The lease of a request, in its extensions, and whether code of the service has taken it. After that there is no
-/// proof any more: code inside the layer may call the handler again, and the first call may have had its effect.
+/// The lease of a request, in its extensions, and whether code of the service has taken it. Once code has taken the
+/// lease, nothing proves any more that the handler has not begun: code inside the layer may call the handler again, and
+/// the first call may have had its effect.
 #[derive(Clone)]
 pub(super) struct LentLease {
     pub(super) lease: Lease,

@@ -223,7 +223,7 @@ impl Rejection {
         matches!(self, Self::BrokenBody) || self.retry_after().is_some()
     }
 
-    /// When to send the request again: the value of `Retry-After`. `None` for a rejection without one.
+    /// When to send the request again: the value of `Retry-After`. `None` if this rejection has no such header.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -395,7 +395,7 @@ impl Seldom {
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut line = (operation.unwrap_or_default().to_owned(), kind.to_owned());
         if !lines.contains_key(&line) && lines.len() >= KINDS {
-            // Forgetting a line loses nothing if none of its kind was left out.
+            // A line can be forgotten if no message of its kind was left out, because it has no count to report.
             lines.retain(|_, (written, left_out)| *left_out > 0 || now.duration_since(*written) < PACE);
             if lines.len() >= KINDS {
                 line = Default::default();

@@ -240,8 +240,8 @@ pub(super) fn restored(stored: &[u8]) -> Option<Request<Bytes>> {
     Some(request)
 }
 
-/// The value of a header as text, with one character for each byte, as in ISO 8859-1: a value may have any byte, and
-/// JSON only Unicode.
+/// The value of a header as text, with one character for each byte, as in ISO 8859-1. The value of a header may contain
+/// any byte, but the text of JSON is Unicode.
 pub(super) fn as_text(value: &[u8]) -> String {
     value.iter().copied().map(char::from).collect()
 }

@@ -67,8 +67,9 @@ impl RequestResumer {
     /// [Resumes](IdempotencyLayer::resume_one) requests until `shutdown` is ready. Then it finishes the requests in
     /// progress. After an error, it logs the error and goes on.
     ///
-    /// It sends up to four requests at a time, and only one of each scope. **So a request that takes long delays the
-    /// others of its scope**, and four such scopes delay all. Give the calls of the operation a time-out.
+    /// It sends up to four requests at a time, and only one of each scope. **So one slow request delays all other
+    /// requests of its scope**, and slow requests of four scopes delay those of every scope. Give the calls of the
+    /// operation a time-out.
     ///
     /// # Cancellation
     ///
@@ -119,9 +120,9 @@ impl RequestResumer {
 pub enum Decision {
     /// The user may still do this.
     Resume,
-    /// The request is not resumed, now or later, for this reason. No attempt is used up. The record forgets the
-    /// request, its `last_error` is `refused: …`, and [`unsettled`](crate::operator::unsettled) lists it. A retry of
-    /// the client is performed.
+    /// The request is never resumed. The text is the reason. No attempt is used up. The record forgets the request.
+    /// The `last_error` of the record is `refused: …`, and [`unsettled`](crate::operator::unsettled) lists the record.
+    /// A retry of the client is performed.
     Refuse(String),
 }
 
@@ -157,9 +158,9 @@ struct Taken {
 impl IdempotencyLayer {
     /// Takes over one abandoned request of this operation, sends it to `service`, and stores the answer as this layer
     /// would. A request is abandoned if its operation has lapsed or was released, and its client has not come back for
-    /// the time of [`resume_after`](LeaseOptions::resume_after). `None` means that there is no such request, or no
-    /// [place](Self::max_runs) for it, because it counts as a run. In this process, one request of each scope is
-    /// resumed at a time.
+    /// the time of [`resume_after`](LeaseOptions::resume_after). A resumed request counts as a run, so it needs a
+    /// [place](Self::max_runs). `None` means that no such request was found, or that no place is free. In this process,
+    /// one request of each scope is resumed at a time.
     ///
     /// First, `decide` gets the key and the request. From the scope of the key it finds out whether the user may still
     /// do this, and it puts into the request what the service expects from its authentication. Nothing is claimed yet,

@@ -184,8 +184,8 @@ impl Transactional<'_> {
         committed.map_err(Rejection::of_completion)
     }
 
-    /// Starts a task that commits a transaction without writes: that of a replay, or the one that `commit and chain`
-    /// began. The answer does not wait for this task.
+    /// Starts a task that commits a transaction without writes. This is the transaction of a replay, or the new
+    /// transaction that `commit and chain` began. The answer does not wait for this task.
     fn commit_unwatched(self, mut session: Session) {
         if session.is_open() {
             let committing = async move { session.commit().await };

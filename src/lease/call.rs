@@ -97,8 +97,8 @@ impl LeaseOptions {
     /// # Cancellation
     ///
     /// Nothing has happened. If the claim commits nevertheless, it is released in the background, and does not count as
-    /// an attempt. The same holds if the answer of its COMMIT is lost. The release is tried for the length of one
-    /// lease. If it fails, or the process ends, the claim lapses.
+    /// an attempt. The same holds if the answer of its COMMIT is lost. The crate retries the release for the length of
+    /// one lease. If the release fails, or the process ends, the claim lapses.
     pub async fn acquire<T, B>(self, pool: &PgPool, key: &Key, body: &B) -> Result<Acquired<T>, Error>
     where
         T: DeserializeOwned,

@@ -95,8 +95,8 @@ impl Lease {
     /// suspended past its lease must not continue its work when it wakes.
     pub(crate) async fn unless_lost<R>(&self, work: impl Future<Output = R>) -> Option<R> {
         let result = unless(&mut pin!(self.deadline.past()), work).await;
-        // If the claim were known to be gone, there would be no deadline. The renewal task cannot log this, because it
-        // ends with the work.
+        // The deadline still exists, so the lease has expired: if the renewal had found the claim gone, it would have
+        // removed the deadline. The renewal task cannot log this, because it ends with the work.
         if result.is_none() && self.deadline.get().is_some() {
             tracing::warn!(
                 operation = self.key.operation(),

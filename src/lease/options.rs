@@ -106,7 +106,8 @@ impl LeaseOptions {
         self.policy.mode()
     }
 
-    /// How long a key is remembered. After that it is new. The default is 24 hours. The time starts anew:
+    /// How long a key is remembered. A later call with the key is a new operation. The default is 24 hours. The time
+    /// starts anew:
     ///
     /// - at the completion;
     /// - at the beginning of a `step_at_most_once`, because a crash may leave it in doubt;

@@ -240,9 +240,9 @@ impl LeaseOwner {
         freed
     }
 
-    /// Gives the claim back, because the service knows the request of a resumer under another key and has performed
-    /// nothing. The attempt does not count, and the retention ends at `expires_at`, as before the claim. Ignores an
-    /// error of this statement: the claim then lapses, and the attempt counts.
+    /// Gives the claim back, after the request of a resumer has arrived in the service under another key. The service
+    /// has then performed nothing. The attempt does not count, and the retention ends at `expires_at`, as before the
+    /// claim. Ignores an error of this statement: the claim then lapses, and the attempt counts.
     #[cfg(feature = "http")]
     pub(crate) async fn give_back(mut self, reason: &str, expires_at: &str) {
         self.end_failed();

@@ -129,7 +129,7 @@ impl LeaseOptions {
     ///
     /// # Errors
     ///
-    /// As [`run`](Self::run), and [`Error::Misuse`] under `AtMostOnce`, or without
+    /// The errors of [`run`](Self::run). In addition, [`Error::Misuse`] under `AtMostOnce` or without
     /// [`max_attempts`](Self::max_attempts).
     ///
     /// # Cancellation and panics

@@ -1,5 +1,5 @@
-//! A step outside the database as its closure sees it, the results of steps as text, and the steps that one attempt
-//! knows.
+//! The `Step` that is passed to the closure of a step outside the database, the results of steps as text, and the steps
+//! that one attempt knows.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -73,8 +73,9 @@ pub(super) struct Memory(Mutex<BTreeMap<String, Entry>>);
 #[derive(Debug)]
 struct Entry {
     known: Known,
-    /// The size of the result that the record has, or may have. It is set before the result is stored, so concurrent
-    /// steps keep the limit of all results. It stays if it is unknown whether the result was stored.
+    /// The size of the result that the record has, or may have. The size is set before the result is stored, so
+    /// concurrent steps together stay within the limit of all results. If the attempt does not know whether the result
+    /// was stored, the size stays reserved.
     bytes: usize,
 }
 
@@ -164,7 +165,7 @@ impl Memory {
         note(&mut self.entries(), name, known);
     }
 
-    /// The record has a result of this size, or none.
+    /// Sets the size to that of the result in the record, or to zero if the record has no result.
     pub(super) fn resize(&self, name: &str, bytes: usize) {
         self.entries().entry(name.to_owned()).and_modify(|step| step.bytes = bytes);
     }

@@ -261,7 +261,7 @@ impl Lease {
     }
 
     /// Stores the result of a step outside the database, and returns the stored value. If an earlier call of this
-    /// attempt has stored one, it is that one.
+    /// attempt has already stored a result, returns that result instead.
     async fn finish_step<T>(&self, mut asked: OpenStep<'_>, value: T) -> Result<T, Error>
     where
         T: Serialize + DeserializeOwned,

@@ -17,8 +17,9 @@ use crate::record::{Record, Unclaimed};
 use crate::session::{ANSWER_TIME, Opening, bounded, in_pooled_transaction};
 use crate::{Deployment, Error, Key};
 
-/// How many releases may be on their way in this process. There are as many unanswered COMMITs as connections on which
-/// they were sent. If there are more than this, the database is away, and further claims lapse.
+/// How many releases may be on their way in this process. A release follows an unanswered COMMIT, and each such COMMIT
+/// was sent on another connection. So more releases than this mean that the database is not reachable, and further
+/// claims lapse.
 static RELEASES: Semaphore = Semaphore::const_new(256);
 
 /// The pauses between two tries. The COMMIT may wait for a standby, so the pause doubles.

@@ -1,4 +1,4 @@
-//! Business tables that the database lets nobody write outside an idempotent operation.
+//! Protected business tables: the database refuses writes to them outside an idempotent operation.
 
 use sqlx::PgPool;
 

@@ -1,10 +1,10 @@
 //! Whether the schema is the crate's own. Before that is known, nothing in it is read, called or looked up by name: a
 //! view, a trigger or a function of a stranger would run with the rights of the role that asks. This holds for every
-//! door that an operator or a DBA opens, because they often have more rights than the service.
+//! function that an operator or a DBA calls, because their roles often have more rights than the role of the service.
 //!
-//! A schema that is trusted remains so until a trusted role drops it, because no other role can add code to it. So the
-//! look is made in the transaction that acts, after its last wait for a role that is not trusted: any role can hold the
-//! lock of the migrations, and create its schema meanwhile.
+//! A trusted schema stays trusted until a trusted role drops it, because no other role can add code to it. But before
+//! the schema exists, any role can hold the lock of the migrations, and create a schema of its own in the meantime. So
+//! the check runs in the transaction that acts, after the last wait of this transaction for an untrusted role.
 
 use std::sync::LazyLock;
 
@@ -38,7 +38,7 @@ pub(crate) async fn standing(conn: &mut PgConnection) -> Result<Standing, Error>
     let Some(schema) = record::schema(conn, &KNOWN).await? else { return Ok(Standing::Nothing) };
     let newer = match &schema.distrust[..] {
         [] => schema.newer.clone(),
-        // An old process starts on the schema of a newer release, during a roll-out and after a roll-back.
+        // During a roll-out and after a roll-back, processes of an older release start on the schema of a newer one.
         [Distrust::Functions { objects }] if schema.is_applied_plain && is_newer(conn).await? => {
             Some(schema.newer.iter().chain([objects]).cloned().collect::<Vec<_>>().join(", "))
         }
@@ -124,7 +124,7 @@ impl Trusted {
                 }
             }
         }
-        // The migration is recorded as applied, but somebody may have dropped the table since.
+        // The migration is recorded as applied, but the table may have been dropped since.
         if !self.schema.has_record && missing.is_empty() {
             return Err(refusal("idempotency._sqlx_migrations says that idempotency.record was created, but the table is not \
                                   there; restore the table from a backup; if its keys are lost, each retry is performed again: \
@@ -135,7 +135,7 @@ impl Trusted {
     }
 }
 
-/// Whether a later migration is recorded than this release has.
+/// Whether the database has recorded a migration that is newer than those of this release.
 async fn is_newer(conn: &mut PgConnection) -> Result<bool, Error> {
     let row = conn
         .fetch_one(

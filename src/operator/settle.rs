@@ -13,7 +13,8 @@ use crate::record::{Decision, Grants, Shown};
 use crate::session::{Opening, in_callers_transaction, in_pooled_transaction};
 use crate::{Deployment, SettleError, migrate};
 
-/// Where a verb of [`Shown`] runs: in a transaction of its own (`&pool`, the usual choice), or in yours (`&mut tx`).
+/// Where a settling method of [`Shown`] runs: in its own transaction (`&pool`, the usual choice), or in
+/// yours (`&mut tx`).
 /// The [module](crate::operator) explains when to use yours.
 #[derive(Debug)]
 pub enum PoolOrTransaction<'c> {
@@ -66,13 +67,13 @@ impl Shown {
     ///
     /// # Errors
     ///
-    /// [`SettleError::Changed`] if the record is not as it was shown, is completed, is under a live lease, or if no
-    /// attempt has begun (attempt 0). [`Unencodable`](crate::Error::Unencodable). [`Misuse`](crate::Misuse) for a
+    /// [`SettleError::Changed`] if the record has changed since it was shown, is completed, is under a live lease, or
+    /// has no attempt yet (attempt 0). [`Unencodable`](crate::Error::Unencodable). [`Misuse`](crate::Misuse) for a
     /// connection without a transaction. Errors of the database.
     ///
     /// # Cancellation
     ///
-    /// On a pool, the decision is made or not made. In your transaction, roll back.
+    /// On a pool, the decision is made or not made. If the method ran in your transaction, roll the transaction back.
     pub async fn resolve<T: Serialize + DeserializeOwned>(
         self,
         place: impl Into<PoolOrTransaction<'_>>,
@@ -97,8 +98,8 @@ impl Shown {
     ///
     /// # Errors and cancellation
     ///
-    /// [`SettleError::Changed`] if the record is not as it was shown, is completed, or is under a live lease; otherwise
-    /// as [`resolve`](Self::resolve).
+    /// [`SettleError::Changed`] if the record is not as it was shown, is completed, or is under a live lease. The other
+    /// errors, and the effect of a cancellation, are those of [`resolve`](Self::resolve).
     pub async fn release(self, place: impl Into<PoolOrTransaction<'_>>, reason: &str) -> Result<Self, SettleError> {
         self.decided(place.into(), Decision::Release { reason }).await
     }
@@ -133,9 +134,10 @@ impl Shown {
         place.into().decide(self.deployment, deletion).await
     }
 
-    /// Takes the step of this name, which is [in doubt](crate::Error::Indeterminate), to settle it alone. Other steps
-    /// in doubt stay in doubt: settle them with the record that the verb returns. After the last one the operation is
-    /// released, and one more attempt is permitted, as by [`grant`](Self::grant).
+    /// Selects the step with this name, so that you can settle this step alone. The step must be [in
+    /// doubt](crate::Error::Indeterminate). Other steps in doubt stay in doubt: settle them with the record that the
+    /// method returns. After the last step in doubt the operation is released, and one more attempt is permitted, as by
+    /// [`grant`](Self::grant).
     ///
     /// ```no_run
     /// # use pg_idempotency::operator;

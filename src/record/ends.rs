@@ -181,7 +181,7 @@ impl Record<'_> {
 impl Record<'_> {
     /// Releases the claim of a lease, as its owner, and stores the reason. All steps stay, also those in doubt. Because
     /// of the new token, a heartbeat that is on its way cannot revive the claim. `false` means that the claim is gone.
-    /// The stored request goes if nobody may do the work without its caller any more.
+    /// The stored request is deleted if the work may no longer be done without its caller.
     pub(crate) async fn release_lease(
         self,
         conn: &mut PgConnection,
@@ -271,12 +271,12 @@ pub(crate) enum Unclaimed {
 }
 
 impl Record<'_> {
-    /// Releases a claim whose work has not begun, as if it had never been: it does not count as an attempt, and the
-    /// record keeps what earlier attempts have left. A first claim leaves attempt 0, after which any body may claim.
+    /// Releases a claim whose work has not begun. The claim does not count as an attempt, and the record keeps the data
+    /// of earlier attempts. A first claim leaves attempt 0, after which any body may claim.
     ///
-    /// The claiming transaction holds the key's lock until its COMMIT is decided. So this tries the lock first: if no
-    /// row is found under the lock, the claim never was. The update is a statement of its own, because its snapshot
-    /// must be younger than the lock. The transaction must be at READ COMMITTED
+    /// The claiming transaction holds the key's lock until its COMMIT is decided. So this function tries the lock
+    /// first. If it then finds no row, the claim was never committed. The update is a statement of its own, because its
+    /// snapshot must be younger than the lock. The transaction must be at READ COMMITTED
     /// ([`Opening::ReadCommitted`](crate::session::Opening)), where each statement has a new snapshot.
     pub(crate) async fn release_unbegun(self, conn: &mut PgConnection, token: i64) -> Result<Unclaimed, Error> {
         let lock =

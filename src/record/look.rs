@@ -48,9 +48,9 @@ impl Record<'_> {
     /// the error. Also returns `None` if the connection is in an open transaction that has written something, because
     /// the record that it sees may not be committed.
     ///
-    /// Without prepared statements this does nothing. sqlx would send the statement in two messages. Between the two, a
-    /// pooler in transaction mode may change the server connection, and on the other connection the nameless statement
-    /// is another client's.
+    /// Without prepared statements, the function sends nothing, because sqlx would send the statement in two messages.
+    /// Between the two, a pooler in transaction mode may change the server connection, and the unnamed statement of the
+    /// new connection belongs to another client.
     pub(crate) async fn select_first(self, conn: &mut PgConnection, terms: &Terms) -> Option<Response> {
         if !self.deployment.prepared || !self.deployment.saves_round_trips() {
             return None;

@@ -28,7 +28,7 @@ macro_rules! is_own_transaction {
 }
 pub(super) use is_own_transaction;
 
-/// Refuses a connection on which somebody sent a raw `BEGIN`, which sqlx does not count. There `now()` is older than
+/// Refuses a connection on which other code sent a raw `BEGIN`, which sqlx does not count. There `now()` is older than
 /// this message, and the division by zero aborts that transaction. Without the check the crate would commit it.
 ///
 /// The check comes before BEGIN in the same message, and the message is one transaction. So if the check fails, the
@@ -81,8 +81,10 @@ pub(super) const BEGIN_DURABLE_ALL_ROWS: &str = concat!(
     durable!(),
     "; begin"
 );
-/// The check would take a snapshot at the session's level, and then BEGIN may not set another. So this rolls back what
-/// may be open. It counts as a rollback in `pg_stat_database`, and only a call that has failed pays that.
+/// Begins at READ COMMITTED, without the check of the other openings. The check is a query: it would take a snapshot at
+/// the session's isolation level, and a BEGIN after a snapshot may not set another level. Instead of the check, a
+/// ROLLBACK ends a transaction that may be open. This ROLLBACK counts in `pg_stat_database`, and only a call that has
+/// failed pays for it.
 pub(crate) const BEGIN_READ_COMMITTED: &str =
     "begin; rollback; begin /* pg_idempotency: opening at read committed */ isolation level read committed";
 

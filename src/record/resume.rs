@@ -41,7 +41,7 @@ pub(crate) struct Candidate {
     pub(crate) fingerprint: Fingerprint,
     pub(crate) attempt: i32,
     pub(crate) token: i64,
-    /// The end of its retention, as JSON writes a time: somebody may have set it to `infinity`.
+    /// The end of its retention, as JSON writes a time, because an operator may have set it to `infinity`.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "only a layer can find that it was sent in vain"))]
     pub(crate) expires_at: String,
     /// Its place in the order of the search. A later search skips the rows up to it, also those that were left out.
@@ -50,8 +50,8 @@ pub(crate) struct Candidate {
 }
 
 impl Candidate {
-    /// The operations that nobody has worked on for `after`, doubled for each attempt, also for one that was
-    /// [given back](Record::give_back); the oldest claim first. Leaves out the first `skipped`.
+    /// The operations without any work for the time `after`, doubled for each attempt, also for one that was [given
+    /// back](Record::give_back); the oldest claim first. Leaves out the first `skipped`.
     #[allow(clippy::too_many_arguments, reason = "each is a parameter of the statement")]
     pub(crate) async fn all(
         conn: &mut PgConnection,
@@ -78,7 +78,7 @@ impl Candidate {
                 and expires_at > pg_catalog.statement_timestamp()
                 and attempt < greatest($3::int4, granted_attempt)
                 and claimed_at <= pg_catalog.statement_timestamp() - $4::interval * pg_catalog.power(2,
-                    -- No sum overflows, whatever somebody has written into the row.
+                    -- No sum overflows, whatever was written into the row by hand.
                     least(least(greatest(attempt, 1) - 1, 20) + least(greatest(misdirected, 0), 20), 20))
             order by claimed_at
             limit $5::int8 offset $8::int8
@@ -142,8 +142,9 @@ impl Record<'_> {
         changes_a_row(conn, update).await.map(drop)
     }
 
-    /// Forgets the stored request of an operation that nobody works on, because the service refuses it, and stores the
-    /// reason. The operation waits for its caller or for an operator. `false` means that the record has changed.
+    /// Forgets the stored request of an operation that has no owner now, because the service refuses the request.
+    /// Stores the reason. The operation waits for its caller or for an operator. `false` means that the record has
+    /// changed.
     #[cfg(feature = "http")]
     pub(crate) async fn refuse_request(self, conn: &mut PgConnection, token: i64, reason: &str) -> Result<bool, Error> {
         let update = self

@@ -28,8 +28,8 @@ pub(crate) enum Distrust {
 /// The functions that the crate creates.
 #[derive(Debug)]
 pub(crate) struct Known {
-    /// Of the name, the language, the settings and the body of each function, as [`schema`] computes it of the
-    /// functions in the database.
+    /// Each digest covers the name, the language, the settings and the body of one function. [`schema`] computes the
+    /// same digests for the functions in the database.
     pub(crate) digests: Vec<String>,
     /// The names of the functions for callers in other languages.
     pub(crate) any_language: Vec<String>,
@@ -304,8 +304,8 @@ impl Schema {
 pub enum OnEscape {
     /// The statement fails with the SQLSTATE `IK006`, and writes nothing.
     Refuse,
-    /// The statement succeeds with a WARNING `IK006`, for the time in which such places are looked for. sqlx logs it
-    /// under the target `sqlx::postgres::notice`, and the server in its own log.
+    /// The statement succeeds with a WARNING `IK006`. Use this while you search your code for such writes. sqlx logs
+    /// the warning under the target `sqlx::postgres::notice`, and the server writes it to its own log.
     Warn,
 }
 
@@ -326,7 +326,7 @@ pub(crate) async fn unprotect(conn: &mut PgConnection, table: &str) -> Result<()
     call.persistent(false).execute(conn).await.map(drop).map_err(|error| refused(table, error))
 }
 
-/// The schema is current, so a relation that is missing is the caller's.
+/// The schema of the crate is current, so a missing relation is the table that the caller has named.
 fn refused(table: &str, error: sqlx::Error) -> SetupError {
     let problem = match (sqlstate(&error).as_deref(), error.as_database_error()) {
         (Some(sqlstate::NOT_PROTECTED), Some(refusal)) => refusal.message().to_owned(),

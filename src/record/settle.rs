@@ -27,7 +27,7 @@ pub(crate) enum Decision<'a> {
     Release { reason: &'a str },
     /// The step took no effect.
     ReleaseStep { step: &'a str, reason: &'a str, grants: Grants },
-    /// It may be attempted once more.
+    /// The operation may be attempted once more.
     Grant { reason: &'a str },
 }
 
@@ -111,7 +111,7 @@ impl Shown {
             set completed_at = pg_catalog.statement_timestamp(), token = $7::int8, lease_until = null, steps = null,
                 request = null, probes = null, misdirected = null, granted_attempt = null,
                 response_body = $8::bytea, response_status = $9::int2, response_headers = $10::text::jsonb,
-                -- Somebody may have pinned the key for longer.
+                -- The key may have been pinned for longer by hand.
                 expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $11::interval)
             ", as_shown!(), "
                 -- A claim that never began has nothing that could be resolved.

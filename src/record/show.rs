@@ -39,7 +39,7 @@ pub struct Shown {
     /// When it was completed.
     pub completed_at: Option<DateTime<Utc>>,
     /// When its retention ends: until this moment retries of an unsettled operation are refused, and **after it, a
-    /// retry is performed.** The end of the year 9999 if somebody has set it to `infinity`.
+    /// retry is performed.** The end of the year 9999 if the column is `infinity`.
     pub expires_at: DateTime<Utc>,
     /// The rest of its retention; zero once that has ended.
     pub retention_left: Duration,
@@ -62,7 +62,7 @@ pub struct Shown {
     pub probes: Vec<ShownProbes>,
     /// Whether the request is stored, so that a resumer may finish the operation. Under `AtMostOnce` no resumer may.
     pub resumable: bool,
-    /// The stored request without its body, if it is one of a leased HTTP layer.
+    /// The stored request without its body, if a leased HTTP layer has stored it.
     pub request: Option<ShownRequest>,
     fingerprint: Option<Vec<u8>>,
     /// The names of the steps in doubt. `steps` is the caller's to change, and a decision is about what was shown.
@@ -190,8 +190,8 @@ pub(super) use shown;
 
 /// The records that no caller will complete unless an operator settles them, oldest claim first: those that are
 /// indeterminate, those whose stored request the service has refused, those that have reached `max_attempts`, and those
-/// that wait for a next attempt which nobody has made since `abandoned_for`. Without a limit none is exhausted, and
-/// without a time none is abandoned.
+/// that have waited for their next attempt for longer than `abandoned_for`. Without a limit no record counts as
+/// exhausted, and without a time no record counts as abandoned.
 ///
 /// It reads the whole table: an index on the columns that completion changes would end its heap-only updates.
 pub(crate) async fn unsettled(

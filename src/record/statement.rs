@@ -191,8 +191,9 @@ macro_rules! steps_hash {
     };
 }
 
-/// The names of the steps that were begun and have no result: nobody knows whether they took effect. Silent, because
-/// `keyvalue` fails for what is no object, and one row that was written by hand must not stop a search.
+/// The names of the steps that were begun and have no result, so it is unknown whether they took effect. The path is
+/// silent, because `keyvalue` fails for a value that is not an object, and one row that was written by hand must not
+/// stop a search.
 macro_rules! steps_in_doubt {
     () => {
         "pg_catalog.jsonb_path_query_array(steps, '$.keyvalue() ? (exists (@.value.begun)).key', '{}'::jsonb, true)"

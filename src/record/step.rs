@@ -1,5 +1,6 @@
 //! The steps of an operation, in the column `steps`. Each statement requires the claim's token and a record without a
-//! response, as in `lease.rs`. The server merges each step into the others, so parallel steps do not lose each other.
+//! response, as in `lease.rs`. Each statement merges one step into the stored steps on the server, so parallel steps do
+//! not overwrite each other.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -22,7 +23,7 @@ pub(crate) type StoredSteps = BTreeMap<String, Option<String>>;
 pub struct ShownStep {
     /// The name.
     pub name: String,
-    /// Whether it was begun and has no result: nobody knows whether it took effect.
+    /// Whether the step was begun and has no result, so that its outcome is unknown.
     pub in_doubt: bool,
     /// The attempt that stored its result, or began it.
     pub attempt: u32,

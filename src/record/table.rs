@@ -1,5 +1,5 @@
-//! The table as a whole: deleting the records that are past their retention, a batch at a time, its size and the counts
-//! of its records, and the settings on which it depends.
+//! Statements about the whole table. They delete the records that are past their retention, a batch at a time. They
+//! also read the size of the table, the counts of its records, and the settings on which the table depends.
 
 use std::time::Duration;
 
@@ -141,7 +141,7 @@ pub(crate) async fn oldest_due(conn: &mut PgConnection, grace: Duration) -> Resu
         "
         select /* pg_idempotency: oldest due */ extract(epoch from
             pg_catalog.statement_timestamp()
-            -- Somebody may have set -infinity by hand: count from the claim.
+            -- The column may have been set to -infinity by hand: count from the claim.
             - case when pg_catalog.isfinite(expires_at) then expires_at else ", readable!("claimed_at"), " end)::float8
         from idempotency.record
         where (expires_at <= pg_catalog.statement_timestamp() - $1::interval and ", no_live_lease!(), ")

@@ -32,7 +32,7 @@ pub(crate) struct Terms {
 pub(crate) struct CalledAt {
     /// By the clock of this process, which shows how long the call has waited.
     since: Instant,
-    /// By the database's clock, from the first look.
+    /// The same moment by the database's clock. `None` before the first look.
     pub(super) at: Option<DateTime<Utc>>,
     /// When the BEGIN of the transaction was sent, if nothing has checked that it began the transaction.
     unchecked_since: Option<Instant>,

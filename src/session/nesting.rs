@@ -14,7 +14,7 @@ use crate::{Deployment, Error, Misuse};
 
 type Manager = <Postgres as Database>::TransactionManager;
 
-/// How often a ROLLBACK may fail. Somebody would have to cancel each of them.
+/// How often a ROLLBACK may fail. Each failure would need a cancellation by another session.
 const ROLLBACKS: usize = 3;
 
 /// These statements fail in an aborted transaction (25P02) and outside a transaction (25P01). They change nothing in a
@@ -37,15 +37,14 @@ pub(super) async fn commit_innermost(conn: &mut PgConnection) -> sqlx::Result<()
 
 /// Rolls back all transactions that are deeper than `depth`.
 ///
-/// This returns no error. A ROLLBACK fails if the connection is broken, and then the server rolls back, or if somebody
-/// cancels it (`pg_cancel_backend`), and then this sends another one. A ROLLBACK TO SAVEPOINT also fails if the
-/// caller's SQL has removed the savepoint.
+/// This function returns no error. A ROLLBACK fails if the connection is broken: then the server rolls back. It also
+/// fails if another session cancels it (`pg_cancel_backend`): then this function sends another one. A ROLLBACK TO
+/// SAVEPOINT also fails if the caller's SQL has removed the savepoint.
 ///
 /// # Cancellation
 ///
-/// All of them are queued before the first await, and the next statement on the connection sends them. What follows a
-/// ROLLBACK that somebody has cancelled is not queued: a [`Session`](super::Session) sends a ROLLBACK when it is
-/// dropped.
+/// All of them are queued before the first await, and the next statement on the connection sends them. The statements
+/// after a cancelled ROLLBACK are not queued: a [`Session`](super::Session) sends a ROLLBACK when it is dropped.
 pub(crate) async fn roll_back_to(conn: &mut PgConnection, depth: usize) {
     let queued = queue_rollbacks(conn, depth);
     if queued == 0 {
@@ -83,7 +82,7 @@ pub(super) fn queue_rollbacks(conn: &mut PgConnection, depth: usize) -> usize {
 
 /// A savepoint in plain SQL, because a cancelled nested `conn.begin()` of sqlx rolls back the outer transaction. Its
 /// name contains the claim's token. An inner call that was dropped leaves its savepoint behind. If all savepoints had
-/// one name, the undo of the outer call would stop at that savepoint.
+/// the same name, the ROLLBACK TO SAVEPOINT of the outer call would stop at the savepoint of the inner call.
 ///
 /// The name is formatted at run time, from sixteen hexadecimal digits, because it cannot be a parameter.
 #[derive(Clone, Copy, Debug)]

@@ -38,8 +38,8 @@ impl Session {
 
     /// Begins a transaction. `false` means that the claim in the message did not win, and no transaction is open.
     ///
-    /// If the connection is in a transaction that nobody owns, this rolls it back, and begins again. Such a transaction
-    /// is that of a forgotten guard, which sqlx counts, or of a raw BEGIN, which the opening detects.
+    /// If other code has left a transaction open on the connection, this function rolls it back, and begins again. Such
+    /// a transaction comes from a forgotten guard, which sqlx counts, or from a raw BEGIN, which the opening detects.
     pub(crate) async fn begin(&mut self, opening: &Opening) -> Result<bool, Error> {
         self.roll_back().await;
         self.uncounted = true;
@@ -50,7 +50,7 @@ impl Session {
             }
             begun => begun,
         };
-        // After a ROLLBACK there is no other transaction.
+        // After the ROLLBACK no foreign transaction is left, so this error has another cause.
         if let Begun::Foreign(error) = begun {
             return Err(Error::of_statement(error));
         }
@@ -128,10 +128,11 @@ impl DerefMut for Session {
 
 impl Drop for Session {
     /// Queues a ROLLBACK, which the pool's ping sends. To close the connection instead would let a service collapse
-    /// under short time-outs: somebody has to open each one again, and a connect takes longer than the time-out. If the
-    /// future was dropped during BEGIN, or during the ROLLBACK that follows a cancelled one, sqlx counts no
-    /// transaction. The next caller would then write into an open transaction, and lose the write. So a `begin` with
-    /// the message `rollback` is polled once: `begin` queues its message before it waits.
+    /// under short time-outs: each connection has to be opened again, and a connect takes longer than the time-out. If
+    /// the future was dropped during BEGIN, or during the ROLLBACK that follows a cancelled one, sqlx counts no
+    /// transaction. The next caller would then write into an open transaction, and lose the write. In this case, `drop`
+    /// queues a second ROLLBACK: it polls `begin` once, with `rollback` as the statement. One poll is enough, because
+    /// `begin` queues its statement before it waits.
     ///
     /// All transactions that sqlx counts are rolled back, because otherwise the pool would get an open one.
     fn drop(&mut self) {
@@ -180,7 +181,7 @@ pub(crate) enum Opening {
     /// For code of the service that must not write. It is never committed, because a NOTIFY or a SET is not a write.
     #[cfg(feature = "http")]
     ReadOnly,
-    /// With `synchronous_commit = on`, if the session has a weaker setting. For a claim that guards an effect
+    /// Sets `synchronous_commit` to `on` if the session has a weaker setting. For a claim that guards an effect
     /// elsewhere: if the server lost the claim, a second caller could repeat the effect.
     ///
     /// The setting `idempotency.claim` begins with [`own_transaction`](opening::own_transaction) until this transaction
@@ -190,7 +191,7 @@ pub(crate) enum Opening {
     /// It is durable on every server of the deployment.
     Durable(Deployment),
     /// As `Plain`, for a search of the crate's own. If row level security could hide a record from the role, the server
-    /// refuses the statement (42501). Otherwise a search that finds nothing would not prove that there is nothing.
+    /// refuses the statement (42501). Otherwise an empty result would not prove that no record exists.
     ///
     /// The setting is local to the transaction, because the connection is the service's or a pooler's. It applies to
     /// all tables, so no code of the service may run in such a transaction.
@@ -210,7 +211,7 @@ enum Begun {
     Open,
     /// The claim in the message did not win: the key is taken, or the claim lost against a concurrent transaction.
     Taken,
-    /// The pool gave out a connection with an open transaction, which nobody owns. The error has aborted this
+    /// The pool gave out a connection on which other code had left a transaction open. The error has aborted this
     /// transaction.
     Foreign(sqlx::Error),
 }

@@ -21,9 +21,9 @@ pub(crate) const ANSWER_TIME: Duration = Duration::from_secs(30);
 
 /// Runs one of the functions of [`operator`](crate::operator), or of [`migrate`](crate::migrate()) and
 /// [`protect`](crate::protect()), for at most `limit`. After that it closes their connection, and returns
-/// [`Error::Unanswered`]: nobody knows whether a decision was made.
+/// [`Error::Unanswered`]: it is unknown whether a decision was made.
 ///
-/// The functions themselves wait without a limit, because nobody can say how long it takes to read a whole table. If a
+/// The functions themselves wait without a limit, because the time to read a whole table is not known in advance. If a
 /// network vanishes without a word, TCP may never notice. `tokio::time::timeout` ends that wait, too, but the
 /// connection then keeps its place in the pool.
 ///
@@ -84,8 +84,8 @@ pub(crate) fn ended_or_closed<R>(
 /// Calls `drop_them`, which drops connections of a pool, and closes these connections.
 ///
 /// When a connection is dropped, sqlx spawns a task, which pings the server and returns the connection to the pool. On
-/// a vanished connection this ping has no end, and the connection would keep its place in the pool. Nobody can take a
-/// connection out of a future to close or to detach it. But the task is spawned on the current runtime. Here this is a
+/// a vanished connection this ping has no end, and the connection would keep its place in the pool. A connection inside
+/// a future cannot be taken out, closed or detached. But the task is spawned on the current runtime. Here this is a
 /// runtime that never runs, so the task is dropped with its connection: the socket is closed, no word is sent, nothing
 /// is awaited, and the place is free.
 fn outside_the_pool(drop_them: impl FnOnce()) {

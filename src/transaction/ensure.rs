@@ -143,9 +143,9 @@ impl Idempotency {
 
     /// [`ensure`](Self::ensure) with `perform` behind a savepoint, so that the caller's transaction survives a failure.
     ///
-    /// An error of `perform` undoes only the writes of `perform`, and releases the key for the next caller. The
-    /// transaction stays usable, and the caller may commit it. [`Verdict::Undo`] also undoes the writes, but *stores*
-    /// the response. Use it for a failure that every retry should get. A call takes two more round trips than
+    /// If `perform` returns an error, only the writes of `perform` are undone, and the key is free for the next caller.
+    /// The transaction stays usable, and the caller may commit it. [`Verdict::Undo`] also undoes the writes, but
+    /// *stores* the response. Use it for a failure that every retry should get. A call takes two more round trips than
     /// [`ensure`](Self::ensure), and with `Undo` four more.
     ///
     /// ```no_run

@@ -94,8 +94,8 @@ fn bytes(value: Option<&[u8]>) -> String {
     value.map_or_else(null, |value| format!("E'\\\\x{}'", hex::encode(value)))
 }
 
-/// A literal of a text. Quotes, backslashes and control characters are written as `\u` and four digits. A text beyond
-/// ASCII is converted from its bytes, because a database in SQL_ASCII refuses `\u` there.
+/// A literal of a text. Quotes, backslashes and control characters are written as `\u` and four digits. A text with
+/// other than ASCII characters is converted from its bytes, because a database in SQL_ASCII refuses `\u` for them.
 fn text(value: Option<&str>) -> String {
     let Some(value) = value else { return null() };
     if !value.is_ascii() {

@@ -77,7 +77,8 @@ impl Check {
     }
 
     /// Sends the request. The arguments are the URL of the database, through the proxy, and the key. An error means
-    /// that no answer came. A function that starts a service starts it once, with the URL of its first call.
+    /// that no answer came. If the function starts a service, let it do so only in its first call, with the URL of that
+    /// call.
     #[must_use]
     pub fn call<F, E>(self, call: F) -> Self
     where
@@ -92,7 +93,7 @@ impl Check {
         Self { target: Some(Target::Function(Box::new(function))), ..self }
     }
 
-    /// Sends requests of HTTP, to a service that is started by a command, if there is one.
+    /// Sends HTTP requests to a service. If `command` is not empty, the check starts the service with it.
     pub(crate) fn http(self, request: Request, command: Vec<String>, variable: String) -> Self {
         Self { target: Some(Target::Http { request, command, variable }), ..self }
     }

@@ -1,4 +1,4 @@
-//! The URL of the database: where the proxy leads, and the URL that the service is given in its place.
+//! Reads the URL of the database: the address to which the proxy connects, and the URL that the service gets instead.
 
 use std::net::SocketAddr;
 use std::str::FromStr as _;
@@ -54,7 +54,8 @@ impl Database {
         let trust = match self.options.get_ssl_mode() {
             PgSslMode::Disable | PgSslMode::Allow | PgSslMode::Prefer => return Ok(Upstream::plain(address)),
             PgSslMode::Require if authorities.is_none() => Trust::Anything,
-            // libpq verifies no name for the first two. One way to verify is enough here, and it is the stricter one.
+            // In the first two modes, libpq does not verify the host name. This program verifies it in all three, which
+            // is stricter.
             PgSslMode::Require | PgSslMode::VerifyCa | PgSslMode::VerifyFull => Trust::Verified(authorities),
         };
         Upstream::encrypted(address, trust).map_err(Error::Proxy)

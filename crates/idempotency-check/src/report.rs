@@ -28,11 +28,11 @@ pub struct Report {
     pub messages: Vec<Numbered>,
     /// Every interruption of every message.
     pub tries: Vec<Try>,
-    /// What happens without an interruption.
+    /// The tries without an interruption.
     pub undisturbed: Vec<Try>,
-    /// Those of both that are wrong.
+    /// The wrong tries of `tries` and `undisturbed`.
     pub findings: Vec<Try>,
-    /// What a reader should know besides.
+    /// Remarks for the reader of the report.
     pub notes: Vec<String>,
 }
 
@@ -88,7 +88,7 @@ pub struct Try {
     pub verdict: Option<Verdict>,
     /// The idempotency key.
     pub key: String,
-    /// The verdict in words, or what happened.
+    /// A text that explains the verdict. Without a verdict, the text says what happened.
     pub detail: String,
     /// The effect of an undisturbed request.
     pub expected: Vec<Vec<String>>,

@@ -29,7 +29,7 @@ pub(crate) struct Service {
     /// Host and port of its URL.
     address: (String, u16),
     running: Option<Running>,
-    /// How often it has ended without being killed by the check.
+    /// How many times the service has ended although the check had not killed it.
     pub(crate) deaths: usize,
     log: Arc<Mutex<VecDeque<String>>>,
 }
@@ -105,7 +105,7 @@ impl Service {
         Ok(())
     }
 
-    /// SIGKILL, to its whole process group. Returns once its port is free.
+    /// Sends SIGKILL to the whole process group of the service. Returns once the port of the service is free.
     pub(crate) async fn kill(&mut self) {
         if self.running.take().is_some() {
             let killed = Instant::now();
@@ -125,7 +125,7 @@ impl Service {
         }
     }
 
-    /// Starts it again if it has ended by itself.
+    /// Starts the service again if its process has ended by itself.
     pub(crate) async fn revive(&mut self) -> Result<(), Error> {
         let has_ended = |running: &mut Running| !matches!(running.child.try_wait(), Ok(None));
         if self.running.as_mut().is_none_or(has_ended) {

@@ -137,8 +137,8 @@ pub(crate) enum Command {
 pub(crate) struct Sweep {
     #[command(flatten)]
     pub(crate) pace: Pace,
-    /// Stop after this time (30s, 5m, 1h) and the batch in progress; the exit code is 3 if more records may be due; a
-    /// batch that takes 5 seconds longer is rolled back, with exit code 1
+    /// Stop when the batch in progress ends after this time (30s, 5m, 1h). Exit code 3 means that more records may be
+    /// due. A batch that takes 5 seconds longer is rolled back, with exit code 1
     #[arg(long, env = "IDEMPOTENCY_MAX_DURATION", value_parser = duration)]
     pub(crate) max_duration: Option<Duration>,
     /// Print the report as JSON

@@ -52,7 +52,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const PAGE_TIME: Duration = Duration::from_secs(10);
 /// How long the list may read the table, also after the page has given up: so at most one list at a time reads it.
 const LIST_TIME: Duration = Duration::from_secs(60);
-/// A browser sends a form in one piece. Without a limit, a client that does not end its form would keep its connection.
+/// A browser sends a form in one piece. Without a limit, a client that never sends the rest of a form would keep its
+/// connection for ever.
 const FORM_TIME: Duration = Duration::from_secs(5);
 /// In bytes. A response that a person types is smaller.
 const FORM_SIZE: usize = 1 << 21;

@@ -142,7 +142,7 @@ pub(crate) fn in_text(shown: &Shown) -> String {
     lines.chain(shown.steps.iter().map(step_in_text)).chain(probes).collect()
 }
 
-/// Without the body, which is confidential. The rest is foreign text, too.
+/// Shows the request without its body, which is confidential. The other parts come from a client, so they are escaped.
 fn request_in_text(request: &ShownRequest) -> Vec<(&'static str, String)> {
     let mut lines = vec![("", printable(&format!("{} {}", request.method, request.target)))];
     lines.extend(request.headers.iter().map(|(name, value)| ("", printable(&format!("{name}: {value}")))));
@@ -217,7 +217,7 @@ fn list_in_text(found: &[Shown], more_left: bool, most: Option<NonZeroU32>) -> S
     }
     let first = found.iter().min_by_key(|record| record.expires_at).map(|record| {
         let expires_at = record.expires_at.format("%Y-%m-%d %H:%M:%SZ");
-        // A key that is not listed may expire before.
+        // A key that is not listed may expire earlier.
         let of_these = if more_left { "of these, " } else { "" };
         format!(
             "{of_these}the first to expire is {}, at {expires_at}: then its key is new, and a repeat performs\n",

@@ -49,9 +49,10 @@ pub(crate) async fn serve(address: SocketAddr, database: &Database) -> Result<Se
     Ok(server)
 }
 
-/// All probes share one connection, because each new one is a new process on the server. It is not the connection of
-/// the sweep: the probe would wait behind a batch, and report a busy janitor as dead. It is not of a pool either: a
-/// pool pings each connection that comes back, and after the network was lost it has none for a quarter of an hour.
+/// All probes share one connection, because each new connection is a new process on the server. The probes do not use
+/// the connection of the sweep: a probe would wait behind a batch, and report a busy janitor as dead. They do not use a
+/// pool either. A pool pings each connection that comes back. After the network was lost, such a ping can take a
+/// quarter of an hour, and the pool would have no connection until then.
 struct Probe {
     database: Database,
     kept: Mutex<Option<PgConnection>>,

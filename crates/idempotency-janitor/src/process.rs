@@ -44,9 +44,9 @@ impl Signals {
     }
 }
 
-/// To stderr, as RUST_LOG says.
+/// Writes the log to stderr, filtered by RUST_LOG.
 pub(crate) fn log() {
-    // Lossy: a RUST_LOG for other programs, or a mistyped one, must not stop the sweep.
+    // Invalid directives are ignored: a RUST_LOG for other programs, or a mistyped one, must not stop the sweep.
     let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
     tracing_subscriber::fmt()
         .with_env_filter(filter)

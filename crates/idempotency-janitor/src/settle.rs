@@ -33,7 +33,7 @@ pub(crate) enum Decision {
     ReleaseStep {
         step: String,
     },
-    /// It, or its only step in doubt, took no effect.
+    /// The operation, or its only step in doubt, took no effect.
     Release,
     /// The cause of its failures is repaired: one more attempt is permitted.
     Grant,
@@ -103,7 +103,7 @@ impl Agreed {
         &self.shown
     }
 
-    /// The consequence, and the question.
+    /// The text before a confirmation: the consequence of the decision, and the question.
     pub(crate) fn means(&self) -> String {
         let Self { decision, shown } = self;
         let in_doubt = names_in_doubt(shown);
@@ -220,7 +220,8 @@ pub(crate) async fn settle(
     let done = agreed.carry_out(&pool, reason).await?;
     // The line is appended to a log. It is the only record of the time of `resolve` and `forget`.
     let receipt = format!("{} {done}\n", Utc::now().to_rfc3339());
-    // The decision is made. An exit code of a failure would be wrong, even if the disk of the log is full.
+    // The decision is made. A non-zero exit code would be wrong, even if the line cannot be written because the disk is
+    // full.
     if print(&receipt).is_err() {
         let _ = stderr().write_all(receipt.as_bytes());
     }
@@ -284,8 +285,9 @@ fn confirm(agreed: &Agreed) -> Result<(), Failure> {
     if matches!(answer.trim(), "y" | "Y" | "yes") { Ok(()) } else { Err(Failure::NotConfirmed) }
 }
 
-/// The key for the log of decisions. Values may begin alike, so the token shows which claim was settled. The downstream
-/// key leads to the provider's log.
+/// Describes the key for the log of decisions. The log contains only the beginning of a value, and two values may begin
+/// alike, so the token shows which claim was settled. The downstream key helps to find the operation in the provider's
+/// log.
 fn named(shown: &Shown) -> String {
     let key = &shown.key;
     let (value, bytes) = (beginning(key.value()), key.value().len());

@@ -151,8 +151,8 @@ pub(crate) async fn workers(conn: &mut PgConnection) -> Result<Vec<Worker>, Erro
     .map_err(Error::of_statement)
 }
 
-/// As [`sweep`](crate::record::table::sweep), for Citus, which refuses `ctid` and `for update skip locked`. It deletes
-/// everything that is due up to the `expires_at` of the `limit`th record.
+/// Does the same as [`sweep`](crate::record::table::sweep), but for Citus, which refuses `ctid` and `for update skip
+/// locked`. This statement deletes everything that is due up to the `expires_at` of the `limit`th record.
 ///
 /// Records that share this `expires_at` are deleted together, so it may delete some more. It waits for a record that
 /// another transaction has locked, for at most a second (SQLSTATE 55P03). The owner may have prolonged that record

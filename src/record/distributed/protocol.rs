@@ -61,7 +61,7 @@ pub(super) async fn look(record: Record<'_>, conn: &mut PgConnection, asked: &mu
         .map_err(Error::of_statement)?;
     let coordinator = ask(record, conn, row.is_none()).await?;
     if row.is_none() && coordinator.has_lock_timeout {
-        // The claim that follows waits in its insert for a transaction in doubt that has inserted the key.
+        // A transaction in doubt may have inserted the key. The insert of the claim then waits for that transaction.
         pass_on_lock_timeout(conn).await?;
     }
     let called_at = asked.seen_at(coordinator.now.at, waited);

@@ -44,7 +44,7 @@ impl Run<'_> {
         Ok(answer.is_some_and(|answer| answer.is_ok()))
     }
 
-    /// One upload for each pair of `has_length` and `has_every_byte`, until there is a finding.
+    /// Sends one upload for each pair of `has_length` and `has_every_byte`, until there is a finding.
     async fn uploads(
         &mut self,
         check: &'static str,

@@ -75,7 +75,7 @@ impl<'a> Run<'a> {
         Ok(Try { message: Some(message), interruption: Some(interruption), reached, ..tried })
     }
 
-    /// The trap has caught the message. Returns what is wrong already.
+    /// The trap has caught the message. If the try has already gone wrong, returns the verdict and its detail.
     async fn act(
         &mut self,
         interruption: Interruption,

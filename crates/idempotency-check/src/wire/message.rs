@@ -70,7 +70,7 @@ impl Message {
         &self.bytes
     }
 
-    /// The byte in front, such as `b'Q'`, or 0.
+    /// The message type, such as `b'Q'`. 0 if the message has none, as in the first messages of a connection.
     #[must_use]
     pub fn kind(&self) -> u8 {
         if self.header == 5 { self.bytes[0] } else { 0 }
@@ -102,7 +102,7 @@ impl Message {
         self.kind() == 0 && u32_at(self.body(), 0) == CANCEL_REQUEST
     }
 
-    /// The request for encryption that a client sends first.
+    /// The `SSLRequest`: a client that wants TLS sends this message first.
     #[must_use]
     pub fn ssl_request() -> Self {
         let mut request = Self { bytes: vec![0; 4], header: 4 };

@@ -49,7 +49,7 @@ pub async fn relay(mut client: Stream, server: Stream, tap: &impl Tap) {
             match send(tap.up(&mut read).await, &read, &mut gathered, &mut to_server).await {
                 Ok(true) => message = Message::read(&mut from_client).await,
                 Ok(false) => return,
-                // What the server said before it went is still passed on.
+                // The server has closed the connection. Messages that it sent before are still passed on.
                 Err(_) => break,
             }
         }

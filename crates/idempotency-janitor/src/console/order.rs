@@ -18,7 +18,7 @@ pub(super) struct Order {
     #[serde(default)]
     pub(super) response: String,
     pub(super) reason: String,
-    /// Counts only for a visitor without a name.
+    /// The name that the visitor enters. It is ignored if the sign-in has given a name.
     #[serde(default)]
     pub(super) operator: String,
 }

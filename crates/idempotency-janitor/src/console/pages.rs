@@ -230,7 +230,7 @@ fn step(step: &ShownStep) -> Vec<Markup> {
     ]
 }
 
-/// The form with the actions that the record allows. It explains why it does not allow the others.
+/// The form with the actions that the record allows. The form explains why the other actions are not allowed.
 pub(super) fn decide(link: &str, shown: &Shown, visitor: Option<&str>) -> Markup {
     let no_effect = "It took no effect: release it";
     let mut choices = Vec::new();
