@@ -27,8 +27,9 @@ pub(crate) enum Claimed<W = Claim> {
 
 /// Claims the key, or finds the response of an earlier call with the key.
 ///
-/// No claim waits for another claim, with one exception: that of a lease whose owner committed after this claim's
-/// snapshot and is already writing the record again. Only the session's `lock_timeout` bounds this wait.
+/// A claim waits for another claim in two cases, which DESIGN.md lists. In the usual one, the owner of a lease committed
+/// after this claim's snapshot, and is already writing the record again. Only the session's `lock_timeout` bounds this
+/// wait.
 /// [`Record::await_key`] and [`wait_for_row`] wait within the limit of the terms, and the transaction is usable after
 /// them.
 ///

@@ -3,7 +3,6 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::PgConnection;
-use tokio::time::timeout;
 
 use super::handle::{Lease, committed, within_a_lease};
 use super::step::{Asked, Known, Step, decoded, encode_result, invalid};
@@ -64,12 +63,6 @@ impl Lease {
     ///   nothing was stored. Writes of `perform` outside the transaction stay.
     /// - Errors of the database. If the COMMIT was not answered, call the step again: it returns the result if it was
     ///   stored.
-    /// - [`Undecodable`](Error::Undecodable): the stored result has another type. [`Unencodable`](Error::Unencodable).
-    /// - [`LeaseLost`](Error::LeaseLost): the step was rolled back, or its COMMIT was on the way.
-    /// - [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction): `perform` has ended the step's transaction, and
-    ///   nothing was stored. What `perform` has written outside the transaction stays.
-    /// - Errors of the database. If the COMMIT was not answered, ask for the step again: it returns the result if it
-    ///   was stored.
     ///
     /// # Cancellation
     ///
@@ -172,7 +165,7 @@ impl Lease {
                 },
                 begun => {
                     // Nothing was performed, so the step is not in doubt. If this statement fails, it stays in doubt.
-                    if let Ok(Ok(())) = timeout(self.leasing.policy.lease(), self.retract_step(name)).await {
+                    if bounded(self.leasing.policy.lease(), self.retract_step(name)).await.is_ok() {
                         asked.ended = Known::Ended;
                     }
                     Err(begun.err().unwrap_or(Error::LeaseLost).into())

@@ -60,7 +60,7 @@ pub struct Shown {
     pub steps: Vec<ShownStep>,
     /// What a [`Reconciler`](crate::lease::Reconciler) has found out since the operation is in doubt.
     pub probes: Vec<ShownProbes>,
-    /// Whether the request is stored, so that a resumer may finish the operation. Under `AtMostOnce` no resumer may.
+    /// Whether a resumer may finish the operation: its request is stored, and its policy is not `AtMostOnce`.
     pub resumable: bool,
     /// The stored request without its body, if a leased HTTP layer has stored it.
     pub request: Option<ShownRequest>,

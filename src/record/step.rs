@@ -1,5 +1,5 @@
 //! The steps of an operation, in the column `steps`. Each statement requires the claim's token and a record without a
-//! response, as in `lease.rs`. Each statement merges one step into the stored steps on the server, so parallel steps do
+//! response, as in `ends.rs`. Each statement merges one step into the stored steps on the server, so parallel steps do
 //! not overwrite each other.
 
 use std::collections::BTreeMap;

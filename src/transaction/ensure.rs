@@ -210,7 +210,7 @@ impl Idempotency {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     {
-        let span = call_span!("ensure_idempotent", Mode::Transaction, key);
+        let span = call_span!("run", Mode::Transaction, key);
         observed(span, key, async |watch| {
             let perform = async |conn: &mut PgConnection| watch.perform(perform(conn)).await.map(Verdict::Keep);
             self.call(key, body, false)?.run(pool, perform).await
