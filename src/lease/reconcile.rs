@@ -20,6 +20,7 @@ const MOST_DOUBLINGS: u32 = 20;
 struct Due<'d> {
     doubt: &'d Doubt,
     place: usize,
+    /// As they are stored.
     probes: ShownProbes,
 }
 
@@ -73,7 +74,7 @@ impl Reconciler {
                 let due = Due { doubt, place, probes: probes.clone() };
                 // The process of the last permitted probe has died, or the limit was higher.
                 if probes.probes >= self.most_probes {
-                    return self.conclude(pool, &due).await;
+                    return self.conclude(pool, &due, None).await;
                 }
                 if let Some((due, request)) = self.reserve(pool, due).await? {
                     return self.probe(pool, due, request, look_up).await;
@@ -95,19 +96,18 @@ impl Reconciler {
     /// Reserves the probe: no other one begins before its distance. Returns the stored request, too. `None` means that
     /// another reconciler or a decision was faster.
     async fn reserve<'d>(&self, pool: &PgPool, due: Due<'d>) -> Result<Option<(Due<'d>, Vec<u8>)>, Error> {
-        let (seen, shown) = (due.probes.probes, &due.doubt.shown);
-        let due = Due { probes: due.probes.begun(), ..due };
-        let after = self.distance_after(&due.probes).max(self.time_out);
+        let (begun, shown) = (due.probes.begun(), &due.doubt.shown);
+        let after = self.distance_after(&begun).max(self.time_out);
         let opening = Opening::Durable(self.leasing.deployment);
         let request = self
             .transaction(pool, opening, async |conn| {
-                if !self.write(conn, &due, seen, Some(after)).await? {
+                if !self.write(conn, &due, &begun, Some(after)).await? {
                     return Ok(None);
                 }
                 shown.record().request(conn, shown.token).await
             })
             .await?;
-        Ok(request.map(|request| (due, request)))
+        Ok(request.map(|request| (Due { probes: begun, ..due }, request)))
     }
 
     async fn probe<E, F>(&self, pool: &PgPool, due: Due<'_>, request: Vec<u8>, look_up: F) -> Result<Visit, Error>
@@ -147,21 +147,23 @@ impl Reconciler {
                 stored => return stored,
             }
         }
-        self.conclude(pool, &Due { probes: due.probes.ended(probed, error), ..due }).await
+        self.conclude(pool, &due, Some(due.probes.clone().ended(probed, error))).await
     }
 
-    /// Stores a probe that settles nothing, releases the operation after enough probes without a trace, or leaves it to
-    /// a person.
-    async fn conclude(&self, pool: &PgPool, due: &Due<'_>) -> Result<Visit, Error> {
-        let Due { doubt, probes, .. } = due;
-        let releases = probes.finding == Some(Probed::NoTrace) && probes.no_trace >= self.no_trace;
+    /// Stores the end of a probe that settles nothing, releases the operation after enough probes without a trace, or
+    /// leaves the operation to a person. Without a new probe it does not release: an effect may have happened since the
+    /// last one.
+    async fn conclude(&self, pool: &PgPool, due: &Due<'_>, ended: Option<ShownProbes>) -> Result<Visit, Error> {
+        let (doubt, probes) = (due.doubt, ended.as_ref().unwrap_or(&due.probes));
+        let found_no_trace = ended.is_some() && probes.finding == Some(Probed::NoTrace);
+        let releases = found_no_trace && probes.no_trace >= self.no_trace;
         let given_up = !releases && probes.probes >= self.most_probes;
         let after = (!given_up).then(|| self.distance_after(probes));
         let opening = Opening::Durable(self.leasing.deployment);
         let visit = self
             .transaction(pool, opening, async |conn| {
                 // This locks the record. So no later probe says something else before the release.
-                if !self.write(conn, due, probes.probes, after).await? {
+                if !self.write(conn, due, probes, after).await? {
                     return Ok(Visit::Overtaken);
                 }
                 if !releases {
@@ -192,10 +194,10 @@ impl Reconciler {
         &self,
         conn: &mut PgConnection,
         due: &Due<'_>,
-        seen: u32,
+        probes: &ShownProbes,
         after: Option<Duration>,
     ) -> Result<bool, Error> {
-        due.doubt.write_probe(conn, due.place, seen, &due.probes, after, self.leasing.retention).await
+        due.doubt.write_probe(conn, due.place, &due.probes, probes, after, self.leasing.retention).await
     }
 
     /// The time from the last of these probes to the next.
@@ -239,6 +241,7 @@ impl Reconciler {
     /// is visited again, or a person has released it.
     fn overtaken(&self, shown: Option<Shown>, due: &Due<'_>) -> Visit {
         let (before, step) = (&due.doubt.shown, due.probes.step.as_deref());
+        let token = shown.as_ref().map_or(before.token, |now| now.token);
         let known = shown.is_some_and(|shown| {
             let is_same_claim = shown.claimed_at == before.claimed_at;
             match (shown.state, step) {
@@ -259,7 +262,7 @@ impl Reconciler {
         }
         tracing::error!(
             operation = self.operation,
-            token = before.token,
+            token,
             step,
             "an operation in doubt took effect, but was released before this was known; the effect may happen twice"
         );

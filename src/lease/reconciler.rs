@@ -210,7 +210,7 @@ impl Reconciler {
     /// # Errors
     ///
     /// [`Misuse`] under [`AtLeastOnce`](Policy::AtLeastOnce), or without [`LeaseOptions::store_request`], or for a
-    /// quiet time under a millisecond or over half of the retention, or if settings of `leasing` contradict each other.
+    /// quiet time under a millisecond or over half of what the lease leaves of the retention, or if settings of `leasing` contradict each other.
     pub fn new(leasing: LeaseOptions, operation: &str, quiet: Duration) -> Result<Self, Error> {
         leasing.check()?;
         if matches!(leasing.policy, Policy::AtLeastOnce { .. }) {
@@ -229,8 +229,8 @@ impl Reconciler {
                  the names out, as in POST /accounts/{{}}/pay, and this reconciler then finds nothing"
             );
         }
-        // Each visit remembers the record for the retention.
-        let quiet = in_range("quiet time", quiet, Duration::from_millis(1)..=leasing.retention / 2)?;
+        // Each visit remembers the record for the retention, and the first probe comes a lease and the quiet time later.
+        let quiet = in_range("quiet time", quiet, Duration::from_millis(1)..=(leasing.retention - leasing.policy.lease()) / 2)?;
         // A killed owner's record is remembered for one lease after the lapse. The first visit must come before its
         // end, and may have to wait for the look-up of another key.
         let longest = leasing.policy.lease() / 2;
@@ -286,7 +286,8 @@ impl Reconciler {
     /// [`Unknown`](Finding::Unknown). A look-up may last for a minute, or for half of the lease if that is shorter.
     ///
     /// To watch a look-up before it settles anything, let it log what it finds and return `Unknown`, and set
-    /// [`probes(3, u32::MAX)`](Self::probes).
+    /// [`probes(3, u32::MAX)`](Self::probes). These probes count. So afterwards set `most` above the number that the
+    /// operations in doubt have ([`ShownProbes::probes`](crate::operator::ShownProbes)), or they are left to a person.
     ///
     /// # Cancellation
     ///

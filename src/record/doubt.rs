@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
-use super::probes::{Probes, ShownProbes, as_json};
+use super::probes::{Probed, Probes, ShownProbes, as_json};
 use super::show::{Shown, shown};
 use super::statement::{
     self, Pages, changes_a_row, interval, no_live_lease, probes_count, readable, state, steps_hash, steps_in_doubt,
@@ -139,13 +139,13 @@ impl Doubt {
         changes_a_row(conn, update).await
     }
 
-    /// Writes the probes at this place, unless more than `seen` probes were begun, or somebody has decided. The next
-    /// probe is due `after` this time, or never. The record is remembered for the retention from now.
+    /// Writes the probes at this place, unless a probe has begun or ended since they were `seen`, or the operation was
+    /// decided. The next probe is due `after` this time, or never. The record is remembered for the retention from now.
     pub(crate) async fn write_probe(
         &self,
         conn: &mut PgConnection,
         place: usize,
-        seen: u32,
+        seen: &ShownProbes,
         probes: &ShownProbes,
         after: Option<Duration>,
         retention: Duration,
@@ -179,15 +179,18 @@ impl Doubt {
                         and pg_catalog.jsonb_path_query_array(probes, '$.of[*].step')
                             = coalesce(", steps_in_doubt!(), ", '[]'::jsonb))
                     and probes -> 'of'::text -> $6::text::int4 ->> 'probes'::text = $7::int8::text
+                    -- A probe that ends does not change the number. Its finding must not be overwritten unread.
+                    and probes -> 'of'::text -> $6::text::int4 ->> 'finding'::text is not distinct from $11::text
                 ",
             })
             .bind(self.shown.token) // $4
             .bind(&self.lease_until) // $5
             .bind(place.to_string()) // $6
-            .bind(i64::from(seen)) // $7
+            .bind(i64::from(seen.probes)) // $7
             .bind(as_json(probes)) // $8
             .bind(after.map(interval)) // $9
-            .bind(interval(retention)); // $10
+            .bind(interval(retention)) // $10
+            .bind(seen.finding.map(Probed::as_str)); // $11
         changes_a_row(conn, update).await
     }
 }

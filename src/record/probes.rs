@@ -123,8 +123,11 @@ mod seconds {
     }
 
     pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<Option<DateTime<Utc>>, D::Error> {
-        let time =
-            |seconds| DateTime::from_timestamp_millis((seconds * 1e3) as i64).unwrap_or(DateTime::<Utc>::MAX_UTC);
+        // A number that was written by hand may be no time. It must be due here if the jsonpath says so.
+        let time = |seconds: f64| {
+            let end = if seconds < 0.0 { DateTime::<Utc>::MIN_UTC } else { DateTime::<Utc>::MAX_UTC };
+            DateTime::from_timestamp_millis((seconds * 1e3) as i64).unwrap_or(end)
+        };
         Ok(Option::<f64>::deserialize(from)?.map(time))
     }
 }
