@@ -209,8 +209,9 @@ impl Reconciler {
     ///
     /// # Errors
     ///
-    /// [`Misuse`] under [`AtLeastOnce`](Policy::AtLeastOnce), or without [`LeaseOptions::store_request`], or for a
-    /// quiet time under a millisecond or over half of what the lease leaves of the retention, or if settings of `leasing` contradict each other.
+    /// [`Misuse`] under [`AtLeastOnce`](Policy::AtLeastOnce), or without [`LeaseOptions::store_request`], or if settings
+    /// of `leasing` contradict each other. Also for a quiet time under a millisecond, or over half of the time by which
+    /// the retention is longer than the lease.
     pub fn new(leasing: LeaseOptions, operation: &str, quiet: Duration) -> Result<Self, Error> {
         leasing.check()?;
         if matches!(leasing.policy, Policy::AtLeastOnce { .. }) {
@@ -230,7 +231,8 @@ impl Reconciler {
             );
         }
         // Each visit remembers the record for the retention, and the first probe comes a lease and the quiet time later.
-        let quiet = in_range("quiet time", quiet, Duration::from_millis(1)..=(leasing.retention - leasing.policy.lease()) / 2)?;
+        let quiet =
+            in_range("quiet time", quiet, Duration::from_millis(1)..=(leasing.retention - leasing.policy.lease()) / 2)?;
         // A killed owner's record is remembered for one lease after the lapse. The first visit must come before its
         // end, and may have to wait for the look-up of another key.
         let longest = leasing.policy.lease() / 2;

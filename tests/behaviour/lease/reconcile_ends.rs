@@ -54,7 +54,9 @@ async fn a_probe_that_fails_is_stored_and_the_last_one_leaves_the_key_to_a_perso
 
 /// The process of the last permitted probe died, or the next release of the service permits fewer.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_key_that_has_reached_its_limit_is_left_to_a_person_without_another_probe(pool: PgPool) -> anyhow::Result<()> {
+async fn a_key_that_has_reached_its_limit_is_left_to_a_person_without_another_probe(
+    pool: PgPool,
+) -> anyhow::Result<()> {
     // An effect may have happened since the last probe, so probes without a trace do not release the key now.
     for last in [Finding::Unknown, Finding::NoTrace] {
         pool.execute("truncate idempotency.record").await?;
@@ -270,7 +272,7 @@ async fn options_that_leave_nothing_to_reconcile_are_refused(pool: PgPool) -> an
         assert!(refused.is_err(), "{no_trace} of {most}");
     }
     // The first probe comes a lease and the quiet time after the first visit, and must come before the key expires.
-    let longest = (DEFAULT_RETENTION - LEASE_OF_OWNER) / 2;
+    let longest = (DEFAULT_RETENTION - rig::lease::LEASE) / 2;
     assert!(Reconciler::new(leasing(), "operation", longest).is_ok());
     assert!(Reconciler::new(leasing(), "operation", longest + Duration::from_nanos(1)).is_err());
     // The request is there to be looked up, and nobody does the work again.
