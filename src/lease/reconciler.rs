@@ -209,8 +209,8 @@ impl Reconciler {
     ///
     /// # Errors
     ///
-    /// [`Misuse`] under [`AtLeastOnce`](Policy::AtLeastOnce), or without [`LeaseOptions::store_request`], or if settings
-    /// of `leasing` contradict each other. Also for a quiet time under a millisecond, or over half of the time by which
+    /// [`Misuse`] under [`AtLeastOnce`](Policy::AtLeastOnce), or without [`LeaseOptions::store_request`], or if
+    /// settings of `leasing` contradict each other. Also for a quiet time under a millisecond, or over half of the time by which
     /// the retention is longer than the lease.
     pub fn new(leasing: LeaseOptions, operation: &str, quiet: Duration) -> Result<Self, Error> {
         leasing.check()?;
@@ -230,7 +230,7 @@ impl Reconciler {
                  the names out, as in POST /accounts/{{}}/pay, and this reconciler then finds nothing"
             );
         }
-        // Each visit remembers the record for the retention, and the first probe comes a lease and the quiet time later.
+        // Each visit remembers the record for the retention. The first probe comes a lease and the quiet time later.
         let quiet =
             in_range("quiet time", quiet, Duration::from_millis(1)..=(leasing.retention - leasing.policy.lease()) / 2)?;
         // A killed owner's record is remembered for one lease after the lapse. The first visit must come before its
