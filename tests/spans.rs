@@ -188,7 +188,7 @@ async fn a_first_call_a_replay_and_a_sweep_are_spans(pool: PgPool) -> anyhow::Re
             "ensure_idempotent mode=transaction operation=POST /orders outcome=performed",
             "ensure_idempotent mode=transaction operation=POST /orders outcome=replayed",
             "ensure_idempotent mode=transaction operation=POST /orders outcome=key_reused",
-            "ensure_idempotent mode=transaction operation=PUT /orders outcome=failed",
+            "run mode=transaction operation=PUT /orders outcome=failed",
             "ensure_isolated mode=transaction operation=POST /cards outcome=performed",
             "janitor.sweep batches=1 outcome=limited rows=1",
             "janitor.sweep batches=1 outcome=done rows=1",
@@ -282,8 +282,8 @@ async fn the_span_of_a_replay_names_the_trace_of_the_work(pool: PgPool) -> anyho
     }
     let spans = listener.spans();
     let (performed, replayed) = (
-        "ensure_idempotent mode=transaction operation=a outcome=performed",
-        "ensure_idempotent first_trace=4bf92f3577b34da6a3ce929d0e0e4736 mode=transaction operation=a outcome=replayed",
+        "run mode=transaction operation=a outcome=performed",
+        "run first_trace=4bf92f3577b34da6a3ce929d0e0e4736 mode=transaction operation=a outcome=replayed",
     );
     assert_eq!(spans[..6], [performed, replayed].repeat(3));
     assert_eq!(

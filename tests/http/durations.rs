@@ -169,8 +169,8 @@ fn range(function: &str) -> Option<(Duration, Duration)> {
         "Janitor::grace" => (Duration::ZERO, years),
         "Resumer::interval" | "RequestResumer::interval" => (100 * millisecond, day),
         "LeaseOptions::new" => (10 * millisecond, day / 2),
-        // Half of the retention.
-        "Reconciler::new" => (millisecond, day / 2),
+        // Half of what a lease of an hour leaves of the retention.
+        "Reconciler::new" => (millisecond, (day - day / 24) / 2),
         _ if function.ends_with("::on_duplicate") => (millisecond, day / 24),
         _ => (millisecond, years),
     })

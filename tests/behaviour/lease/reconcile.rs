@@ -13,7 +13,8 @@ use crate::lease::resume;
 use crate::lease::steps::Kind;
 use crate::support::key;
 
-pub(crate) const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: Duration::from_secs(40) };
+pub(crate) const LEASE: Duration = Duration::from_secs(40);
+pub(crate) const AT_MOST_ONCE: Policy = Policy::AtMostOnce { lease: LEASE };
 pub(crate) const QUIET: Duration = Duration::from_secs(120);
 
 pub(crate) fn leasing() -> LeaseOptions {
@@ -169,7 +170,7 @@ async fn the_first_visit_asks_nobody_and_the_next_one_comes_after_the_quiet_time
     assert_eq!(asks_nobody(&pool, &reconciler()).await, Visit::Noted);
     assert_eq!(asks_nobody(&pool, &reconciler()).await, Visit::Nothing, "the quiet time has just begun");
     // If the server's clock has jumped, the owner is healthy, and has one more lease in which to renew.
-    let lease = Duration::from_secs(40);
+    let lease = LEASE;
     let left = seconds_to_the_next_probe(&pool).await;
     assert!(left > (lease + QUIET).as_secs_f64() - 30.0 && left <= (lease + QUIET).as_secs_f64(), "{left}");
     let shown = probes(&pool).await;

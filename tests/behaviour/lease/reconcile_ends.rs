@@ -272,7 +272,7 @@ async fn options_that_leave_nothing_to_reconcile_are_refused(pool: PgPool) -> an
         assert!(refused.is_err(), "{no_trace} of {most}");
     }
     // The first probe comes a lease and the quiet time after the first visit, and must come before the key expires.
-    let longest = (DEFAULT_RETENTION - rig::lease::LEASE) / 2;
+    let longest = (DEFAULT_RETENTION - LEASE) / 2;
     assert!(Reconciler::new(leasing(), "operation", longest).is_ok());
     assert!(Reconciler::new(leasing(), "operation", longest + Duration::from_nanos(1)).is_err());
     // The request is there to be looked up, and nobody does the work again.
