@@ -210,8 +210,8 @@ impl Reconciler {
     /// # Errors
     ///
     /// [`Misuse`] under [`AtLeastOnce`](Policy::AtLeastOnce), or without [`LeaseOptions::store_request`], or if
-    /// settings of `leasing` contradict each other. Also for a quiet time under a millisecond, or over half of the time by which
-    /// the retention is longer than the lease.
+    /// settings of `leasing` contradict each other. Also for a quiet time under a millisecond, or over half of the time
+    /// by which the retention is longer than the lease.
     pub fn new(leasing: LeaseOptions, operation: &str, quiet: Duration) -> Result<Self, Error> {
         leasing.check()?;
         if matches!(leasing.policy, Policy::AtLeastOnce { .. }) {

@@ -33,7 +33,7 @@ pub struct ShownProbes {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<String>,
     /// How many probes were begun.
-    // This number is also the fence of the last probe.
+    // A probe is stored only if this number is the one that it has seen.
     pub probes: u32,
     /// How many of them found no trace, since the last one that may have been told that the operation took effect.
     pub no_trace: u32,
@@ -79,14 +79,14 @@ impl Probed {
 }
 
 impl ShownProbes {
-    /// Null if the probes do not count any more.
+    /// Reads the column, which the statement returns as null if the probes do not count any more.
     pub(super) fn read(row: &PgRow) -> sqlx::Result<Vec<Self>> {
         let Some(column) = row.try_get::<Option<&str>, _>("probes")? else { return Ok(Vec::new()) };
         let column: Probes = serde_json::from_str(column).map_err(|error| sqlx::Error::Decode(error.into()))?;
         Ok(column.of)
     }
 
-    /// As they are once the next probe is under way.
+    /// The probes once the next one is under way.
     pub(crate) fn begun(&self) -> Self {
         let mut begun = Self { probes: self.probes.saturating_add(1), ..self.clone() };
         if begun.finding.is_none() {
@@ -99,7 +99,7 @@ impl ShownProbes {
         begun
     }
 
-    /// As they are once the probe has ended. A later probe does not outvote one that found the effect.
+    /// The probes once the one under way has ended. A later probe does not outvote one that found the effect.
     pub(crate) fn ended(self, finding: Probed, error: Option<String>) -> Self {
         if self.finding == Some(Probed::TookEffect) && finding != Probed::TookEffect {
             return self;

@@ -101,7 +101,7 @@ fn outside_the_pool(drop_them: impl FnOnce()) {
     }
 }
 
-/// The pause between two polls. It is short for a person who waits, and long enough to spare the database.
+/// The pause between two polls. A person does not notice this pause, and the database has few polls to answer.
 const PAUSES: Range<Duration> = Duration::from_millis(50)..Duration::from_millis(500);
 
 /// How a call waits for another one without a connection: it asks, gives the connection back, pauses, and asks again.
