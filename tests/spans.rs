@@ -11,7 +11,7 @@ use std::time::Duration;
 use pg_idempotency::lease::{LeaseOptions, Policy};
 use pg_idempotency::mark::{MarkOptions, Marked, mark};
 use pg_idempotency::{Deployment, Error, Idempotency, Janitor, Key, RoundTrips, Verdict, ensure_idempotent};
-use rig::database::{options, pool_of};
+use rig::database::pool_of;
 use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE, owner};
 use sqlx::PgPool;
 use tracing::field::{Field, Visit};
@@ -392,7 +392,7 @@ async fn mistakes_in_the_set_up_of_the_layer_are_errors_without_the_key(pool: Pg
     // No place ever.
     let brief = sqlx::postgres::PgPoolOptions::new()
         .acquire_timeout(Duration::from_millis(20))
-        .connect_lazy_with(options(&pool));
+        .connect_lazy_with(pool.connect_options().as_ref().clone());
     let full =
         axum::Router::new().route("/full", post(async || StatusCode::CREATED)).layer(transactional(&brief).max_runs(0));
     assert_eq!(post_to(&full, "/full").await?, StatusCode::SERVICE_UNAVAILABLE);
