@@ -22,8 +22,8 @@ const DOUBTS: i64 = 32;
 #[derive(Debug)]
 pub(crate) struct Doubt {
     pub(crate) shown: Shown,
-    /// In the form of [`stored_time`].
-    lease_until: Option<String>,
+    /// In the form of [`stored_time`]. A row without it, which only a person can write, does not decode.
+    lease_until: String,
     /// In the order of jsonb.
     steps_in_doubt: Vec<String>,
     now: DateTime<Utc>,

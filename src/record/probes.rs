@@ -20,7 +20,7 @@ use super::ends::storable;
 pub(super) struct Probes {
     pub(super) token: i64,
     /// In the form of `stored_time`.
-    pub(super) lease_until: Option<String>,
+    pub(super) lease_until: String,
     pub(super) of: Vec<ShownProbes>,
 }
 

@@ -116,6 +116,10 @@ async fn a_reconciler_comes_to_a_key_behind_any_number_of_malformed_rows(pool: P
         spoil(&pool, "most", &format!("most {number}"), assignment).await;
     }
     nobodys(&pool, "most").await;
+    // More than one search finds. No visit can note them.
+    for number in 0..40 {
+        spoil(&pool, "most", &format!("no lease {number}"), "lease_until = null").await;
+    }
     let reconciler = reconciler();
     let is_reached = |key: &Key| key.value() == "most";
     for _ in 0..SPOILS.len() * 4 {
