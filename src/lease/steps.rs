@@ -156,7 +156,9 @@ impl Lease {
         // From here on the record may say that the step was begun.
         asked.ended = Known::InDoubt;
         self.steps.note(name, Known::Performing { begun: true });
-        let begun = self.unless_lost(self.begin_step(name)).await.unwrap_or(Err(Error::LeaseLost));
+        // The renewal has connections of its own. It would keep the lease while this statement waits on a vanished one.
+        let beginning = bounded(self.leasing.claim_limit(&self.pool), self.begin_step(name));
+        let begun = self.unless_lost(beginning).await.unwrap_or(Err(Error::LeaseLost));
         if !matches!(begun, Ok(true)) || self.is_lost() {
             return match begun {
                 Ok(false) => match self.stored_result(&mut asked).await? {

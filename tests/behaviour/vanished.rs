@@ -9,6 +9,7 @@ use pg_idempotency::lease::{Lease, LeaseOptions, Policy, Resumer};
 use pg_idempotency::testing::lapse;
 use pg_idempotency::{Error, Janitor, Outcome};
 use rig::gate::PATIENCE;
+use rig::lease::owner;
 use rig::proxy::Proxy;
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
@@ -109,6 +110,24 @@ async fn a_vanished_connection_of_the_pool_does_not_cost_the_lease(direct: PgPoo
         }
     }
     panic!("a heartbeat waited for a dead connection until the lease was lost");
+}
+
+/// The renewal keeps the lease over other connections, so the beginning of the step needs a limit of its own.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_step_whose_connection_vanishes_before_it_begins_is_not_in_doubt(direct: PgPool) -> anyhow::Result<()> {
+    let pool = PgPoolOptions::new().max_connections(3).acquire_timeout(Duration::from_secs(1));
+    let (proxy, pool) = behind(&direct, pool.test_before_acquire(false)).await?;
+    let policy = Policy::InSteps { lease: Duration::from_secs(9) };
+    let lease = owner(&pool, LeaseOptions::new(policy), &key("a")).await;
+    until_idle(&pool, 1).await;
+    proxy.lose_connections();
+    let step = lease.step_at_most_once("text", async |_| -> Result<i64, Error> { panic!("the step has not begun") });
+    let error = timeout(PATIENCE, step).await.expect("in time").expect_err("no answer");
+    assert!(matches!(error, Error::Unanswered | Error::LeaseLost), "{error:?}");
+    let steps: Option<String> =
+        sqlx::query_scalar("select steps::text from idempotency.record").fetch_one(&direct).await?;
+    assert_eq!(steps, None);
+    Ok(())
 }
 
 /// The pool pings a connection that comes back, so it is idle a moment later.
