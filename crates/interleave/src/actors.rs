@@ -571,7 +571,9 @@ pub(crate) enum Before {
     Paid,
     /// In steps, lapsed, and with a step in doubt.
     InDoubt,
-    /// Of this policy, lapsed and in doubt. A reconciler has made one probe and found no trace.
+    /// Of this policy, lapsed and in doubt. A reconciler has noted the operation, and its first probe is due.
+    Noted(Policy),
+    /// As `Noted`, but one probe has found no trace, and the second probe is due.
     Probed(Policy),
     ExpiredMark,
     /// Of this event of a batch.
@@ -588,8 +590,9 @@ impl Before {
             Self::LapsedAndExpired(policy) => Fixture::lapsed(key, BODY, policy)?.expired(),
             Self::Paid => Fixture::lapsed(key, BODY, IN_STEPS)?.with_step("pay", EARLIER).with_stored_request(BODY),
             Self::InDoubt => Fixture::lapsed(key, BODY, IN_STEPS)?.with_step_in_doubt("send"),
-            Self::Probed(policy) => {
-                let lapsed = Fixture::lapsed(key, BODY, policy)?.with_stored_request(BODY).with_probes(1);
+            Self::Noted(policy) | Self::Probed(policy) => {
+                let probes = u32::from(matches!(self, Self::Probed(_)));
+                let lapsed = Fixture::lapsed(key, BODY, policy)?.with_stored_request(BODY).with_probes(probes);
                 if policy == IN_STEPS { lapsed.with_step_in_doubt(SEND) } else { lapsed }
             }
             Self::ExpiredMark => Fixture::marked(key).expired(),

@@ -7,7 +7,8 @@ use pg_idempotency::lease::Policy;
 use pg_idempotency::{OnDuplicate, RoundTrips};
 
 use crate::actors::Before::{
-    self, Completed, Expired, ExpiredEvent, ExpiredMark, InDoubt, Lapsed, LapsedAndExpired, Paid, Probed, Released,
+    self, Completed, Expired, ExpiredEvent, ExpiredMark, InDoubt, Lapsed, LapsedAndExpired, Noted, Paid, Probed,
+    Released,
 };
 use crate::actors::Ending::{Completes, Releases, Renews};
 use crate::actors::Manner::{Commits, Fails, Keeps, Regrets, RollsBack, Undoes};
@@ -278,6 +279,16 @@ pub(crate) fn all() -> Vec<Scenario> {
         steps("steps-resume-sweep", [resume(&[PAY]), expire(), sweep()], &[After(Paid)]),
         steps("steps-in-doubt", [work_in(&[SEND]), operate(ResolveStep)], &[After(InDoubt)]),
         steps("steps-in-doubt-release", [work_in(&[SEND]), operate(Release)], &[After(InDoubt)]),
+        leases(
+            "reconcile-noted",
+            [reconcile(AT_MOST_ONCE, false), reconcile(AT_MOST_ONCE, false)],
+            &[After(Noted(AT_MOST_ONCE))],
+        ),
+        leases(
+            "reconcile-noted-effect",
+            [reconcile(AT_MOST_ONCE, true), reconcile(AT_MOST_ONCE, false)],
+            &[After(Noted(AT_MOST_ONCE))],
+        ),
         // Reconcilers, whose next probe decides.
         leases("reconcile-no-trace", [reconcile(AT_MOST_ONCE, false), owns_once()], &[After(Probed(AT_MOST_ONCE))]),
         leases("reconcile-effect", [reconcile(AT_MOST_ONCE, true), owns_once()], &[After(Probed(AT_MOST_ONCE))]),

@@ -127,8 +127,8 @@ impl Fixture {
         Self { request: Some(serde_json::to_vec(body).expect("a body with a JSON form")), ..self }
     }
 
-    /// A reconciler has made this many probes, has found no trace each time, and the next probe is due. Without steps,
-    /// or with one step in doubt.
+    /// A reconciler has made this many probes and has found no trace each time. The next probe is due. The record has no
+    /// steps, or one step in doubt.
     pub fn with_probes(self, no_trace: u32) -> Self {
         Self { probes: Some(no_trace), ..self }
     }
@@ -136,8 +136,8 @@ impl Fixture {
     /// All but the end of the lease.
     fn probes_as_json(&self) -> Option<String> {
         let no_trace = self.probes?;
-        let mut probes =
-            json!({"probes": no_trace, "no_trace": no_trace, "finding": "no_trace", "at": null, "next": 1});
+        let finding = (no_trace > 0).then_some("no_trace");
+        let mut probes = json!({"probes": no_trace, "no_trace": no_trace, "finding": finding, "at": null, "next": 1});
         if let Some((name, _)) = self.steps.iter().find(|(_, result)| result.is_none()) {
             probes["step"] = json!(name);
         }

@@ -7,6 +7,7 @@ use pg_idempotency::lease::{Acquired, Finding, InDoubt, LeaseOptions, Policy, Re
 use pg_idempotency::operator::{Probed, ShownProbes, State, show};
 use pg_idempotency::testing::lapse;
 use pg_idempotency::{Error, Outcome};
+use rig::database::until_blocked;
 use sqlx::{Executor as _, PgPool};
 
 use crate::lease::resume;
@@ -251,6 +252,43 @@ async fn a_probe_that_is_not_the_last_one_counts_nothing_unless_it_found_the_eff
             assert_eq!((visit, probes(&pool).await[0].no_trace), (Visit::Overtaken, 1));
         }
     }
+    Ok(())
+}
+
+/// A probe that took longer than its distance ends between the search of another reconciler and its reservation. The
+/// search has read the record before, so the number of probes is the same and only the finding differs.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_reservation_does_not_erase_the_finding_of_a_probe_that_ends_after_the_search(
+    pool: PgPool,
+) -> anyhow::Result<()> {
+    in_doubt(&pool, "a").await;
+    note(&pool, &reconciler()).await;
+    // The end of a probe whose answer cannot be stored, and which leaves `TookEffect`.
+    let ends = "update idempotency.record
+        set probes = jsonb_set(probes, '{of,0,finding}', '\"took_effect\"') where probes #>> '{of,0,probes}'::text[] = '1'";
+    let searched = async || -> anyhow::Result<Visit> {
+        pass_time(&pool).await;
+        let mut ending = pool.begin().await?;
+        ending.execute(ends).await?;
+        let commits = async {
+            until_blocked(&pool, 1).await?;
+            Ok::<_, Error>(ending.commit().await?)
+        };
+        let reconciler = reconciler();
+        let (visit, committed) = tokio::join!(asks_nobody(&pool, &reconciler), commits);
+        committed?;
+        Ok(visit)
+    };
+    // An error or a panic in the look-up would be stored as a finding.
+    let mut other = None;
+    let looks_up = async |_: &InDoubt| {
+        other = Some(searched().await);
+        Ok::<_, Error>(Finding::Unknown)
+    };
+    let visit = reconciler().visit_one(&pool, looks_up).await?;
+    assert_eq!(other.expect("the look-up has run")?, Visit::Nothing);
+    assert_eq!(visit, Visit::Overtaken);
+    assert_eq!(probes(&pool).await[0].finding, Some(Probed::TookEffect));
     Ok(())
 }
 
