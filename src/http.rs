@@ -1,5 +1,5 @@
-//! `Idempotency-Key` over HTTP, after draft-ietf-httpapi-idempotency-key-header-07: a tower layer for axum and
-//! hyper.
+//! A tower layer for axum and hyper that implements `Idempotency-Key` over HTTP, as
+//! draft-ietf-httpapi-idempotency-key-header-07 describes it.
 //!
 //! ```
 //! # #[cfg(feature = "axum")] {
@@ -28,131 +28,140 @@
 //!
 //! # What happens to a request
 //!
-//! The first rule that applies decides. With [`key_from`](IdempotencyLayer::key_from), the key may be in the body, so
-//! rules 2 and 4 come before the parts of 1 and 3 about the key. [`Rejection`] lists the answers that are not the
-//! handler's.
+//! The first of these rules that applies decides what happens to a request. With
+//! [`key_from`](IdempotencyLayer::key_from), the key may be in the body. So the layer then applies rules 2 and 4 before
+//! it looks for the key (rules 1 and 3). [`Rejection`] lists the answers that do not come from the handler.
 //!
-//! 1. The layer does not [cover](IdempotencyLayer::methods) the method: the handler runs, unprotected. The same holds
-//!    without a key if the key is [optional](IdempotencyLayer::optional_key), once the body was read (rule 4) and the
-//!    request has a place (rule 5).
-//! 2. The scope function returns an error: this is the response.
-//! 3. The key is missing: 400 `missing-key`. It is malformed, or there are several keys: 400 `malformed-key`. `"abc"`
-//!    and `abc` are the same key.
-//! 4. The body cannot be used. Nothing is claimed, and the request holds neither a place nor a connection, however slow
-//!    its upload is.
-//!    - The body is over its limit, or over a limit further out: 413 `body-too-large`. The layer first reads on, for up
-//!      to eight limits and 10 seconds, because a client that is still writing would see a reset instead of the answer.
-//!    - It breaks off, ends before the length that it has announced, or comes [too slowly](#runs): 400 `broken-body`.
-//!    - It cannot be decoded: 400 `invalid-body`.
-//!    - [Too many bytes](#runs) of other requests wait: 503 `overloaded`.
-//! 5. The request becomes a *run*, which is a task of its own. **A client that hangs up changes nothing**, and gets the
-//!    answer by its retry. The run claims the key.
-//!    - There are too many runs, of all scopes or of this one, and no place becomes free in time: 503 `overloaded`.
-//!    - The database is unreachable: 503 `unavailable`. The handler does not run.
-//!    - The table is missing, or the database refuses a statement and would refuse it again: 500 `misconfigured`.
-//! 6. An earlier request had the key and was [another request](#what-makes-two-requests-the-same): 422 `key-reused`. If
-//!    its transaction is still open in another process, the answer is `in-flight`, because its body is not visible yet.
-//! 7. The first request is in flight: 409 `in-flight` with `Retry-After`, or a [bounded
-//!    wait](crate::Idempotency::on_duplicate).
-//! 8. The outcome of the first request is unknown: 409 `indeterminate`. The operation has used up its attempts: 409
-//!    `exhausted`.
-//! 9. The first request was answered: **the same answer**, with the same status, the [allowed
+//! 1. If the layer does not [cover](IdempotencyLayer::methods) the method, the handler runs unprotected. If the key is
+//!    [optional](IdempotencyLayer::optional_key), the handler also runs for a request without a key, after the body was
+//!    read (rule 4) and the request has a place (rule 5).
+//! 2. If the scope function returns an error, this error is the response.
+//! 3. If the key is missing, the answer is 400 `missing-key`. If the key is malformed, or there are several keys, the
+//!    answer is 400 `malformed-key`. The quoted `"abc"` and the bare `abc` are the same key.
+//! 4. If the body cannot be used, the layer refuses the request. No key is claimed yet. The request holds neither a
+//!    place nor a connection, however slow its upload is.
+//!    - If the body is over the limit of the layer or of an outer layer, the answer is 413 `body-too-large`. If the
+//!      body exceeds the layer's own limit, the layer reads on before it answers, for at most 10 seconds and at most
+//!      eight times the limit. Otherwise a client that is still writing would see a reset instead of the answer.
+//!    - If the body breaks off, ends before its announced length, or comes [too slowly](#runs), the answer is 400
+//!      `broken-body`.
+//!    - If the body cannot be decoded, the answer is 400 `invalid-body`.
+//!    - If other requests that wait hold [too many bytes](#runs), the answer is 503 `overloaded`.
+//! 5. The request becomes a *run*, which is a task of its own and claims the key. **If the client hangs up, the run
+//!    continues**, and a retry of the client gets the answer.
+//!    - If no place becomes free in time, among all runs or among those of this scope, the answer is 503 `overloaded`.
+//!    - If the database is unreachable, the answer is 503 `unavailable`, and the handler does not run.
+//!    - If the table is missing, the answer is 500 `misconfigured`. If the database refuses a statement and would
+//!      refuse it again, the answer is also 500 `misconfigured`.
+//! 6. If an earlier request had the key and was [another request](#what-makes-two-requests-the-same), the answer is 422
+//!    `key-reused`. While the earlier request has an open transaction in another process, the layer cannot see its body
+//!    yet, and answers `in-flight`.
+//! 7. If the first request is in flight, the answer is 409 `in-flight` with `Retry-After`. With
+//!    [`on_duplicate`](crate::Idempotency::on_duplicate), the second request can wait for a limited time instead.
+//! 8. If the outcome of the first request is unknown, the answer is 409 `indeterminate`. If the operation has used up
+//!    its attempts, the answer is 409 `exhausted`.
+//! 9. If the first request was answered, a retry gets **the same answer**: the same status, the [allowed
 //!    headers](IdempotencyLayer::replay_header), the same bytes, and `Idempotent-Replayed: true`.
-//!    - Its response was not stored (too large, a stream, a secret): 409 `not-replayable`.
-//!    - Its record has a [reference](AnswerBy): the answer is [rebuilt](IdempotencyLayer::replay), or a 410 `gone` if
-//!      the reference does not resolve any more.
-//! 10. Otherwise the handler runs. A response
-//!     - **below 400** is stored with the key, committed, and then sent. A commit that fails is a 500 if the database
-//!       refuses it (a deferred constraint), and a 503 if a retry may succeed or the connection was lost.
-//!     - of a [chosen status](IdempotencyLayer::store_errors) is stored, too. The handler's writes are undone.
-//!     - of any other status undoes everything and frees the key for a corrected request. So does an error, a panic, or
-//!       a handler that takes [too long](IdempotencyLayer::run_timeout).
+//!    - If the first response was not stored (too large, a stream, a secret), the answer is 409 `not-replayable`.
+//!    - If the record has a [reference](AnswerBy), the answer is [rebuilt](IdempotencyLayer::replay) from it. If the
+//!      reference does not resolve any more, the answer is 410 `gone`.
+//! 10. If no other rule applies, the handler runs, and its response decides about the key.
+//!     - A response **below 400** is stored with the key, committed, and then sent. If the database refuses the COMMIT
+//!       (a deferred constraint), the answer is a 500. If a retry may succeed, or the connection was lost, the answer
+//!       is a 503.
+//!     - A response with a [chosen status](IdempotencyLayer::store_errors) is stored. The handler's writes are undone.
+//!     - A response with any other status undoes everything, and frees the key for a corrected request. An error, a
+//!       panic, or a handler that takes [too long](IdempotencyLayer::run_timeout) has the same effect.
 //!
-//! Under a [lease](IdempotencyLayer::leased), effects outside the database are not undone. An error without a chosen
-//! status frees the key for the same body under `AtLeastOnce` and `InSteps`. **Under `AtMostOnce` it leaves the key
-//! indeterminate**, also if it is a 4xx of an extractor, or axum's own 404 or 405. A handler that has done nothing says
-//! so with [`Lease::not_performed`](crate::lease::Lease::not_performed). The guide's page `http` lists the 4xx that
-//! free the key for any body: see [`LeasedBody`].
+//! Under a [lease](IdempotencyLayer::leased), effects outside the database are not undone. Under `AtLeastOnce` and
+//! `InSteps`, an error without a chosen status frees the key for the same body. **Under `AtMostOnce`, an error without
+//! a chosen status leaves the key indeterminate**, even if it is a 4xx of an extractor, or axum's own 404 or 405. A
+//! handler that has done nothing declares this with [`Lease::not_performed`](crate::lease::Lease::not_performed). The
+//! guide's page `http` lists each 4xx that frees the key for any body (see [`LeasedBody`]).
 //!
 //! The layer adds the `Idempotency-Key` of the request to every response. If a handler passes on the response of
 //! another service, the layer replaces the `Idempotency-Key` of that service. A key [from another
-//! place](IdempotencyLayer::key_from) is not added. `docs/standards.md` compares the layer with the draft and with
-//! Stripe.
+//! place](IdempotencyLayer::key_from) is not added to the response. `docs/standards.md` compares the layer with the
+//! draft and with Stripe.
 //!
 //! # Where to put it
 //!
-//! From the outside in: authentication, limits of size and rate, signature checks, **this layer**, the handler. In axum
-//! add the layer with `Router::route_layer`: there the matched route names the operation, and unknown paths stay a 404.
-//! **Enable the feature `axum`**, without which a nested router hides the front of the path. A second layer on the same
-//! route is refused, also with another key.
+//! The order from the outside to the inside is: authentication, limits of size and rate, signature checks, **this
+//! layer**, the handler. In axum, add the layer with `Router::route_layer`. With `route_layer`, the matched route names
+//! the operation, and the answer for an unknown path stays a 404. **Enable the feature `axum`**, because otherwise a
+//! nested router hides the front of the path. If two of these layers cover a request, the request is refused, even if
+//! the layers use different keys.
 //!
-//! - Layers outside also run for a replay, so a user whose access was revoked gets no stored answer. Layers inside do
-//!   not run.
-//! - **Code that retries the handler belongs outside.** Inside, the second attempt would write into a transaction that
-//!   has the writes of the first attempt. So it gets no transaction, and nothing is committed. Under `AtMostOnce` it
-//!   gets no lease.
-//! - Compression belongs outside, or the stored body is compressed. A time-out belongs outside, where its 408 or 504
-//!   leaves the run alone. A limit of concurrent requests inside does not count requests that still upload.
-//! - `CatchPanicLayer` belongs outside. A panic of the handler continues on the connection's task, so without such a
-//!   layer the client sees a cut connection.
-//! - Task-locals of the layers outside do not reach the handler (`tokio::task_local!`). Pass values in the request's
-//!   extensions, where the handler also finds the [`Key`](crate::Key), if there is one. A run has the span of its
-//!   request.
+//! - Outer layers also run for a replay, so a user whose access was revoked gets no stored answer. Inner layers do not
+//!   run for a replay.
+//! - **Put code that retries the handler outside this layer.** Inside the layer, the second attempt would write into a
+//!   transaction that has the writes of the first attempt. So the second attempt gets no transaction, and nothing is
+//!   committed. Under `AtMostOnce`, the second attempt gets no lease.
+//! - Put compression outside this layer, because otherwise the stored body is compressed. Put a time-out outside this
+//!   layer, so that its 408 or 504 does not end the run. An inner limit of concurrent requests does not count requests
+//!   that upload.
+//! - Put `CatchPanicLayer` outside this layer. A panic of the handler continues on the connection's task, so without a
+//!   `CatchPanicLayer` the client sees a cut connection.
+//! - Task-locals (`tokio::task_local!`) of outer layers do not reach the handler. Pass values in the request's
+//!   extensions instead. The extensions also contain the [`Key`](crate::Key) of a request that has one. A run is in the
+//!   tracing span of its request.
 //!
 //! **Between the connection and this layer, do not move a request into a task of its own** (`tokio::spawn` in a
-//! middleware). If a client resets its upload over HTTP/2, hyper can end the body as if the upload were complete. Then
-//! hyper drops the request. This happens after a reset with `NO_ERROR`, into which some proxies turn every reset. Up to
-//! hyper 1.9 it also happens after `CANCEL`. So after the end of each body, the layer gives hyper the time to drop the
-//! request before the run begins. In a task of its own the request lives on, and without a `content-length` nothing
-//! shows that the body is cut off. The same holds for the answer of another service that has no length. If the answer
-//! is cut off and the handler passes it on, the layer stores it as if it were whole.
+//! middleware). If a client resets its upload over HTTP/2, hyper can end the body as if the upload were complete, and
+//! then drop the request. A reset with the code `NO_ERROR` has this effect, and some proxies turn every reset into a
+//! `NO_ERROR`. Up to hyper 1.9, a reset with the code `CANCEL` also has this effect. So after the end of each body, the
+//! layer gives hyper the time to drop the request before the run begins. But hyper does not drop a request that was
+//! moved into a task of its own. Without a `content-length`, nothing then shows that the body of this request is cut
+//! off. A response of another service can be cut off in the same way if it has no length. If a handler passes on such a
+//! response, the layer stores it as if it were whole.
 //!
-//! **A response of unknown length is held back until its end, for up to a second**, because only a whole response can
-//! be stored. The transaction is open meanwhile. A `text/event-stream` is held back for a tenth of a second. With
-//! [`NoStore`], nothing is held back, and nothing can be replayed.
+//! **The layer holds back a response of unknown length until its end, for up to a second**, because only a whole
+//! response can be stored. The transaction is open during this time. A `text/event-stream` is held back for up to a
+//! tenth of a second. A response with [`NoStore`] is not held back, and cannot be replayed.
 //!
-//! **Put no gRPC methods or Connect streams behind the layer.** A call that fails has the status 200 and its error
-//! after the body, so the layer refuses the response and commits nothing. Call
-//! [`ensure_idempotent`](crate::ensure_idempotent()) in the method.
+//! **Put no gRPC methods or Connect streams behind the layer.** A gRPC or Connect call that fails has the status 200,
+//! and its error comes after the body. So the layer refuses these responses, and commits nothing. Call
+//! [`ensure_idempotent`](crate::ensure_idempotent()) in the method instead.
 //!
 //! # What makes two requests the same
 //!
-//! By default: method, path with query, and body, byte by byte. **If the effect or the answer depends on a header** (an
-//! account, a currency), [add it](IdempotencyLayer::fingerprint_header), or one account gets the response of another.
-//! Trailers do not reach the handler. After a change of these settings, a retry of an earlier request gets a 500
+//! By default, the layer compares the method, the path with its query, and the body, byte by byte. **If the effect or
+//! the answer depends on a header** (an account, a currency), [add this header](IdempotencyLayer::fingerprint_header)
+//! to the fingerprint. Otherwise one account gets the response of another account. The trailers of a request do not
+//! reach the handler. After a change of the settings of the fingerprint, a retry of an earlier request gets a 500
 //! `misconfigured` until its key expires.
 //!
-//! If clients build the body anew for each attempt, choose [`canonical_json`](IdempotencyLayer::canonical_json). It
-//! does not help in two cases:
+//! If clients build the body anew for each attempt, choose [`canonical_json`](IdempotencyLayer::canonical_json). This
+//! setting does not help in two cases:
 //!
-//! - A multipart form that is built anew has another boundary, and the answer is a 422. The client has to keep the
-//!   bytes for its retry.
-//! - A body that is compressed anew may have other bytes. Decompress it in a layer outside (tower-http's
+//! - A multipart form that is built anew has another boundary, so the answer to the retry is a 422. The client has to
+//!   keep the bytes of the form for its retry.
+//! - A body that is compressed anew may have other bytes. Decompress the body in an outer layer (tower-http's
 //!   `RequestDecompressionLayer`).
 //!
 //! # Runs
 //!
-//! A run outlives its client. So a limit further out does not bound runs: clients that hang up and continue with
-//! another key would leave any number of them behind. The layer bounds their [number](IdempotencyLayer::max_runs) and
-//! their [time](IdempotencyLayer::run_timeout). A graceful shutdown of the server does not wait for runs either: wait
-//! for [`Runs::finished`] after it.
+//! A run outlives its client. So an outer limit of concurrent requests does not bound the runs. Clients that hang up
+//! and continue with another key would leave any number of runs behind. The layer bounds the
+//! [number](IdempotencyLayer::max_runs) and the [time](IdempotencyLayer::run_timeout) of its runs. A graceful shutdown
+//! of the server does not wait for runs, so wait for [`Runs::finished`] after the shutdown.
 //!
-//! A request waits for a place in the order of arrival. The wait ends with its client, or after the pool's
-//! `acquire_timeout`, or after the wait of the options if that is longer. **A storm of requests with one key, or of one
-//! scope, delays other requests, and does not refuse them**: it queues for [places of its
-//! own](IdempotencyLayer::max_runs_of_one_scope) first. A duplicate that waits for another process asks the database
-//! every half second at most, and has no place in between. A layer counts only its own runs. If several layers share a
-//! pool, choose bounds whose sum leaves a connection to others.
+//! Requests get places in the order of their arrival. A request stops waiting for its place when its client hangs up,
+//! or after the pool's `acquire_timeout`. If the options set a longer wait, the request waits for this longer time. **A
+//! storm of requests with one key, or of one scope, delays other requests, but does not cause their refusal**, because
+//! the storm first queues for [places of its own](IdempotencyLayer::max_runs_of_one_scope). A duplicate that waits for
+//! another process polls the database, with pauses of up to half a second, and has no place between two polls. Each
+//! layer counts only its own runs. If several layers share a pool, choose bounds whose sum leaves a connection free.
 //!
-//! **The bytes of requests that upload or wait have a bound**: the size of one largest
-//! [body](IdempotencyLayer::request_limit) for each place. One scope may hold half of it, and so may all requests
-//! without a key. Bytes count from their arrival until the handler reads them. A request that finds no room is refused
-//! at once. An upload may take 30 seconds, and one more second for each 16 kB that has arrived. So an account that
-//! stalls many uploads refuses its own requests, and several such accounts refuse those of others: limit their rate
-//! further out.
+//! **The layer bounds the bytes of all requests that upload or wait.** The bound is the size of one largest
+//! [body](IdempotencyLayer::request_limit) for each place. One scope may hold half of this bound, and all requests
+//! without a key together may also hold half of it. A byte counts from its arrival until the handler reads it. A
+//! request that finds no room for its bytes is refused at once. An upload may take 30 seconds, and one more second for
+//! each 16 kB that has arrived. So an account that stalls many uploads causes the refusal of its own requests. Several
+//! accounts that do this also cause the refusal of other accounts' requests. So limit the rate in an outer layer.
 //!
 //! If the database is down, the layer answers 503 after the pool's `acquire_timeout`. The default of sqlx is 30
-//! seconds, and few clients wait so long. **Set 3 seconds**:
+//! seconds, but few clients wait so long. **Set the time-out to 3 seconds**:
 //! `PgPoolOptions::new().acquire_timeout(Duration::from_secs(3))`.
 
 mod body;

@@ -1,5 +1,5 @@
-//! The bodies of requests and responses: read to the end up to a limit, or passed on. Another limit is for the bytes
-//! that all requests of a layer keep in memory.
+//! Reads the bodies of requests and responses up to a limit, or passes them on. Another limit is for the bytes that all
+//! requests of a layer keep in memory.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -18,8 +18,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::BoxError;
 
-/// An upload may take this time, and a millisecond more for each `UPLOAD_PACE` bytes, which is the pace of a bad mobile
-/// connection. Without a limit, uploads that never end would keep their bytes.
+/// An upload may take this time, and one millisecond more for each `UPLOAD_PACE` bytes, which is the pace of a bad
+/// mobile connection. Without this limit, uploads that never end would keep their bytes in memory.
 const UPLOAD_TIME: Duration = Duration::from_secs(30);
 const UPLOAD_PACE: u64 = 16;
 
@@ -27,13 +27,13 @@ pub(super) trait ByteBody: http_body::Body<Data = Bytes, Error: Into<BoxError>> 
 
 impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> ByteBody for B {}
 
-/// The body of a request or a response that went through the layer: the bytes that the layer has read, then the rest of
-/// the original.
+/// The body of a request or a response that went through the layer. The body consists of the bytes that the layer has
+/// read, and then of the rest of the original body.
 pub struct LayerBody<B> {
     data: Bytes,
-    /// Sent on with a response, and not stored.
+    /// The trailers of a response, which are sent and not stored.
     trailers: Option<HeaderMap>,
-    /// For the data of a request.
+    /// The count of the bytes in `data`, if this is the body of a request.
     hold: Option<Hold>,
     rest: Option<Pin<Box<B>>>,
 }
@@ -63,8 +63,8 @@ pub(super) enum Unread<B> {
 }
 
 impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
-    /// Reads the body of a request to its end. A body that announces a length over the limit is not touched. Trailers
-    /// are dropped: no fingerprint and no stored request has them.
+    /// Reads the body of a request to its end. A body that announces a length over the limit is not read. Trailers are
+    /// dropped, because neither the fingerprint nor a stored request contains them.
     pub(super) async fn of_request(body: B, limit: usize, mut hold: Hold) -> Result<Self, Unread<B>> {
         let announced = body.size_hint().lower();
         let arrived = Instant::now();
@@ -83,16 +83,16 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
         }
         body.trailers = None;
         body.hold = Some(hold);
-        // Over HTTP/2 the body of a request that its client has reset may end as if it were whole, and a layer further
-        // out may have collected it. The HTTP server drops the future of such a request when that future next waits, so
-        // it waits here once.
+        // Over HTTP/2, the body of a request that its client has reset may end as if it were whole. An outer layer may
+        // already have collected such a body. The HTTP server drops the future of such a request when the future next
+        // waits, so the future waits here once.
         yield_now().await;
         Ok(body)
     }
 
-    /// Reads the body of a response until its end, the deadline, or more bytes than the limit. After the deadline, a
-    /// body counts as a stream that may never end. A body that announces a length over the limit is not touched.
-    /// `empty`: the response has no body, whatever it announces.
+    /// Reads the body of a response. Stops at its end, at the deadline, or after more bytes than the limit. After the
+    /// deadline, a body counts as a stream that may never end. A body that announces a length over the limit is not
+    /// read. If `empty`, the response has no body, whatever length it announces.
     pub(super) async fn of_response(body: B, empty: bool, limit: usize, deadline: Instant) -> Result<Self, Broken> {
         let announced = if empty { 0 } else { body.size_hint().lower() };
         let mut body = Self::untouched(body);
@@ -104,7 +104,7 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
         Ok(body)
     }
 
-    /// `false` if there was no frame in time.
+    /// Reads one frame. Returns `false` if no frame came before the deadline.
     async fn read_frame_until(&mut self, announced: u64, deadline: Instant) -> Result<bool, Broken> {
         // The time-out alone would not end a body that always has a frame ready.
         if Instant::now() >= deadline {
@@ -120,28 +120,29 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
         match frame.map(Frame::into_data) {
             Some(Ok(chunk)) if self.data.is_empty() => self.data = chunk,
             Some(Ok(chunk)) => {
-                // Joined in a buffer that grows. A body may arrive byte by byte, and a list of chunks would then take a
-                // hundred times its size.
+                // The chunks are joined in a buffer that grows. If a body arrives byte by byte, a list of its chunks
+                // would take a hundred times its size.
                 let mut joined = BytesMut::from(std::mem::take(&mut self.data));
                 joined.extend_from_slice(&chunk);
                 self.data = joined.freeze();
             }
             Some(Err(frame)) => self.trailers = frame.into_trailers().ok(),
-            // The length that the body announced at its beginning counts, as in hyper, because some bodies do not
-            // subtract the bytes that they have already delivered.
+            // The length that the body announced at its beginning counts, as in hyper. Some bodies do not subtract the
+            // bytes that they have already delivered from the announced length.
             None if announced > self.data.len() as u64 => return Err(Broken::CutOff),
             None => self.rest = None,
         }
         Ok(())
     }
 
-    /// Nothing has been read. A client that [asks first](http::header::EXPECT) has not begun to send.
+    /// Whether nothing was read yet. Then a client that [waits for `100 Continue`](http::header::EXPECT) has sent
+    /// nothing.
     pub(super) fn is_unread(&self) -> bool {
         self.data.is_empty() && self.rest.is_some()
     }
 
-    /// Reads on and throws the data away: to the end, for at most this time, and for about this number of bytes. A body
-    /// that announces more is not touched.
+    /// Reads the rest of the body and throws it away. Stops after `time`, or after about `most` bytes. A body that
+    /// announces more than `most` bytes is not read.
     pub(super) async fn discard(self, most: usize, time: Duration) {
         drop(self.data);
         let Some(mut rest) = self.rest.filter(|rest| rest.size_hint().lower() <= most as u64) else { return };
@@ -150,7 +151,7 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
             while read <= most
                 && let Some(Ok(frame)) = rest.frame().await
             {
-                // An empty frame counts, too, or a body with nothing else would have no end.
+                // An empty frame counts as one byte, because otherwise a body of empty frames would have no end.
                 read += frame.data_ref().map_or(1, |data| data.len().max(1));
             }
         };
@@ -185,7 +186,7 @@ impl<B: http_body::Body<Data = Bytes>> http_body::Body for LayerBody<B> {
 
     fn size_hint(&self) -> SizeHint {
         let read = self.data.len() as u64;
-        // For an exact size, hyper sends `Content-Length` over HTTP/1.1, after which there are no trailers.
+        // If the size is exact, hyper sends a `Content-Length` over HTTP/1.1, and does not send the trailers.
         let unknown = self.trailers.is_some();
         let rest = self.rest.as_ref().map_or_else(|| SizeHint::with_exact(0), |rest| rest.size_hint());
         let mut hint = SizeHint::new();
@@ -207,20 +208,20 @@ impl<B> fmt::Debug for LayerBody<B> {
 pub(super) enum Broken {
     #[error("{0}")]
     Failed(BoxError),
-    #[error("it ended before the length that it had announced")]
+    #[error("the body ended before its announced length")]
     CutOff,
-    #[error("it came too slowly")]
+    #[error("the body came too slowly")]
     TooSlow,
 }
 
 impl Broken {
-    /// A limit further out.
+    /// Whether the body is over a limit of an outer layer.
     pub(super) fn is_over_a_limit(&self) -> bool {
         self.causes().any(|cause| cause.is::<LengthLimitError>())
     }
 
-    /// An error of a decoder, which the same bytes would cause again. Decoders return the three kinds below for such
-    /// bytes. They return `UnexpectedEof`, which is not final, if the rest of the bytes is missing.
+    /// Whether a decoder refused the bytes of the body, so that the same bytes would fail again. For such bytes,
+    /// decoders return the three kinds below. For missing bytes, decoders return `UnexpectedEof`, which is not final.
     pub(super) fn is_final(&self) -> bool {
         let errors = self.causes().filter_map(|cause| cause.downcast_ref::<io::Error>());
         let mut kinds = errors.map(io::Error::kind).peekable();
@@ -241,7 +242,7 @@ impl Broken {
 
 fn cause_of<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e (dyn Error + 'static)> {
     match error.downcast_ref::<io::Error>() {
-        // Its `source` leaves out the error inside.
+        // The `source` of an `io::Error` leaves out the inner error itself.
         Some(error) => error.get_ref().map(|inner| inner as &(dyn Error + 'static)),
         None => error.source(),
     }
@@ -252,13 +253,13 @@ pub(super) fn has_no_body(to_head: bool, status: StatusCode) -> bool {
     to_head || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
 }
 
-/// The bytes of the requests that arrive or wait, of a layer and its clones. The places do not bound these requests,
-/// because a request gets its place later.
+/// Counts the bytes of the requests that arrive or wait, for a layer and its clones. The places of the runs do not
+/// bound these requests, because a request gets its place later.
 ///
 /// One account that stalls many uploads must not fill the memory or keep others from uploading. So the bytes of a layer
-/// have a bound, and one scope may hold half of it. The layer counts bytes when they arrive, because a client can
-/// announce any length. A request that finds no room is refused at once: half-sent uploads that waited for each other
-/// would wait forever.
+/// are bounded, and one scope may hold half of this bound. The layer counts bytes when they arrive, because a client
+/// can announce any length. A request that finds no room is refused at once, because half-sent uploads that wait for
+/// each other would wait forever.
 #[derive(Clone, Default)]
 pub(super) struct HeldBytes(Arc<Mutex<Counts>>);
 
@@ -270,14 +271,14 @@ struct Counts {
 
 pub(super) struct Hold {
     held: HeldBytes,
-    /// Requests without a key share `None`.
+    /// The scope of the request. All requests without a key share `None`.
     scope: Option<Arc<str>>,
     most: usize,
     bytes: usize,
 }
 
 impl HeldBytes {
-    /// Begins to count the bytes of a request. The layer may hold `most` bytes.
+    /// Begins to count the bytes of a request, for a layer that may hold `most` bytes.
     pub(super) fn hold(&self, scope: Option<&str>, most: usize) -> Hold {
         Hold { held: self.clone(), scope: scope.map(Arc::from), most, bytes: 0 }
     }
@@ -288,7 +289,7 @@ impl HeldBytes {
 }
 
 impl Hold {
-    /// The request holds this number of bytes from now on. `false` if there is no room for them.
+    /// Increases the number of bytes that count for the request to `bytes`. Returns `false` if there is no room.
     fn grow_to(&mut self, bytes: usize) -> bool {
         let added = bytes.saturating_sub(self.bytes);
         let mut counts = self.held.counts();

@@ -1,4 +1,4 @@
-//! The call of the handler, with a limit of its time and with its panics caught. Its response decides what happens to
+//! Calls the handler with a limit of its time, and catches its panics. The handler's response decides what happens to
 //! the key.
 
 use std::future::{Future, poll_fn};
@@ -18,14 +18,14 @@ use crate::background::{Panic, caught};
 use crate::outcome::Response as Stored;
 use crate::session::{Opening, in_pooled_transaction, or_closed};
 
-/// A response of unknown length that does not end within this time counts as a stream. The transaction is open
-/// meanwhile. A response that is known to be small enough is not a stream, and may take the rest of the run's time.
+/// A response of unknown length that does not end within this time counts as a stream. The transaction is open during
+/// this time. If a response is known to be small enough, it is not a stream, and may take the rest of the run's time.
 const STREAM_TIME: Duration = Duration::from_secs(1);
-/// The same for `text/event-stream`. Most event streams have no end, and their client waits for the first event. A
-/// short one has ended by then, and can be replayed.
+/// A `text/event-stream` that does not end within this time counts as a stream. Most event streams have no end, and
+/// their client waits for the first event. A short event stream ends earlier, and can be replayed.
 const EVENT_STREAM_TIME: Duration = Duration::from_millis(100);
 
-/// How large a rebuilt answer may be, in bytes. References are for large answers, but an answer without an end must not
+/// The largest size of a rebuilt answer, in bytes. References are for large answers, but an endless answer must not
 /// fill the memory.
 const REBUILT_LIMIT: usize = 64 * 1024 * 1024;
 
@@ -49,7 +49,7 @@ impl<E> From<Error> for NoResponse<E> {
     }
 }
 
-/// The reply to a request that `H` handles.
+/// The reply to a request whose handler is an `H`.
 pub(super) type Reply<H> = Result<Response<LayerBody<<H as Handler>::Body>>, NoResponse<<H as Handler>::Error>>;
 
 pub(super) trait Handler: Send + 'static {
@@ -61,10 +61,10 @@ pub(super) trait Handler: Send + 'static {
     /// Whether the method is HEAD. The response to HEAD has no body, although its `Content-Length` may announce one.
     fn is_head(&self) -> bool;
 
-    /// The request without its body, for a handler that is not called.
+    /// Returns the head of the request, instead of calling the handler.
     fn into_parts(self) -> Parts;
 
-    /// Calls the handler. If it takes longer than `limit`, drops it with everything that it has not given back.
+    /// Calls the handler, and drops it after `limit`, with everything that the handler has not given back.
     fn call(
         self,
         limit: Duration,
@@ -99,37 +99,37 @@ where
 
     async fn call(mut self, limit: Duration) -> Result<Response<R>, NoResponse<S::Error>> {
         let answering = caught(async {
-            // The service of a resumed request has not been polled. Any other service is still ready.
+            // The service of a resumed request has not been polled yet. Any other service is still ready.
             poll_fn(|context| self.service.poll_ready(context)).await?;
             self.service.call(self.request).await
         });
         let answered = timeout(limit, answering).await.map_err(|_| Rejection::TimedOut { limit })?;
-        // A panic must free the key, too.
+        // A panic of the handler must free the key, too.
         let answered = answered.map_err(NoResponse::Panicked)?;
         let mut response = answered.map_err(NoResponse::Failed)?;
-        // A handler may pass on a response that another service has replayed. Here it is a first response.
+        // A handler may pass on a response that another service has replayed. For this layer, such a response is new.
         response.headers_mut().remove(IDEMPOTENT_REPLAYED);
         Ok(response)
     }
 }
 
-/// Put this into the extensions of a response that the layer sends and must not store. With axum:
-/// `(Extension(NoStore), secret).into_response()`.
+/// Marks a response that the layer must send and must not store. Put this value into the extensions of the response.
+/// With axum, write `(Extension(NoStore), secret).into_response()`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoStore;
 
-/// Put this into the extensions of an error response to say why the operation failed. A leased layer stores its first
-/// 2000 characters as the last error of the record, which the console and `idempotency-janitor show` print. The default
-/// is *the handler answered 503 Service Unavailable*. With axum: `(Extension(LastError(reason)),
-/// StatusCode::SERVICE_UNAVAILABLE).into_response()`.
+/// The reason why an operation failed. Put this value into the extensions of an error response. A leased layer stores
+/// the first 2000 characters as the last error of the record. The console and `idempotency-janitor show` print this
+/// error. Without this value, the error is a text such as *the handler answered 503 Service Unavailable*. With axum,
+/// write `(Extension(LastError(reason)), StatusCode::SERVICE_UNAVAILABLE).into_response()`.
 ///
-/// The client does not see it. A transactional layer ignores it, because it keeps nothing of a failure. A layer that
-/// stores the response ignores it, too.
+/// The client does not see the reason. A transactional layer ignores the reason, because such a layer keeps nothing of
+/// a failure. If a layer stores the response, the layer also ignores the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LastError(pub String);
 
 pub(super) enum Conclusion<R> {
-    /// The operation is done: store the response, then send it. `undo`: without the handler's writes.
+    /// The operation is done: the layer stores the response, then sends it. If `undo`, the handler's writes are undone.
     Store {
         stored: Stored,
         response: Response<LayerBody<R>>,
@@ -142,7 +142,8 @@ pub(super) enum Conclusion<R> {
 
 #[derive(Clone, Copy)]
 pub(super) struct Called {
-    /// Without a key the layer stores no response, and distinguishes only success and failure.
+    /// Whether the request has a key. Without a key, the layer only distinguishes success from failure, and stores
+    /// nothing.
     keyed: bool,
     head: bool,
     pub(super) at: Instant,
@@ -154,14 +155,14 @@ impl Called {
     }
 }
 
-/// Judges the handler's response. A response below 400 is stored, and so is one of the errors that the service has
-/// chosen. Any other response frees the key.
+/// Decides about the handler's response. A response with a status below 400 is stored. An error is stored only if the
+/// service has chosen its status. Any other response frees the key.
 pub(super) async fn conclude<R: ByteBody, E>(
     layer: &IdempotencyLayer,
     called: Called,
     response: Response<R>,
 ) -> Result<Conclusion<R>, NoResponse<E>> {
-    // The body is code of the handler, too, and may panic.
+    // The body of the response is also code of the service, and may panic.
     Ok(caught(judge(layer, called, response)).await.map_err(NoResponse::Panicked)??)
 }
 
@@ -172,7 +173,7 @@ async fn judge<R: ByteBody>(
 ) -> Result<Conclusion<R>, Rejection> {
     let status = response.status();
     let undo = called.keyed && layer.stored_errors.contains(&status);
-    // The rejection of another layer, such as *in flight*, is no answer, also if the service gives it another status.
+    // The rejection of another layer, such as *in flight*, is not an answer, whatever its status is.
     if status.as_u16() >= 400 && !undo || response.extensions().get::<Rejection>().is_some() {
         return Ok(Conclusion::Free { response: response.map(LayerBody::untouched) });
     }
@@ -185,7 +186,7 @@ async fn judge<R: ByteBody>(
     // An upgraded connection cannot be replayed.
     let storable = parts.extensions.get::<NoStore>().is_none() && !status.is_informational();
     if let Some(reference) = reference.filter(|_| storable) {
-        // A response that cannot be replayed must not commit. Under a lease the effect has happened already.
+        // A response that cannot be replayed must not commit. Under a lease, the effect has already happened.
         if called.keyed && matches!(layer.mode, LayerMode::Transactional(_)) {
             reference.check(layer.replay.as_deref())?;
         }
@@ -203,7 +204,7 @@ async fn judge<R: ByteBody>(
     Ok(Conclusion::Store { stored, response: Response::from_parts(parts, body), undo })
 }
 
-/// Whether a failed call with this content type has the status 200: gRPC, and the streams of Connect.
+/// Whether a failed call with this content type has the status 200, as in gRPC and in Connect streams.
 fn fails_with_success(content_type: &[u8]) -> bool {
     [&b"application/grpc"[..], b"application/connect+"]
         .iter()
@@ -231,20 +232,20 @@ fn is_event_stream(headers: &HeaderMap) -> bool {
     media_type.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
 }
 
-/// The answer to a retry: the stored response, or one that is rebuilt of the stored reference.
+/// Returns the answer to a retry: the stored response, or an answer that is rebuilt from the stored reference.
 pub(super) async fn answer_again<H: Handler>(layer: &IdempotencyLayer, stored: Stored, handler: H) -> Reply<H> {
     let Some((status, reference)) = Reference::of(&stored) else { return Ok(replay(stored)?) };
     let rebuild = layer.replay.as_deref().ok_or(Mistake::NoReplay)?;
     let (request, limit) = (handler.into_parts(), layer.run_timeout);
     let end = Instant::now() + limit;
-    // Read only and rolled back, because a retry has no effect.
+    // The transaction is read only and is rolled back, because a retry has no effect.
     let rebuilding = in_pooled_transaction(&layer.pool, Opening::ReadOnly, async |conn| {
         let rebuilt = caught(rebuild.rebuild(reference, &request, conn, REBUILT_LIMIT, end)).await;
         Ok::<_, NoResponse<H::Error>>(rebuilt.map_err(NoResponse::Panicked)??)
     });
     let rebuilt = or_closed(limit, rebuilding).await;
     let mut response = rebuilt.unwrap_or_else(|| Err(Rejection::TimedOut { limit }.into()))?;
-    // `replay` may pass on a response that another service has replayed.
+    // The function `replay` may pass on a response that another service has replayed.
     response.headers_mut().remove(IDEMPOTENT_REPLAYED);
     if response.status().as_u16() < 400 {
         *response.status_mut() = status;

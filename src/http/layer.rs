@@ -1,4 +1,4 @@
-//! The layer: its constructors, its settings and their defaults.
+//! The constructors and the settings of the layer, with their defaults.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,19 +20,19 @@ use crate::limits::{RETENTION, check_wait, is_in};
 use crate::session::ANSWER_TIME;
 use crate::{Error, Idempotency, Mode, OnDuplicate};
 
-/// The default limit of a body. Two copies of a body are in memory during a run. If requests are stored, there is a
-/// third copy until the claim.
+/// The default limit of a body. Two copies of a body are in memory during a run. If requests are stored, a third copy
+/// is in memory until the claim.
 const BODY_LIMIT: usize = 1024 * 1024;
-/// The default number of runs for each connection of the pool. A connection serves about 30 transactions of 150 ms each
-/// in the 5 seconds for which it should wait. A run further back in the queue would wait, keep its body in memory even
-/// if its client hangs up, and then fail.
+/// The default number of runs for each connection of the pool. A run should wait for its connection for 3 seconds. In
+/// this time, a connection serves about 30 transactions of 100 ms each. A run further back in the queue would wait,
+/// keep its body in memory even if its client hangs up, and then fail.
 const RUNS_PER_CONNECTION: usize = 32;
 /// The default time for a handler. Common proxies and load balancers give up after a minute, so no client waits any
-/// more. Work that takes longer on purpose belongs into a queue.
+/// more after this time. Work that takes longer on purpose belongs into a queue.
 const RUN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
-/// The longest wait for a place if the pool waits for ever, because a deadline must be a finite time. No wait for
-/// another request is longer.
+/// The longest wait for a place. The pool may wait for ever, but the deadline for a place must be a finite time. No
+/// request waits longer than this for another request.
 const LONGEST_PLACE_TIME: Duration = Duration::from_secs(24 * 3600);
 
 type ScopeOf = dyn Fn(&Parts) -> Result<String, Denied> + Send + Sync;
@@ -40,8 +40,8 @@ type KeyOf = dyn Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + S
 type OperationOf = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 type ResponseOf = dyn Fn(&Rejection) -> Response<Bytes> + Send + Sync;
 
-/// Makes the requests that pass through it idempotent. The [module](super) describes the behaviour, and the guide's
-/// page `settings` lists all settings. A clone is cheap.
+/// Makes the requests that pass through this layer idempotent. The [module](super) describes the behaviour, and the
+/// guide's page `settings` lists all settings. A clone of a layer is cheap.
 #[derive(Clone)]
 #[must_use = "a setter returns the layer with the setting"]
 pub struct IdempotencyLayer {
@@ -50,7 +50,7 @@ pub struct IdempotencyLayer {
     // The key.
     pub(super) methods: Vec<Method>,
     pub(super) scope: Arc<ScopeOf>,
-    /// `None`: the method, and the route that axum has matched.
+    /// Names the operation. `None` stands for the method and the route that axum has matched.
     pub(super) operation: Option<Arc<OperationOf>>,
     pub(super) key_from: Option<Arc<KeyOf>>,
     pub(super) key_required: bool,
@@ -60,7 +60,7 @@ pub struct IdempotencyLayer {
     pub(super) stored_errors: Vec<StatusCode>,
     pub(super) replayed_headers: Vec<HeaderName>,
     pub(super) replay: Option<Arc<dyn Rebuild>>,
-    /// Of a request that is stored.
+    /// The headers that are stored with a request.
     pub(super) stored_headers: Vec<HeaderName>,
     pub(super) rejection: Arc<ResponseOf>,
     // The bounds.
@@ -75,21 +75,23 @@ pub struct IdempotencyLayer {
 }
 
 impl IdempotencyLayer {
-    /// A layer for effects in this database. Key, effects and response commit in one transaction, before the first byte
-    /// is sent. The handler takes this transaction as [`IdempotentTx`](super::IdempotentTx), even if it has no effects
-    /// in this database. Writes by another connection are outside of it, and happen each time the handler runs.
+    /// A layer for effects in this database. The key, the effects and the response commit in one transaction, before
+    /// the first byte is sent. The handler must take this transaction as [`IdempotentTx`](super::IdempotentTx), even if
+    /// it has no effects in this database. Writes by another connection are outside the transaction, and happen each
+    /// time the handler runs.
     ///
-    /// `options` are those of a call. Over HTTP the default for a duplicate is [`Reject`](crate::OnDuplicate::Reject),
-    /// because any client may send one. A request that [waits](crate::OnDuplicate::Wait) polls, and holds no connection
-    /// between two polls. **Tell your clients the retention**: a retry that comes later is performed.
+    /// The `options` apply to each request in the same way as to a call. Over HTTP, the default for a duplicate is
+    /// [`Reject`](crate::OnDuplicate::Reject), because any client may send a duplicate. A request that
+    /// [waits](crate::OnDuplicate::Wait) polls, and holds no connection between two polls. **Tell your clients the
+    /// retention**, because a retry after the retention performs the operation again.
     ///
-    /// `scope` returns the tenant, account or user of the request **from the authenticated identity**, which a layer
-    /// further out has put into the request's extensions. Never use an unauthenticated part of the request. An error of
-    /// `scope` is the response.
+    /// `scope` returns the tenant, account or user of the request **from the authenticated identity**. An outer layer
+    /// has put this identity into the request's extensions. Never use an unauthenticated part of the request as the
+    /// scope. If `scope` returns an error, this error is the response.
     ///
     /// # Panics
     ///
-    /// If the options contradict each other, for example if their wait is not shorter than their retention.
+    /// Panics if the options contradict each other, for example if the wait is not shorter than the retention.
     #[track_caller]
     pub fn transactional(
         pool: PgPool,
@@ -99,17 +101,18 @@ impl IdempotencyLayer {
         Self::new(pool, LayerMode::Transactional(options), Arc::new(scope))
     }
 
-    /// A layer for effects outside this database. The key is claimed under a lease, which is renewed while the handler
-    /// runs. The response is stored afterwards. The [policy](crate::lease) of the options decides what happens if the
-    /// process dies in between. `scope` is as for a [transactional layer](Self::transactional).
+    /// A layer for effects outside this database. The layer claims the key under a lease, and renews the lease while
+    /// the handler runs. After the handler has returned, the layer stores the response. If the process dies between the
+    /// claim and the response, the [policy](crate::lease) of the options decides what happens. `scope` is the same
+    /// function as for a [transactional layer](Self::transactional).
     ///
     /// With [`store_request`](LeaseOptions::store_request), a [`RequestResumer`](super::RequestResumer) finishes the
     /// requests whose clients do not come back.
     ///
     /// # Panics
     ///
-    /// If the options contradict each other, as for a [transactional layer](Self::transactional), or if their retention
-    /// is shorter than twice their lease.
+    /// Panics if the options contradict each other, as for a [transactional layer](Self::transactional). Also panics if
+    /// the retention is shorter than twice the lease.
     #[track_caller]
     pub fn leased(
         pool: PgPool,
@@ -121,7 +124,7 @@ impl IdempotencyLayer {
 
     #[track_caller]
     fn new(pool: PgPool, mode: LayerMode, scope: Arc<ScopeOf>) -> Self {
-        // Not when the layer is applied: axum does that at the first connection.
+        // The options are checked here, because axum applies the layer only at the first connection.
         if let Err(contradiction) = mode.check() {
             panic!("the layer cannot serve: {contradiction}");
         }
@@ -153,40 +156,41 @@ impl IdempotencyLayer {
     }
 }
 
-/// Which requests have a key, and which key it is.
+/// The settings for the key of a request.
 impl IdempotencyLayer {
-    /// The methods that the layer covers. It passes on all others unchanged. The default is POST and PATCH. HTTP
-    /// defines the other methods as idempotent (RFC 9110, section 9.2.2), and your handlers must make them so.
+    /// Sets the methods that the layer covers. The layer passes on requests with other methods unchanged. The default
+    /// is POST and PATCH. HTTP defines PUT, DELETE and the safe methods as idempotent (RFC 9110, section 9.2.2), so
+    /// your handlers must make these methods idempotent.
     ///
-    /// axum answers HEAD by the handler of GET. If you cover GET, also cover HEAD, or route it by itself. Otherwise the
-    /// handler finds no transaction or lease at a HEAD, and the answer is a 500. GET and HEAD with one key are two
-    /// operations.
+    /// axum answers HEAD by the handler of GET. If you cover GET, also cover HEAD, or give HEAD a route of its own.
+    /// Otherwise the handler finds no transaction or lease for a HEAD request, and the answer is a 500. A GET and a
+    /// HEAD with one key are two operations.
     pub fn methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
         Self { methods: methods.into_iter().collect(), ..self }
     }
 
-    /// Whether requests without a key are performed, each time. The default is `false`. A transactional layer gives
-    /// them a transaction, too. Their bodies are read to the end before the handler runs, up to the
-    /// [limit](Self::request_limit). So set this limit to the route's, and leave routes that stream a body outside the
-    /// layer.
+    /// Sets whether the layer accepts requests without a key, and runs the handler for each of them. The default is
+    /// `false`. A transactional layer also gives these requests a transaction. Before the handler runs, the layer reads
+    /// their bodies to the end, up to the [limit](Self::request_limit). So set this limit to the limit of the route,
+    /// and leave routes that stream a body outside the layer.
     pub fn optional_key(self, optional: bool) -> Self {
         Self { key_required: !optional, ..self }
     }
 
-    /// The fewest characters that the value of a key may have. The default is no minimum. The answer to a shorter key
-    /// is a 400 `malformed-key`, and nothing is done. A client that counts its requests repeats short keys by mistake,
-    /// and then gets the answer to another request, or a 422. A minimum of 8 refuses most counters, and no UUID.
+    /// Sets the smallest number of characters in the value of a key. The default is no minimum. The answer to a shorter
+    /// key is a 400 `malformed-key`, and nothing is done. A client that numbers its requests may repeat a short key by
+    /// mistake, and get the answer to another request, or a 422. A minimum of 8 refuses most numbers, and no UUID.
     ///
     /// The minimum applies to the header and to [`key_from`](Self::key_from). **A retry of an earlier request with a
-    /// shorter key is refused, too**, and its client may use a new key and so repeat the operation. So set the minimum
-    /// before clients send keys. A stored request is resumed and settled under any key.
+    /// shorter key is also refused.** The client may then use a new key, and so repeat the operation. So set the
+    /// minimum before clients send keys. A stored request is resumed and settled even if its key is shorter.
     pub fn shortest_key(self, characters: usize) -> Self {
         Self { shortest_key: characters, ..self }
     }
 
-    /// Takes the value of the key from another place than `Idempotency-Key`: from another header, or from a field of
-    /// the body. `Ok(None)` means that the key is missing. An error of the function is the response. No response echoes
-    /// such a key.
+    /// Takes the value of the key from another header or from a field of the body, instead of from `Idempotency-Key`.
+    /// `Ok(None)` means that the key is missing. If the function returns an error, this error is the response. No
+    /// response of the layer repeats such a key.
     pub fn key_from(
         self,
         value: impl Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + Sync + 'static,
@@ -194,38 +198,40 @@ impl IdempotencyLayer {
         Self { key_from: Some(Arc::new(value)), ..self }
     }
 
-    /// Names the operation by a function of the request. The default is the method and the route that axum has matched,
-    /// without the names of its parameters: `POST /payments/{}`, and `{*}` for the rest of a path. Return such a
-    /// template: with real ids, every payment would be an operation and a time series of its own. If you do use the
-    /// path, decode its percent-encoding, because `/a` and `/%61` would be two operations.
+    /// Names the operation by a function of the request. By default, the operation consists of the method and the route
+    /// that axum has matched, without the names of its parameters. An example is `POST /payments/{}`. In other routes,
+    /// `{*}` stands for the rest of the path. Return a similar template, because with real ids, every payment would be
+    /// an operation and a time series of its own. If you use the path, decode its percent-encoding. Otherwise `/a` and
+    /// `/%61` would be two operations.
     ///
-    /// The answer to `None` is a 500 `misconfigured`. The answer to a text that a [`Key`](crate::Key) refuses is a 400
-    /// `malformed-key`.
+    /// If the function returns `None`, the answer is a 500 `misconfigured`. If it returns a text that a
+    /// [`Key`](crate::Key) refuses, the answer is a 400 `malformed-key`.
     ///
-    /// **The operation is a part of the key: if it changes, a retry of an earlier request is performed again.** Another
-    /// name of a parameter changes nothing. Another prefix or method changes the operation, and so does a route that is
-    /// split, merged, or gets a `{*rest}` instead of a parameter. When you make such a change, let this function return
-    /// the old text until the retention has passed, and keep the [`RequestResumer`](super::RequestResumer) of the old
-    /// operation.
+    /// **The operation is a part of the key. If the operation changes, a retry of an earlier request is performed
+    /// again.** A new name of a parameter does not change the operation. Another prefix, another method, and a
+    /// `{*rest}` instead of a parameter change the operation. The operation also changes when a route is split or
+    /// merged. If a change of the service would change the operation, let this function return the old text until the
+    /// retention has passed. Also keep the [`RequestResumer`](super::RequestResumer) of the old operation.
     pub fn operation(self, operation: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         Self { operation: Some(Arc::new(operation)), ..self }
     }
 }
 
-/// The fingerprint.
+/// The settings of the fingerprint.
 impl IdempotencyLayer {
     /// Compares bodies as canonical JSON instead of byte by byte, for clients that build the request anew for each
     /// retry. A body that is not JSON is refused with a 400. A body without a [canonical
-    /// form](crate::Fingerprint::of_json) is compared byte by byte, also in the ignored parts.
+    /// form](crate::Fingerprint::of_json) is compared byte by byte, including its ignored parts.
     ///
-    /// `ignored` are JSON pointers (RFC 6901) to parts that do not count, for clients that put a timestamp or the
-    /// number of the attempt into each body: `layer.canonical_json(["/sent_at", "/client/attempt"])`. The body need not
-    /// have these parts. **Ignore only parts on which the handler does not act**: two requests that differ only in them
-    /// are the same, and the second one gets the response of the first.
+    /// `ignored` are JSON pointers (RFC 6901) to parts of the body that are not compared. Use `ignored` if clients put
+    /// a timestamp or the number of the attempt into each body:
+    /// `layer.canonical_json(["/sent_at", "/client/attempt"])`. A body without these parts is also accepted. **Ignore
+    /// only parts on which the handler does not act.** Two requests that differ only in ignored parts are the same, so
+    /// the second request gets the response of the first.
     ///
     /// # Panics
     ///
-    /// For a text that is not a JSON pointer, and for the empty pointer, which is the whole body.
+    /// Panics if a text is not a JSON pointer, or is the empty pointer, which points to the whole body.
     #[track_caller]
     pub fn canonical_json<'p>(mut self, ignored: impl IntoIterator<Item = &'p str>) -> Self {
         let parse = |text: &str| {
@@ -239,14 +245,14 @@ impl IdempotencyLayer {
     }
 
     /// Also stores this header with a [stored request](crate::lease::LeaseOptions::store_request), in plain text. A
-    /// resumed request has only stored headers, so name each header by which the handler or
-    /// [`key_from`](Self::key_from) decides. `Content-Type`, `Content-Encoding`, `Idempotency-Key` and the headers of
-    /// the fingerprint are always stored.
+    /// resumed request has only its stored headers. So name each header that the handler or
+    /// [`key_from`](Self::key_from) needs. `Content-Type`, `Content-Encoding`, `Idempotency-Key` and the headers of the
+    /// fingerprint are always stored.
     ///
     /// # Panics
     ///
-    /// For `Authorization`, `Cookie` and `Proxy-Authorization`. They are not stored as headers of the fingerprint
-    /// either.
+    /// Panics for `Authorization`, `Cookie` and `Proxy-Authorization`. These three headers are not stored, even if they
+    /// are headers of the fingerprint.
     #[track_caller]
     pub fn store_header(mut self, name: HeaderName) -> Self {
         assert!(
@@ -257,23 +263,26 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Adds this header, with all its lines, to the fingerprint. Use a header by which the handler selects an account,
-    /// a currency or a language. Do not use one that a client changes with each attempt, such as a trace or a date. For
-    /// `Host`, the authority of the URI counts, too, as HTTP/2 sends it, unless the header says the same.
+    /// Adds this header, with all its lines, to the fingerprint. Add a header by which the handler selects an account,
+    /// a currency or a language. Do not add a header that a client changes with each attempt, such as a trace or a
+    /// date. If the header is `Host`, the authority of the URI is also in the fingerprint, because HTTP/2 sends the
+    /// host there. An authority that equals the header is not added.
     pub fn fingerprint_header(mut self, name: HeaderName) -> Self {
         self.fingerprint.add_header(name);
         self
     }
 }
 
-/// Which responses are stored, and how rejections look.
+/// The settings that decide which responses are stored, and how rejections look.
 impl IdempotencyLayer {
-    /// Also stores responses of these statuses, from 400 to 499, such as "card declined". Otherwise they free the key.
-    /// A transactional layer undoes the handler's writes by a savepoint, which costs every request one round trip.
+    /// Also stores responses with these statuses, from 400 to 499, such as "card declined". By default, these responses
+    /// free the key. A transactional layer undoes the handler's writes by a savepoint, which costs every request one
+    /// more round trip.
     ///
     /// # Panics
     ///
-    /// For any other status. A success is always stored, and a retry must be able to repeat a 5xx.
+    /// Panics if a status is not from 400 to 499. A success is always stored, and after a 5xx, a retry must be able to
+    /// run the handler again.
     #[track_caller]
     pub fn store_errors(self, statuses: impl IntoIterator<Item = StatusCode>) -> Self {
         let statuses: Vec<_> = statuses.into_iter().collect();
@@ -290,8 +299,8 @@ impl IdempotencyLayer {
     ///
     /// # Panics
     ///
-    /// For `Set-Cookie`, authentication, hop-by-hop headers, `Date`, `Content-Length`, and the headers that the layer
-    /// adds itself.
+    /// Panics for `Set-Cookie`, headers of authentication, hop-by-hop headers, `Date`, `Content-Length`, and the
+    /// headers that the layer adds itself.
     #[track_caller]
     pub fn replay_header(mut self, name: HeaderName) -> Self {
         assert!(
@@ -302,32 +311,33 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Rebuilds an answer from the [reference](super::AnswerBy) in the record. Use references for answers that hold
-    /// credentials, are large, or must show the present state. Stored bodies are replayed as without this setting. One
-    /// layer has one type of reference. A layer without this setting answers 500 `misconfigured` to a record with a
-    /// reference.
+    /// Sets how the layer rebuilds an answer from the [reference](super::AnswerBy) in a record. Use references for
+    /// answers that hold credentials, are large, or must show the present state. This setting does not change the
+    /// replay of stored bodies. A layer has one type of reference. Without this setting, the answer for a record with a
+    /// reference is a 500 `misconfigured`.
     pub fn replay(self, replay: impl Replay) -> Self {
         Self { replay: Some(Arc::new(replay)), ..self }
     }
 
-    /// The function that makes a response of a rejection. The default is [`problem`](super::problem). The function may
-    /// change the response of `problem`, for example add a `Link` to your documentation of the key, as the draft
-    /// demands.
+    /// Sets the function that makes a response from a rejection. The default is [`problem`](super::problem). The
+    /// function may change the response of `problem`. For example, it may add a `Link` to your documentation of the
+    /// key, as the draft demands.
     pub fn on_rejection(self, rejection: impl Fn(&Rejection) -> Response<Bytes> + Send + Sync + 'static) -> Self {
         Self { rejection: Arc::new(rejection), ..self }
     }
 }
 
-/// Settling a request whose outcome is unknown.
+/// The finding for a request whose outcome is unknown.
 impl IdempotencyLayer {
-    /// The finding of a [`Reconciler`](crate::lease::Reconciler) for an operation of this layer that took effect, with
-    /// the response that the handler would have sent. It is stored like the handler's response: the status, the
-    /// replayed headers and the body. For a step, return [`Finding::took_effect`] with the result of the step.
+    /// Returns the finding that an operation of this layer took effect, for a [`Reconciler`](crate::lease::Reconciler).
+    /// The `response` is the response that the handler would have sent. The record stores the status, the replayed
+    /// headers and the body of `response`, as for the handler's response. For a step, return [`Finding::took_effect`]
+    /// with the result of the step instead.
     ///
     /// # Errors
     ///
-    /// [`Error::Unencodable`] for an informational status, and for a body over
-    /// [`response_limit`](Self::response_limit), which no retry would get.
+    /// [`Error::Unencodable`] if the status is informational, or if the body is over the
+    /// [`response_limit`](Self::response_limit). No retry would get such a response.
     pub fn took_effect(&self, response: Response<impl Into<Vec<u8>>>) -> Result<Finding, Error> {
         let (parts, body) = response.into_parts();
         let body = body.into();
@@ -342,67 +352,69 @@ impl IdempotencyLayer {
 
 /// The bounds of sizes and runs.
 impl IdempotencyLayer {
-    /// The largest request body, in bytes. The default is 1 MiB. The limit also decides how many
-    /// [bytes](crate::http#runs) the requests that upload or wait may hold together.
+    /// Sets the size of the largest request body, in bytes. The default is 1 MiB. This limit also decides how many
+    /// [bytes](crate::http#runs) all requests that upload or wait may hold together.
     pub fn request_limit(self, bytes: usize) -> Self {
         Self { request_limit: bytes, ..self }
     }
 
-    /// The largest response body that is stored, in bytes. The default is 1 MiB. A larger one is sent, and not stored.
+    /// Sets the size of the largest response body that is stored, in bytes. The default is 1 MiB. A larger response is
+    /// sent, and not stored.
     pub fn response_limit(self, bytes: usize) -> Self {
         Self { response_limit: bytes, ..self }
     }
 
-    /// The greatest number of [runs](crate::http#runs) at a time. The default is 32 for each connection that the pool
-    /// may have: with the 5 seconds that the crate recommends, each run gets a connection in time if a transaction
-    /// takes about 150 ms. Raise the limit for a leased layer whose handlers wait for other services, because they hold
-    /// no connection. A request that gets no place in time is [`Overloaded`](Rejection::Overloaded).
+    /// Sets the greatest number of [runs](crate::http#runs) at a time. The default is 32 for each connection that the
+    /// pool may have. With the recommended `acquire_timeout` of 3 seconds, each run then gets a connection in time if a
+    /// transaction takes at most 90 ms. Raise the limit for a leased layer whose handlers wait for other services,
+    /// because such handlers hold no connection. A request that gets no place in time is rejected as
+    /// [`Overloaded`](Rejection::Overloaded).
     ///
-    /// A replay counts as a run. A duplicate that waits for another request has a place only while it asks the
+    /// A replay counts as a run. A duplicate that waits for another request has a place only during a poll of the
     /// database. A layer and its clones share their places, but a clone with another limit has places of its own.
     pub fn max_runs(self, runs: usize) -> Self {
         Self { max_runs: runs, ..self }
     }
 
-    /// The greatest number of [runs](crate::http#runs) of one scope at a time, so that no account takes the places of
-    /// the others. The requests without a key count as one scope. The default is seven eighths of the places. For a
-    /// transactional layer it is seven eighths of the pool's connections if these are fewer, because each run has a
-    /// connection. Of two places or more, at least one is left to other scopes. **Of a pool of one connection, none is
-    /// left.**
+    /// Sets the greatest number of [runs](crate::http#runs) of one scope at a time, so that no account takes the places
+    /// of other accounts. All requests without a key count as one scope. The default is seven eighths of the places. In
+    /// a transactional layer, each run has a connection. If a transactional layer has fewer connections than places,
+    /// the default is seven eighths of the connections. If there are two or more, at least one is left to other scopes.
+    /// **If a transactional layer has one connection, no connection is left to other scopes.**
     ///
-    /// Of these places, the requests with one key that do not perform have at most half, and at most as many as the
-    /// pool has connections, but at least one.
+    /// Requests with one key that do not run the handler may have at most half of these places, and at most as many
+    /// places as the pool has connections. These requests always have at least one place.
     pub fn max_runs_of_one_scope(self, runs: usize) -> Self {
         Self { max_runs_of_one_scope: Some(runs), ..self }
     }
 
-    /// How long a handler may take, from its call to its response. The default is 5 minutes. After that the layer drops
-    /// it at its next await, as a failure: [`TimedOut`](Rejection::TimedOut). Choose a longer time than the time-outs
-    /// further out, which answer the client and leave the run alone.
+    /// Sets how long a handler may take, from its call to its response. The default is 5 minutes. After this time, the
+    /// layer drops the handler at its next await, and the answer is [`TimedOut`](Rejection::TimedOut). Choose a longer
+    /// time than the time-outs of outer layers, which answer the client and do not end the run.
     ///
-    /// Dropping a handler stops neither its statement nor a task that it has spawned. PostgreSQL ends the statement by
-    /// `statement_timeout`, and the transaction is open until then.
+    /// If the layer drops a handler, neither the handler's statement nor a task that it has spawned stops. PostgreSQL
+    /// ends the statement by `statement_timeout`, and the transaction is open until then.
     ///
-    /// The layer's own statements are bounded, too, because a connection can vanish without an error:
+    /// The layer's own statements also have limits, because a connection can vanish without an error:
     ///
-    /// - the claim, and the completion with its COMMIT or the ROLLBACK: each by this limit, but between 1 and 30
-    ///   seconds. A claim may also wait for the pool's `acquire_timeout`.
-    /// - under a lease, a claim: by the length of the lease, but between 2 and 30 seconds. If a response cannot be
-    ///   stored, the layer retries the statement for the length of the lease.
+    /// - In a transactional layer, a claim, a completion with its COMMIT, and a ROLLBACK each have this limit, but at
+    ///   least 1 and at most 30 seconds. A claim may also wait for the pool's `acquire_timeout`.
+    /// - Under a lease, a claim has the length of the lease as its limit, but at least 2 and at most 30 seconds. If a
+    ///   response cannot be stored, the layer retries the statement for the length of the lease.
     ///
-    /// After that the answer is [`Unavailable`](Rejection::Unavailable), the key is free in this process, and the
-    /// connection is closed. **After a COMMIT it is unknown whether the operation took effect.**
+    /// If such a limit is exceeded, the answer is [`Unavailable`](Rejection::Unavailable), the key is free in this
+    /// process, and the connection is closed. **If a COMMIT was sent, the outcome of the operation is unknown.**
     ///
     /// # Panics
     ///
-    /// If `limit` is under a millisecond or over ten years.
+    /// Panics if `limit` is under a millisecond or over ten years.
     #[track_caller]
     pub fn run_timeout(self, limit: Duration) -> Self {
         assert!(is_in(&RETENTION, limit), "a run time-out must be between a millisecond and ten years");
         Self { run_timeout: limit, ..self }
     }
 
-    /// The runs of this layer and its clones. A graceful shutdown has to wait for them.
+    /// Returns the runs of this layer and its clones. A graceful shutdown has to wait for these runs.
     #[must_use]
     pub fn runs(&self) -> Runs {
         self.places.runs()
@@ -431,7 +443,7 @@ impl LayerMode {
         }
     }
 
-    /// How long a request waits for another one with its key. Zero if the request does not wait.
+    /// Returns how long a request waits for another request with its key. A time of zero means no wait.
     pub(super) fn wait(self) -> Duration {
         match self {
             Self::Transactional(Idempotency { on_duplicate: Some(OnDuplicate::Wait(limit)), .. }) => limit,
@@ -442,19 +454,19 @@ impl LayerMode {
 }
 
 impl IdempotencyLayer {
-    /// The operation of a request. `None` if it has no name.
+    /// Returns the operation of a request, or `None` if neither the service nor a route names the operation.
     pub(super) fn operation_of(&self, parts: &Parts) -> Option<String> {
         self.operation.as_ref().map_or_else(|| matched_operation(parts), |named| named(parts))
     }
 
-    /// How long a request waits for a place among the runs: as long as for a connection.
+    /// Returns how long a request waits for a place among the runs. The pool waits for a connection for the same time.
     pub(super) fn place_time(&self) -> Duration {
         self.pool.options().get_acquire_timeout().min(LONGEST_PLACE_TIME)
     }
 
     pub(super) fn bounds(&self) -> Bounds {
         let connections = connections(&self.pool);
-        // A run without a connection would only wait for one.
+        // A run of a transactional layer needs a connection, so the connections also limit the runs.
         let at_once = match self.mode {
             LayerMode::Transactional(_) => self.max_runs.min(connections),
             LayerMode::Leased(_) => self.max_runs,
@@ -462,14 +474,14 @@ impl IdempotencyLayer {
         Bounds::of(self.max_runs, self.max_runs_of_one_scope, at_once, connections)
     }
 
-    /// How many bytes the bodies that arrive or wait may have together: one largest body for each place. More requests
-    /// than that would wait in vain. The half for one scope is at least one such body.
+    /// Returns how many bytes the bodies that arrive or wait may have together: one largest body for each place. More
+    /// requests than places would wait in vain. One scope may hold at least one largest body.
     pub(super) fn most_held(&self) -> usize {
         self.request_limit.saturating_mul(self.max_runs.max(2))
     }
 
-    /// The longest wait for the database, before and after the handler. The limit is the `run_timeout`, but at least a
-    /// second, because the server may be busy, and at most [`ANSWER_TIME`].
+    /// Returns the longest wait for the database, before and after the handler. This time is the `run_timeout`, but at
+    /// most [`ANSWER_TIME`]. The time is at least a second, because the server may be busy.
     pub(super) fn answer_time(&self) -> Duration {
         self.run_timeout.clamp(Duration::from_secs(1), ANSWER_TIME)
     }

@@ -1,5 +1,5 @@
-//! The run of a leased layer: claim, lend the lease to the handler, and store its response or free the key. Also the
-//! proof that a request was refused before its handler began.
+//! The run of a leased layer: it claims the key, lends the lease to the handler, and stores its response or frees the
+//! key. This file also has the proof that a request was refused before its handler began.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,7 +22,7 @@ use crate::observe::performing;
 use crate::record::{CalledAt, Candidate};
 use crate::{Error, Key, Mode};
 
-/// Claims the key, calls the handler and stores its response; or replays the stored response.
+/// Claims the key, calls the handler and stores its response. If there is a stored response, replays it instead.
 pub(super) async fn run<H: Handler>(
     mut options: LeaseOptions,
     layer: &IdempotencyLayer,
@@ -44,12 +44,12 @@ pub(super) async fn run<H: Handler>(
 
 pub(super) struct Performed<H: Handler> {
     pub(super) reply: Reply<H>,
-    /// Whether the response is the answer of the key now.
+    /// Whether the response is stored as the answer of the key.
     pub(super) stored: bool,
 }
 
-/// Calls the handler and stores its response, or releases the claim. For a resumed request, gives the claim back if the
-/// request met another key.
+/// Calls the handler, and stores its response or releases the claim. If a resumed request met another key, gives the
+/// claim back.
 pub(super) async fn perform<H: Handler>(
     layer: &IdempotencyLayer,
     mut owner: LeaseOwner,
@@ -60,15 +60,15 @@ pub(super) async fn perform<H: Handler>(
     let lease = Lease::clone(&owner);
     handler.extensions_mut().insert(LentLease::new(lease.clone()));
     let called = Called::now(&handler, true);
-    // The response body is a part of the work, because it may have effects outside, too.
+    // The response body is a part of the work, because the body may also have effects outside the database.
     let work = async {
         owner.begin();
         conclude(layer, called, handler.call(layer.run_timeout).await?).await
     };
     let concluded = performing(lease.mode(), lease.key().operation(), lease.unless_lost(work)).await;
     let Some(concluded) = concluded else { return failed(Err(owner.failed(Error::LeaseLost).into())) };
-    // The layer has refused the request. The service may have changed that response, but it is no answer to the
-    // request.
+    // The layer in the service has refused the request. The service may have changed the response of that layer, but
+    // even the changed response is not an answer to the request.
     if let Some((resumed, mistake)) = resumed.and_then(|resumed| Some((resumed, resumed.mistake()?))) {
         owner.give_back(&mistake, &resumed.expires_at).await;
         return failed(concluded.map(|(Conclusion::Store { response, .. } | Conclusion::Free { response })| response));
@@ -89,10 +89,10 @@ pub(super) async fn perform<H: Handler>(
             }
             let attached = response.extensions().get().map(|LastError(reason)| reason.clone());
             let reason = attached.unwrap_or_else(|| format!("the handler answered {status}"));
-            // The rejection of another layer says nothing about the request.
+            // The rejection of another layer is not a refusal of the request.
             if status.is_client_error() && response.extensions().get::<Rejection>().is_none() {
                 return failed(match owner.refuse(&reason, is_final(status), not_begun).await {
-                    // The record would still have the request, so a resumer could perform what the client was refused.
+                    // The record still has the request, so a resumer could perform the refused request.
                     Err(error) if is_final(status) => Err(error.into()),
                     _ => Ok(response),
                 });
@@ -105,7 +105,7 @@ pub(super) async fn perform<H: Handler>(
     failed(reply)
 }
 
-/// Whether this 4xx is a refusal. The others ask the client to repeat the request.
+/// Whether this 4xx is a final refusal. The other 4xx ask the client to repeat the request.
 fn is_final(status: StatusCode) -> bool {
     !matches!(
         status,
@@ -123,14 +123,14 @@ fn reason<E>(error: &NoResponse<E>) -> &'static str {
     }
 }
 
-/// The key of a resumed request, in its extensions. The layer that passes the request on removes it.
+/// The key of a resumed request, in its extensions. The layer removes the key when it passes the request on.
 #[derive(Clone)]
 pub(super) struct Resumed {
     key: Key,
-    /// The end of the retention before the claim.
+    /// The end of the retention, as it was before the claim.
     expires_at: String,
-    /// Why the layer in the service refused the request. The resumer reads it here, because code between the two may
-    /// change the layer's response.
+    /// The reason why the layer in the service refused the request. The resumer reads the reason here, because code
+    /// between the layer and the resumer may change the layer's response.
     mistake: Arc<Mutex<Option<String>>>,
 }
 
@@ -139,8 +139,8 @@ impl Resumed {
         Self { key: found.key, expires_at: found.expires_at, mistake: Arc::default() }
     }
 
-    /// Compares the key that the layer has found with the record's. Under another key the effect would have another
-    /// downstream key, and could happen twice.
+    /// Compares the key that the layer has found with the key of the record. Under another key, the effect would have
+    /// another downstream key, and could happen twice.
     pub(super) fn meets(&self, key: &Key) -> Result<(), Rejection> {
         let mistake = (self.key != *key).then(|| Mistake::ResumedUnderAnotherKey {
             recorded: self.key.operation().to_owned(),
@@ -150,21 +150,21 @@ impl Resumed {
         mistake.map_or(Ok(()), |mistake| Err(mistake.into()))
     }
 
-    /// Why nothing was performed, if the request met another key.
+    /// Returns the reason why nothing was performed, if the request met another key.
     pub(super) fn mistake(&self) -> Option<String> {
         self.mistake.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-/// Why a handler cannot have the lease.
+/// The reason why a handler cannot have the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoLease {
     /// No leased layer is in front of this handler, or the layer does not cover this method, or the request has no key.
     #[error("there is no lease here: no leased IdempotencyLayer covers this request, or the request has no key")]
     NotLent,
-    /// Under `AtMostOnce`, a lease is lent once. Code inside the layer calls the handler a second time, and the first
-    /// call may have had its effect. Or a middleware has taken the lease.
+    /// Under `AtMostOnce`, the layer lends the lease only once. Code inside the layer may have called the handler a
+    /// second time, although the first call may have had its effect. A middleware may also have taken the lease.
     #[error(
         "the lease was taken before, and under AtMostOnce it is lent once; put the code that retries outside the \
          layer, and let a middleware read the Key of the request's extensions instead"
@@ -173,9 +173,10 @@ pub enum NoLease {
 }
 
 impl Lease {
-    /// The lease of a request, in a handler behind a [leased layer](super::IdempotencyLayer::leased). The layer renews
-    /// and ends it. With axum, the lease is an extractor. Under `AtMostOnce`, take it with the body as a
-    /// [`LeasedBody`](super::LeasedBody): after a refusal by an extractor beside it, the key waits for an operator.
+    /// Returns the lease of a request, in a handler behind a [leased layer](super::IdempotencyLayer::leased). The layer
+    /// renews and ends the lease. With axum, `Lease` is an extractor. Under `AtMostOnce`, take the lease with the body
+    /// as a [`LeasedBody`](super::LeasedBody). If a separate extractor refuses the request, the key waits for an
+    /// operator.
     ///
     /// # Errors
     ///
@@ -199,7 +200,7 @@ impl<S: Sync> axum::extract::FromRequestParts<S> for Lease {
     }
 }
 
-/// A 500 without a body: the text of the mistake is for the service's log.
+/// A 500 without a body, because the text of the mistake is for the service's log.
 #[cfg(feature = "axum")]
 impl IntoResponse for NoLease {
     fn into_response(self) -> Response {
@@ -208,15 +209,16 @@ impl IntoResponse for NoLease {
 }
 
 /// The proof, in the extensions of a response, that no handler has begun under the claim with this token. Only the
-/// functions of this file write it. A status is no proof: a handler that has had an effect may also answer 404.
+/// functions of this file write this proof. A status is not a proof, because a handler that has had an effect may also
+/// answer 404.
 #[derive(Clone, Copy)]
 struct NotBegun {
     token: i64,
 }
 
-/// The lease of a request, in its extensions, and whether code of the service has taken it. Once code has taken the
-/// lease, nothing proves any more that the handler has not begun: code inside the layer may call the handler again, and
-/// the first call may have had its effect.
+/// The lease of a request, in the extensions of the request, and whether code of the service has taken the lease. Once
+/// code has taken the lease, nothing proves any more that the handler has not begun. Code inside the layer may call the
+/// handler again, and the first call may have had its effect.
 #[derive(Clone)]
 pub(super) struct LentLease {
     pub(super) lease: Lease,
@@ -232,7 +234,7 @@ impl LentLease {
         extensions.get()
     }
 
-    /// Takes the lease. Returns whether it was taken before.
+    /// Takes the lease, and returns whether the lease was taken before.
     fn take(&self) -> bool {
         self.taken.swap(true, Ordering::Relaxed)
     }
@@ -244,11 +246,12 @@ impl LentLease {
 }
 
 /// The [`Lease`] of a request, together with its body. `B` is any extractor of axum that takes the body, such as
-/// `Json<T>`, or a tuple that ends with one, such as `(Path<T>, Json<U>)`.
+/// `Json<T>`. `B` may also be a tuple that ends with such an extractor, for example `(Path<T>, Json<U>)`.
 ///
-/// The extractor `B` runs first. If it refuses the request, the layer knows that the handler has not begun: **the key
-/// is free, also under `AtMostOnce`**, and a corrected request may use it. After a refusal by any other extractor, the
-/// key is indeterminate under `AtMostOnce`. So put each extractor that can refuse a request into this one.
+/// The extractor `B` runs before the lease is taken. If `B` refuses the request, the layer knows that the handler has
+/// not begun. **Then the key is free, also under `AtMostOnce`**, and a corrected request may use the key. After a
+/// refusal by any other extractor, the key is indeterminate under `AtMostOnce`. So make each extractor that can refuse
+/// a request a part of `B`.
 ///
 /// ```
 /// # use axum::{Json, extract::Path, http::StatusCode};
@@ -262,11 +265,11 @@ impl LentLease {
 /// }
 /// ```
 ///
-/// The guide's page `http` has the router.
+/// The guide's page `http` shows a router for such a handler.
 ///
-/// A middleware between the layer and the handler runs before the check, so it must have no effect of its own. If it
-/// takes the [`Lease`], a refusal is no proof. A handler that takes a `Result<LeasedBody<_>, _>` must return the
-/// refusal only if it has done nothing.
+/// A middleware between the layer and the handler runs before `B`, so the middleware must have no effect of its own. If
+/// a middleware takes the [`Lease`], a refusal does not prove any more that the handler has not begun. A handler that
+/// takes a `Result<LeasedBody<_>, _>` must return the refusal only if the handler has done nothing.
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 #[derive(Debug)]
@@ -274,7 +277,7 @@ pub struct LeasedBody<B>(pub Lease, pub B);
 
 #[cfg(feature = "axum")]
 impl<S: Send + Sync, B: FromRequest<S>> FromRequest<S> for LeasedBody<B> {
-    /// The refusal of `B`, or that of [`NoLease`](super::NoLease).
+    /// The refusal of `B`, or the response of a [`NoLease`](super::NoLease).
     type Rejection = Response;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Response> {
@@ -287,16 +290,16 @@ impl<S: Send + Sync, B: FromRequest<S>> FromRequest<S> for LeasedBody<B> {
     }
 }
 
-/// A 404 for `Router::fallback`, after which the key is free, as after a refusal by [`LeasedBody`]. After another 404,
-/// the key is indeterminate under `AtMostOnce`.
+/// A 404 for `Router::fallback`, which frees the key as a refusal by [`LeasedBody`] does. After any other 404, the key
+/// is indeterminate under `AtMostOnce`.
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub async fn not_found(request: Request) -> Response {
     unbegun(request.extensions(), StatusCode::NOT_FOUND.into_response())
 }
 
-/// A 405 for `Router::method_not_allowed_fallback`, as [`not_found`]. `Router::route_layer` covers the 405 of each of
-/// its routes.
+/// A 405 for `Router::method_not_allowed_fallback`, which frees the key as [`not_found`] does. A layer that was added
+/// by `Router::route_layer` also covers the 405 of each route.
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub async fn method_not_allowed(request: Request) -> Response {

@@ -1,12 +1,13 @@
-//! The places of the runs, and the queues for them.
+//! The places of the runs, and the queues for these places.
 //!
-//! A run has three places: of its key, of its scope and of the layer. A request queues for them in this order, so a
-//! storm of one key, or of one scope, waits in its own queue. While a request of this process performs, its duplicates
-//! have no place and no connection. While another process performs, its duplicates here poll, and have no place between
-//! two polls. The database alone decides which request performs.
+//! A run has three places: a place of its key, a place of its scope, and a place of the layer. A request queues for its
+//! places in this order, so a storm of requests with one key, or of one scope, waits in its own queue. While a request
+//! of this process runs its handler, the duplicates of this request have no place and no connection. While another
+//! process runs the handler, the duplicates in this process poll the database, and have no place between two polls. The
+//! database alone decides which request runs its handler.
 //!
-//! A request queues in the task of its run. The runtime polls this task even if a service further out does not poll the
-//! request, so a queue never waits for a request that is not polled.
+//! A request queues in the task of its run. The runtime polls this task even if an outer service does not poll the
+//! request. So a queue never waits for a request that is not polled.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -22,8 +23,8 @@ use crate::observe::Trace;
 use crate::session::{Pauses, Polls};
 use crate::{Error, Fingerprint, Key};
 
-/// Counts the runs of a layer. Take it from [`IdempotencyLayer::runs`](super::IdempotencyLayer::runs), and wait for
-/// [`finished`](Self::finished) at the end of a graceful shutdown.
+/// Counts the runs of a layer. Get this counter from [`IdempotencyLayer::runs`](super::IdempotencyLayer::runs), and
+/// wait for [`finished`](Self::finished) at the end of a graceful shutdown.
 #[derive(Clone, Debug, Default)]
 pub struct Runs(Arc<watch::Sender<usize>>);
 
@@ -34,8 +35,8 @@ impl Runs {
         *self.0.borrow()
     }
 
-    /// Waits until no run is in progress. Stop accepting requests first. Put a time-out around this that is shorter
-    /// than your platform's grace period. A run that is cut off is rolled back, or its lease lapses.
+    /// Waits until no run is in progress. Stop accepting requests before this call. Limit the call by a time-out that
+    /// is shorter than your platform's grace period. If a run is cut off, it is rolled back, or its lease lapses.
     pub async fn finished(&self) {
         // The sender is in `self`, so the channel stays open.
         let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
@@ -46,7 +47,7 @@ pub(super) struct Ticket {
     pub(super) key: Key,
     pub(super) fingerprint: Fingerprint,
     pub(super) trace: Trace,
-    /// A record is judged as of this moment.
+    /// The arrival of the request. The call judges a record as of this moment.
     pub(super) arrived: std::time::Instant,
     /// The request as the claim stores it, so that a resumer can finish it.
     pub(super) stored: Option<Vec<u8>>,
@@ -56,25 +57,25 @@ pub(super) struct Ticket {
 pub(super) struct Bounds {
     all: usize,
     of_one_scope: usize,
-    /// For the requests with one key that do not perform.
+    /// The number of places for the requests with one key that do not run the handler.
     of_one_key: usize,
 }
 
 impl Bounds {
-    /// Without a number from the service, one scope has seven eighths of the `at_once` runs that can work at a time.
+    /// If the service sets no number, one scope has seven eighths of the `at_once` runs that can work at a time.
     pub(super) fn of(all: usize, of_one_scope: Option<usize>, at_once: usize, connections: usize) -> Self {
-        // Of two or more, at least one is left to other scopes. At least one is given.
+        // If there are two runs or more, at least one is left to other scopes. A scope always gets at least one run.
         let of_one_scope = of_one_scope.unwrap_or_else(|| (at_once - at_once.div_ceil(8)).max(1));
-        // At least half of the scope's places are left to its other keys, if it has two.
+        // If the scope has two places or more, at least half of them are left to its other keys.
         Self { all, of_one_scope, of_one_key: connections.min(of_one_scope / 2).max(1) }
     }
 }
 
 #[derive(Clone, Copy)]
 pub(super) struct Patience {
-    /// For another request with its key.
+    /// The end of the wait for another request with the same key.
     pub(super) first: Instant,
-    /// For its places. Not earlier than `first`.
+    /// The end of the wait for the places of the request. This time is not earlier than `first`.
     pub(super) place: Instant,
 }
 
@@ -84,35 +85,36 @@ pub(super) struct Places {
     queues: Arc<Mutex<HashMap<Of, Queue>>>,
 }
 
-/// The owner of a queue. Clones of a layer with another bound have queues of their own.
+/// The requests that share a queue. A clone of the layer with other bounds has its own queues for scopes and for all
+/// requests.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Of {
     All(usize),
-    /// `None`: of the requests without a key.
+    /// A scope, or `None` for all requests without a key.
     Scope(Option<String>, usize),
     Key(Key),
-    /// The requests of one operation that resumers of this process send: `(scope, operation)`.
+    /// The requests of one scope and operation that resumers of this process send.
     Resumed(String, String),
 }
 
 struct Queue {
-    /// How many requests wait here, or have a place of this queue.
+    /// The number of requests that wait in this queue, or have a place of this queue.
     requests: usize,
     places: Arc<Semaphore>,
-    /// Of a key.
+    /// The request that holds the key, if this queue is the queue of a key.
     holder: Option<Holder>,
 }
 
 /// The request that holds a key, as far as this process knows.
 #[derive(Clone)]
 enum Holder {
-    /// A request of this process performs. The channel closes when that request has ended.
+    /// A request of this process runs its handler. The channel closes when that request has ended.
     Here(Fingerprint, watch::Receiver<()>),
-    /// A poll has found the key in flight. No duplicate polls again before this time.
+    /// A poll has found the key in flight. No duplicate of this process polls again before this time.
     Elsewhere(Instant),
 }
 
-/// A request in a queue. With a permit, it has a place.
+/// A request in a queue. A request with a permit has a place.
 struct Queued {
     places: Places,
     of: Of,
@@ -123,14 +125,14 @@ struct Queued {
 pub(super) struct Place<'t> {
     places: Places,
     bounds: Bounds,
-    /// `None`: the request has no key.
+    /// The ticket of the request, or `None` if the request has no key.
     ticket: Option<&'t Ticket>,
-    /// The place among the requests with its key, until this one performs.
+    /// The place among the requests with the same key, until the handler of this request runs.
     of_key: Option<Queued>,
     run: Option<Run>,
     patience: Patience,
     pauses: Pauses,
-    /// Closes when the client has gone.
+    /// The channel that closes when the client has gone.
     client: watch::Receiver<()>,
 }
 
@@ -150,7 +152,7 @@ impl Places {
         self.runs.clone()
     }
 
-    /// Waits for the places of a request. `client` closes when the client has gone.
+    /// Waits for the places of a request. The channel `client` closes when the client has gone.
     pub(super) async fn place<'t>(
         &self,
         bounds: Bounds,
@@ -165,8 +167,8 @@ impl Places {
         Ok(place)
     }
 
-    /// Takes the places of a request that a resumer is about to send. `None` if one of them is not free, or if a
-    /// resumer of this process already sends a request of this operation and scope.
+    /// Takes the places of a request that a resumer is about to send. Returns `None` if a place is not free. One of
+    /// these places is free only if no resumer of this process sends a request of the same operation and scope.
     pub(super) fn resumed(&self, key: &Key, bounds: Bounds) -> Option<Run> {
         let Bounds { all, of_one_scope, .. } = bounds;
         let scope = key.scope().to_owned();
@@ -177,7 +179,7 @@ impl Places {
         ];
         let taken = places.into_iter().map(|(of, most)| {
             let mut queued = self.queue(of, most);
-            // If others wait in the queue, no place is free, so this does not overtake them.
+            // If other requests wait in the queue, no place is free. So a resumed request does not overtake them.
             queued.permit = Some(queued.semaphore.clone().try_acquire_owned().ok()?);
             Some(queued)
         });
@@ -203,10 +205,10 @@ impl Places {
 }
 
 impl Place<'_> {
-    /// Takes all places, unless the client goes first.
+    /// Takes all places of the request, unless the client hangs up first.
     async fn take(&mut self, deadline: Instant) -> Result<(), Rejection> {
         let mut client = self.client.clone();
-        // Nothing is ever sent.
+        // The channel has no messages, so this future ends when the sender is dropped.
         let mut gone = pin!(async move { while client.changed().await.is_ok() {} });
         let taken = unless(&mut gone, self.wait(deadline)).await;
         // The client has gone, so this error is never read.
@@ -227,10 +229,12 @@ impl Place<'_> {
         Ok(())
     }
 
-    /// The request performs from now on: the other requests with this key find it, and its place among them is free.
-    /// Call this only after the claim is won, or replays of one key would wait for each other.
+    /// Makes this request the holder of its key, because its handler runs from now on. The other requests with this key
+    /// then find the holder, and the place of this request among them becomes free. Call this function only after the
+    /// claim is won. Otherwise replays of one key would wait for each other.
     ///
-    /// `None` if another request of this process performs. That one has lost its lease and has not noticed.
+    /// Returns `None` if another request of this process holds the key. That request has lost its lease without
+    /// noticing.
     pub(super) fn performing(&mut self) -> Option<Performing> {
         let (ticket, mut of_key) = (self.ticket?, self.of_key.take()?);
         let (ending, ended) = watch::channel(());
@@ -247,8 +251,8 @@ impl Place<'_> {
 }
 
 impl Polls for Place<'_> {
-    /// Gives the places back, so that a pause holds none. Until the end of the pause, no other request with the key
-    /// polls.
+    /// Gives the places back, so that the request holds no place during a pause. Until the end of the pause, no other
+    /// request with the key polls.
     async fn rest(&mut self) -> bool {
         self.run = None;
         let now = Instant::now();
@@ -260,18 +264,18 @@ impl Polls for Place<'_> {
             }
         });
         of_key.permit = None;
-        // A poll that finds no place in time counts as one that finds the key in flight.
+        // If a poll finds no place in time, the key counts as in flight.
         self.take(self.patience.first).await.is_ok()
     }
 }
 
 impl Queued {
-    /// Waits for a place among the requests with this key, and until this process knows of no holder of the key.
+    /// Waits for a place among the requests with this key, and until this process knows no holder of the key.
     async fn turn(&mut self, ticket: &Ticket, first: Instant, deadline: Instant) -> Result<(), Error> {
         loop {
             let holder = self.holder_until(first);
             if holder.is_some() {
-                // The holder was found after the wait for the place.
+                // A holder appeared while this request waited for its place, so the request gives the place back.
                 self.permit = None;
             }
             match holder {
@@ -279,21 +283,22 @@ impl Queued {
                     return Err(Error::KeyReused { key: ticket.key.clone() });
                 }
                 Some(Holder::Here(_, mut ended)) => {
-                    // Nothing is ever sent: this returns when the sender is dropped.
+                    // The channel has no messages, so this call returns when the sender is dropped.
                     if timeout_at(first, ended.changed()).await.is_err() {
                         return Err(Error::InFlight { retry_after: RETRY_AFTER });
                     }
                 }
                 Some(Holder::Elsewhere(next)) => sleep_until(next).await,
                 None if self.permit.is_some() => return Ok(()),
-                // After the deadline, other requests with the key still wait for the first request, or for the
-                // database.
+                // If no place became free before the deadline, other requests with the key still wait for the first
+                // request, or for the database.
                 None => self.admitted(deadline).await.ok_or(Error::InFlight { retry_after: RETRY_AFTER })?,
             }
         }
     }
 
-    /// The holder of the key that this process knows. A request does not wait for the next poll beyond `first`.
+    /// Returns the holder of the key, if this process knows the holder. A request does not wait for the next poll
+    /// beyond `first`.
     fn holder_until(&self, first: Instant) -> Option<Holder> {
         self.with_holder(|holder| match holder {
             Some(Holder::Elsewhere(next)) => {
@@ -309,7 +314,7 @@ impl Queued {
         change(self.places.queues().get_mut(&self.of).map_or(&mut None, |queue| &mut queue.holder))
     }
 
-    /// Waits for a place, in the order of arrival. `None` after the deadline.
+    /// Waits for a place, in the order of arrival. Returns `None` after the deadline.
     async fn admitted(&mut self, deadline: Instant) -> Option<()> {
         self.permit = timeout_at(deadline, self.semaphore.clone().acquire_owned()).await.ok()?.ok();
         self.permit.as_ref().map(drop)
@@ -318,7 +323,7 @@ impl Queued {
 
 impl Drop for Queued {
     fn drop(&mut self) {
-        // Before the queue is removed, together with the count of its places.
+        // The permit is given back before the queue is removed, because the queue has the count of its places.
         self.permit = None;
         let mut queues = self.places.queues();
         if let Some(queue) = queues.get_mut(&self.of) {
@@ -345,7 +350,7 @@ impl Drop for Run {
 
 impl Drop for Performing {
     fn drop(&mut self) {
-        // Before the sender is dropped, which wakes the duplicates.
+        // The holder is removed before the sender is dropped, because this drop wakes the duplicates.
         self.of_key.with_holder(|holder| *holder = None);
     }
 }

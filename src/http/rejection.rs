@@ -1,4 +1,4 @@
-//! Why a request gets no answer of its handler: a rejection of the layer, or a refusal of the service.
+//! The answers that a request does not get from its handler: a rejection of the layer, or a refusal of the service.
 
 use std::collections::HashMap;
 use std::error::Error as StdError;
@@ -18,21 +18,22 @@ use crate::{Error, InvalidBody, InvalidKey, InvalidRequest, KeyPart, observe};
 
 const WAITS: &str = "a request met an operation that waits for an operator";
 
-/// Why the layer refused a request. **The request performed nothing**, unless the variant says otherwise.
+/// The reason why the layer refused a request. **The refused request had no effect**, unless the variant says
+/// otherwise.
 ///
-/// The response has the rejection in its extensions, for your logs and metrics. Its text is for the client. Its
-/// `source()`, which `unavailable` and `misconfigured` have, is for the service. Each variant begins with its
-/// [`kind`](Self::kind) and its status. A retry may succeed after `broken-body`, and after a rejection with
-/// `Retry-After`.
+/// The response has the rejection in its extensions, for your logs and metrics. The text of a rejection is for the
+/// client. The `source()` of `unavailable` and `misconfigured` is for the service. The documentation of each variant
+/// begins with its [`kind`](Self::kind) and its status. A retry may succeed after `broken-body`, and after a rejection
+/// with `Retry-After`.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rejection {
-    /// `missing-key`, 400: the key is required here.
+    /// `missing-key`, 400: the request has no key, but the layer requires a key.
     #[error("this operation requires an Idempotency-Key: a new one for each operation, the same one for each retry")]
     MissingKey,
     /// `malformed-key`, 400: there are several keys, or the key cannot be used. An
-    /// [operation](super::IdempotencyLayer::operation) can also be the reason, if a part of the path is in it. The text
-    /// says why.
+    /// [operation](super::IdempotencyLayer::operation) that contains a part of the path can also be the reason. The
+    /// text of the rejection gives the reason.
     #[error("{0}")]
     MalformedKey(String),
     /// `body-too-large`, 413: the request body is over its limit.
@@ -40,13 +41,14 @@ pub enum Rejection {
         limit.map_or_else(|| "the service takes".to_owned(), |limit| format!("{limit} bytes")))]
     #[non_exhaustive]
     BodyTooLarge {
-        /// The largest body that the layer accepts, in bytes. `None` if a limit further out is the smaller one.
+        /// The largest body that the layer accepts, in bytes. `None` if an outer layer has a smaller limit.
         limit: Option<usize>,
     },
     /// `broken-body`, 400: the request body ended early, or came too slowly.
     #[error("the body could not be read to its end; nothing was done, send it again")]
     BrokenBody,
-    /// `invalid-body`, 400: the request body could not be decoded, for example decompressed by a layer further out.
+    /// `invalid-body`, 400: the request body could not be decoded, for example because an outer layer could not
+    /// decompress it.
     #[error("the body could not be decoded; nothing was done, correct it")]
     UndecodableBody,
     /// `invalid-body`, 400: the layer compares bodies as JSON, and the body is not JSON.
@@ -62,18 +64,18 @@ pub enum Rejection {
     #[error("the first request with this Idempotency-Key is not finished; ask again with the same key")]
     #[non_exhaustive]
     InFlight {
-        /// When to ask again.
+        /// The time after which to send the request again.
         retry_after: Duration,
     },
     /// `indeterminate`, 409: the first request began and never finished, so it is unknown whether it took effect. An
-    /// operator or a reconciler has to find out.
+    /// operator or a reconciler has to settle the key.
     #[error(
         "the first request with this Idempotency-Key began and never finished, and it is unknown whether it took \
          effect; do not repeat it under another key before that is known"
     )]
     #[non_exhaustive]
     Indeterminate {
-        /// The fencing token of its claim, by which `unsettled` and the log name it.
+        /// The fencing token of the claim, by which `unsettled` and the log name the claim.
         token: i64,
         /// The names of all steps in doubt, if the operation is in steps.
         steps: Vec<String>,
@@ -89,7 +91,7 @@ pub enum Rejection {
         /// The fencing token of the last claim.
         token: i64,
     },
-    /// `not-replayable`, 409: the operation is done, and its response was not stored, because it was too large, a
+    /// `not-replayable`, 409: the operation is done, but its response was not stored. The response was too large, a
     /// stream, or a secret.
     #[error("the operation was completed before, and its response{} was not stored; look up its result",
         status.map(|status| format!(" ({status})")).unwrap_or_default())]
@@ -103,22 +105,23 @@ pub enum Rejection {
     #[error("the operation was completed before, and its result no longer exists; do not repeat it")]
     Gone,
     /// `unavailable`, 503 with `Retry-After`: the database is unreachable, the connection or the lease was lost, or the
-    /// transaction lost against a concurrent one. **If the connection was lost at COMMIT, it is unknown whether the
-    /// operation took effect. A retry with the same key gives the answer.** Under a lease the effect may have happened
-    /// although no answer is stored: the retry may perform again, or be `indeterminate`.
+    /// transaction lost against a concurrent transaction. **If the connection was lost at COMMIT, it is unknown whether
+    /// the operation took effect. A retry with the same key gets the answer.** Under a lease, the effect may have
+    /// happened although no answer is stored. A retry may then perform the operation again, or be `indeterminate`.
     #[error("the service cannot process this request at the moment; ask again with the same key")]
     Unavailable(#[source] Arc<Error>),
-    /// `overloaded`, 503 with `Retry-After`: no place among the runs, of all scopes or of this one, became free in
-    /// time. Or the requests that upload or wait [hold too many bytes](super#runs). Nothing began.
+    /// `overloaded`, 503 with `Retry-After`: no place became free in time, among all runs or among those of this scope.
+    /// Another reason is that the requests that upload or wait [hold too many bytes](super#runs). No handler began.
     #[error("too many requests are in progress; ask again with the same key")]
     #[non_exhaustive]
     Overloaded {
-        /// The limit of [all runs](super::IdempotencyLayer::max_runs), or of [those of one
-        /// scope](super::IdempotencyLayer::max_runs_of_one_scope). For too many bytes, the limit of all runs.
+        /// The limit of [all runs](super::IdempotencyLayer::max_runs), or of [the runs of one
+        /// scope](super::IdempotencyLayer::max_runs_of_one_scope). If there were too many bytes, this is the limit of
+        /// all runs.
         limit: usize,
     },
-    /// `timed-out`, 503 with `Retry-After`: the handler took too long and was dropped. In a transactional layer its
-    /// writes are undone. **Effects outside the database, or under a lease, remain.**
+    /// `timed-out`, 503 with `Retry-After`: the handler took too long and was dropped. In a transactional layer, the
+    /// writes of the handler are undone. **Effects outside the database, or under a lease, remain.**
     #[error("the operation took too long and was stopped; ask again with the same key")]
     #[non_exhaustive]
     TimedOut {
@@ -126,8 +129,9 @@ pub enum Rejection {
         limit: Duration,
     },
     /// `misconfigured`, 500: a mistake of the service, or an error of the database that a retry would get again. The
-    /// service's log has the source, which says what to do: an [`Error`](crate::Error), or an error of the layer. The
-    /// layer has committed nothing. **Effects outside the layer's transaction, or under a lease, remain.**
+    /// source is an [`Error`](crate::Error), or an error of the layer. The service's log has the source, which
+    /// describes what to do. The layer has committed nothing. **Effects outside the layer's transaction, or under a
+    /// lease, remain.**
     #[error("the service failed in a way that a retry does not fix; do not repeat the operation under another key")]
     Misconfigured(#[source] Arc<dyn StdError + Send + Sync>),
 }
@@ -139,7 +143,8 @@ pub(super) enum Mistake {
          feature axum, or name the operation by IdempotencyLayer::operation"
     )]
     NoOperation,
-    /// The effect would happen under another downstream key. Nothing was performed, and no attempt was used up.
+    /// The effect of the resumed request would happen under another downstream key. So nothing was performed, and no
+    /// attempt was used up.
     #[error(
         "a resumed request has another key here, of the operation {found:?}, than its record, of the operation \
          {recorded:?}; if the operations differ, name that of the record with IdempotencyLayer::operation; otherwise \
@@ -147,7 +152,7 @@ pub(super) enum Mistake {
          does"
     )]
     ResumedUnderAnotherKey { recorded: String, found: String },
-    /// For example by two `route_layer` on one router. Nothing was performed.
+    /// One router may have two `IdempotencyLayer`s, for example. Nothing was performed.
     #[error("two IdempotencyLayers cover this request; give each layer a Router of its own, and merge the routers")]
     CoveredTwice,
     #[error("the handler answered and still holds its IdempotentTx; drop it before the response is returned")]
@@ -157,7 +162,7 @@ pub(super) enum Mistake {
          IdempotentTx, even if it has no effects in this database"
     )]
     TransactionNotTaken,
-    /// The writes of the first call are still in the transaction.
+    /// The writes of the handler's first call are still in the transaction.
     #[error(
         "the IdempotentTx was given back and taken again, but the layer lends it once; put the code that retries \
          outside the layer"
@@ -167,7 +172,7 @@ pub(super) enum Mistake {
     NoReplay,
     #[error("the response could not be read to its end: {0}")]
     BrokenResponse(String),
-    /// A call that fails has the status 200.
+    /// A gRPC call that fails has the status 200.
     #[error("the layer cannot judge a gRPC response; call ensure_idempotent in the method, without the layer")]
     Grpc,
 }
@@ -185,13 +190,13 @@ impl From<MalformedKey> for Rejection {
 }
 
 impl Rejection {
-    /// The last part of the problem's `type`, after `urn:pg-idempotency:problem:`. It is stable.
+    /// The last part of the problem's `type`, after `urn:pg-idempotency:problem:`. This name is stable.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         self.kind_and_status().0
     }
 
-    /// The status that the draft demands, or the one that HTTP suggests where the draft is silent.
+    /// The status that the draft demands, or the status that HTTP suggests where the draft demands no status.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         self.kind_and_status().1
@@ -223,7 +228,7 @@ impl Rejection {
         matches!(self, Self::BrokenBody) || self.retry_after().is_some()
     }
 
-    /// When to send the request again: the value of `Retry-After`. `None` if this rejection has no such header.
+    /// The time after which to send the request again, as in `Retry-After`. `None` if there is no such header.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -233,8 +238,8 @@ impl Rejection {
         }
     }
 
-    /// The rejection for an error of the crate's own statements. There is no `From`, because the handler judges its own
-    /// errors.
+    /// The rejection for an error of the crate's own statements. This function is not a `From`, because the handler
+    /// judges its own errors.
     pub(crate) fn of(error: Error) -> Self {
         match error {
             Error::KeyReused { .. } => Self::KeyReused,
@@ -244,7 +249,7 @@ impl Rejection {
             Error::Undecodable { .. } => Self::NotReplayable { status: None },
             Error::InvalidRequest(InvalidRequest::Body(source)) => Self::InvalidBody(source),
             error if error.is_transient() => Self::Unavailable(Arc::new(error)),
-            // A client that obeys `Retry-After` would retry for ever, and the handler would run each time.
+            // A client that obeys a `Retry-After` would retry for ever, and the handler would run each time.
             error => Self::misconfigured(error),
         }
     }
@@ -255,7 +260,7 @@ impl Rejection {
 
     pub(crate) fn of_key(invalid: InvalidKey) -> Self {
         match invalid.part() {
-            // A part of the path, which the client has chosen, may be a part of the operation.
+            // The operation may contain a part of the path, which the client has chosen.
             KeyPart::Value | KeyPart::Operation => MalformedKey::from(invalid).into(),
             KeyPart::Scope => Self::misconfigured(invalid.into()),
         }
@@ -269,13 +274,13 @@ impl Rejection {
         }
     }
 
-    /// The rejection for an error of a statement that follows the handler's.
+    /// The rejection for an error of a statement that comes after the handler's statements.
     pub(super) fn of_completion(error: Error) -> Self {
-        // The claim was written in this transaction, so the handler has made it read only.
+        // The claim was written in this transaction, so the handler has made the transaction read only.
         if error.is_write_in_read_only() { Self::misconfigured(error) } else { Self::of(error) }
     }
 
-    /// The outcome for the metrics and the span, of a transactional run or of a request that had no run.
+    /// The outcome of a transactional run, or of a request without a run, for the metrics and the span.
     pub(super) fn outcome(&self) -> &'static str {
         match self {
             Self::KeyReused => "key_reused",
@@ -289,13 +294,13 @@ impl Rejection {
         }
     }
 
-    /// Logs a rejection that a person has to know about. It is left out if a line of its kind was written in the last
-    /// minute. The line names the operation, because a span at `debug` may be off.
+    /// Logs a rejection that a person has to know about. Leaves the line out if a line of the same kind was written in
+    /// the last minute. The line names the operation, because a span at the level `debug` may be off.
     pub(super) fn log(&self, operation: Option<&str>, lines: &Seldom) {
         let kind = match self {
             Self::Unavailable(error) => error.to_string(),
             Self::Misconfigured(error) => error.to_string(),
-            // The metrics count every rejection, and `unsettled` lists the tokens.
+            // The metrics count each rejection of these kinds, and `unsettled` lists the tokens.
             Self::TimedOut { .. } | Self::Indeterminate { .. } | Self::Exhausted { .. } => self.kind().to_owned(),
             _ => return,
         };
@@ -322,8 +327,8 @@ impl Rejection {
     }
 }
 
-/// The default response for a rejection: a problem (RFC 9457) with `type`, `title`, `status`, `detail` and `retryable`,
-/// and with `Retry-After` if the rejection [has a time](Rejection::retry_after).
+/// The default response for a rejection: a problem (RFC 9457) with `type`, `title`, `status`, `detail` and `retryable`.
+/// If the rejection has a [`retry_after`](Rejection::retry_after), the response has the header `Retry-After`.
 #[must_use]
 pub fn problem(rejection: &Rejection) -> Response<Bytes> {
     let status = rejection.status();
@@ -338,16 +343,17 @@ pub fn problem(rejection: &Rejection) -> Response<Bytes> {
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
     if let Some(retry_after) = rejection.retry_after() {
-        // The header counts whole seconds, and 0 would mean at once.
+        // The header counts whole seconds, and 0 would mean an immediate retry.
         let seconds = u64::try_from(retry_after.as_millis().div_ceil(1000)).unwrap_or(u64::MAX).max(1);
         response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
     }
     response
 }
 
-/// A response of the service to a request that it does not admit, returned by its function for the scope or for the
-/// key. A status converts into a response with an empty body: `.ok_or(StatusCode::UNAUTHORIZED)?`.
-// Boxed, because every successful result would have the size of a response.
+/// The response of the service to a request that it does not admit. The service's function for the scope or for the key
+/// returns this value as an error. A status converts into a response with an empty body:
+/// `.ok_or(StatusCode::UNAUTHORIZED)?`.
+// The response is boxed, because otherwise each successful result would have the size of a response.
 #[derive(Debug)]
 pub struct Denied(pub(super) Box<Response<Bytes>>);
 
@@ -368,7 +374,7 @@ impl From<StatusCode> for Denied {
 /// The response of a handler whose extractor has failed. The text of the mistake is for the service's log.
 #[cfg(feature = "axum")]
 pub(super) fn cannot_have(what: &str, error: &(dyn StdError + 'static)) -> axum::response::Response {
-    // If the route has no layer, any client can cause this line.
+    // If the route has no layer, any client can cause this line of the log.
     static LINES: LazyLock<Seldom> = LazyLock::new(Seldom::default);
     if let Some(left_out) = LINES.due(None, &error.to_string()) {
         tracing::error!(error, left_out, "a handler cannot have its {what}");
@@ -378,15 +384,16 @@ pub(super) fn cannot_have(what: &str, error: &(dyn StdError + 'static)) -> axum:
 
 /// The log gets at most one line in this time for each operation and kind, because clients can cause these lines.
 const PACE: Duration = Duration::from_secs(60);
-/// A service may put text of its clients into its operations. Above this number, all lines are of one kind.
+/// The greatest number of kinds of lines, because a service may put text of its clients into its operations. Above this
+/// number, all new lines have one common kind.
 const KINDS: usize = 256;
 
-/// The time of each line, and how many lines of its kind were left out since.
+/// For each kind, the time of the last line, and how many lines were left out since.
 #[derive(Default)]
 pub(super) struct Seldom(Mutex<HashMap<(String, String), (Instant, u64)>>);
 
 impl Seldom {
-    /// Whether to write a line, and how many of its kind were left out since the last one. `None`: leave the line out.
+    /// Returns how many lines of this kind were left out since the last line, or `None` if this line is left out, too.
     pub(super) fn due(&self, operation: Option<&str>, kind: &str) -> Option<u64> {
         self.due_at(operation, kind, Instant::now())
     }
@@ -395,7 +402,7 @@ impl Seldom {
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut line = (operation.unwrap_or_default().to_owned(), kind.to_owned());
         if !lines.contains_key(&line) && lines.len() >= KINDS {
-            // A line can be forgotten if no message of its kind was left out, because it has no count to report.
+            // A kind can be forgotten if none of its lines was left out, because there is no count to report.
             lines.retain(|_, (written, left_out)| *left_out > 0 || now.duration_since(*written) < PACE);
             if lines.len() >= KINDS {
                 line = Default::default();

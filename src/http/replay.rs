@@ -1,4 +1,4 @@
-//! How a response is stored in a record, and read from it as a replay. A record keeps the response, or a reference from
+//! Stores a response in a record, and reads it from there as a replay. A record keeps the response, or a reference from
 //! which a replay rebuilds the answer.
 
 use std::pin::Pin;
@@ -18,11 +18,11 @@ use super::request::{IDEMPOTENCY_KEY, as_text, headers_of};
 use crate::outcome::{Response as Stored, to_json, unquoted};
 use crate::{BoxError, Error};
 
-/// `Idempotent-Replayed`: `true` on every replay, and absent from every other response. Stripe and the agentic-commerce
-/// protocol use the same name.
+/// The header `Idempotent-Replayed`, which is `true` on every replay, and absent from every other response. Stripe and
+/// the agentic-commerce protocol use the same name.
 pub const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
-/// A replay repeats the headers that a client needs to read the body or to find things.
+/// The headers that a replay repeats by default. A client needs these headers to read the body or to find resources.
 #[rustfmt::skip]
 pub(super) const REPLAYED: [HeaderName; 13] = [
     header::CACHE_CONTROL, header::CONTENT_DISPOSITION, header::CONTENT_ENCODING, header::CONTENT_LANGUAGE,
@@ -30,9 +30,9 @@ pub(super) const REPLAYED: [HeaderName; 13] = [
     header::LAST_MODIFIED, header::LINK, header::LOCATION, header::VARY,
 ];
 
-/// No replay may repeat the session or the challenge of the first request, the headers of one connection (RFC 9110,
-/// section 7.6.1), or the headers that the server or the layer computes for each response. `idempotency.complete`
-/// refuses the same names.
+/// The headers that no replay may repeat. Each of these headers contains the session or the challenge of the first
+/// request, belongs to one connection (RFC 9110, section 7.6.1), or is computed for each response by the server or the
+/// layer. The SQL function `idempotency.complete` refuses the same names.
 #[rustfmt::skip]
 pub(super) const NEVER_REPLAYED: [HeaderName; 16] = [
     header::AUTHORIZATION, header::CONNECTION, header::CONTENT_LENGTH, header::DATE, header::PROXY_AUTHENTICATE,
@@ -42,9 +42,9 @@ pub(super) const NEVER_REPLAYED: [HeaderName; 16] = [
     IDEMPOTENT_REPLAYED,
 ];
 
-/// The record of a response, with its headers and its body, or without them if they are not to be stored.
+/// Returns the record of a response. The record has the headers and the body, unless the body must not be stored.
 pub(super) fn to_record(parts: &response::Parts, body: Option<Vec<u8>>, replayed: &[HeaderName]) -> Stored {
-    // `StatusCode` is at most 999.
+    // A `StatusCode` is at most 999.
     let status = Some(parts.status.as_u16().cast_signed());
     let Some(body) = body else { return Stored { status, headers: None, body: None } };
     let kept = parts.headers.iter().filter(|(name, _)| replayed.contains(name));
@@ -73,20 +73,20 @@ pub(super) fn replay<B>(stored: Stored) -> Result<Response<LayerBody<B>>, Reject
     Ok(response)
 }
 
-/// Stored instead of the headers. A list of headers is a JSON array, so it never equals this string.
+/// The text that is stored instead of the headers. A list of headers is a JSON array, so it never equals this text.
 const IS_REFERENCE: &str = "\"reference\"";
 
-/// A reference to the answer, which the record keeps instead of headers and body. The client gets the response as the
-/// handler made it. A retry gets the answer that the layer's [`Replay`](super::Replay) makes from the reference. If a
-/// transactional layer could not replay the reference, it undoes everything and answers 500.
+/// A reference to the answer, which the record keeps instead of the headers and the body. The first client gets the
+/// response as the handler made it. A retry gets the answer that the layer's [`Replay`](super::Replay) makes from the
+/// reference. If a transactional layer could not replay the reference, the layer undoes everything and answers 500.
 ///
-/// With axum: `(StatusCode::CREATED, AnswerBy(order.id), Json(order))`. A reference that has no JSON form makes the
-/// response a 500. The guide's page `by_reference` has examples.
+/// With axum, write `(StatusCode::CREATED, AnswerBy(order.id), Json(order))`. If a reference has no JSON form, the
+/// response is a 500. The guide's page `by_reference` has examples.
 #[derive(Clone, Debug)]
 pub struct AnswerBy<T>(pub T);
 
-/// The handler's reference, in the response's extensions. It has no type parameter, so the layer finds a reference of
-/// any type, and does not store the body.
+/// The handler's reference, in the extensions of the response. This type has no parameter, so the layer finds a
+/// reference of any type, and does not store the body.
 #[derive(Clone)]
 pub(super) struct Reference(Vec<u8>);
 
@@ -95,7 +95,7 @@ impl<T: Serialize> AnswerBy<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Unencodable`]. Then answer with an error.
+    /// [`Error::Unencodable`] if the reference has no JSON form. In this case, answer with an error.
     pub fn put_into(&self, extensions: &mut Extensions) -> Result<(), Error> {
         extensions.insert(Reference(to_json(&self.0)?));
         Ok(())
@@ -119,14 +119,14 @@ impl<T: Serialize> axum::response::IntoResponseParts for AnswerBy<T> {
 }
 
 impl Reference {
-    /// Fails if a replay could not read this reference.
+    /// Returns an error if a replay could not read this reference.
     pub(super) fn check(&self, replay: Option<&dyn Rebuild>) -> Result<(), Rejection> {
         replay.ok_or(Mistake::NoReplay)?.check(&self.0)
     }
 
-    /// Above the limit of a response, the reference is not stored either.
+    /// A reference that is larger than the limit of a response is not stored either.
     pub(super) fn into_record(self, status: StatusCode, limit: usize) -> Stored {
-        // `StatusCode` is at most 999.
+        // A `StatusCode` is at most 999.
         let status = Some(status.as_u16().cast_signed());
         if self.0.len() > limit {
             return Stored { status, headers: None, body: None };
@@ -134,7 +134,7 @@ impl Reference {
         Stored { status, headers: Some(IS_REFERENCE.to_owned()), body: Some(self.0) }
     }
 
-    /// `None` if the record has a body, or is damaged.
+    /// Reads the status and the reference. `None` if the record has no reference, or is damaged.
     pub(super) fn of(stored: &Stored) -> Option<(StatusCode, &[u8])> {
         let status = StatusCode::from_u16(stored.status?.cast_unsigned()).ok()?;
         let reference = stored.body.as_deref()?;
@@ -142,26 +142,28 @@ impl Reference {
     }
 }
 
-/// Rebuilds the answer to a retry from the stored reference, for [`replay`](super::IdempotencyLayer::replay).
+/// Rebuilds the answer to a retry from the stored reference, for the setting
+/// [`replay`](super::IdempotencyLayer::replay).
 pub trait Replay: Send + Sync + 'static {
-    /// The type of the handlers' [`AnswerBy`](super::AnswerBy). Keep it able to decode older values.
+    /// The type of the handlers' [`AnswerBy`](super::AnswerBy). Later versions of this type must decode older values.
     type Reference: DeserializeOwned + Send;
-    /// The body of the answer, of up to 64 MiB. It is read to its end before the transaction ends.
+    /// The body of the answer, of up to 64 MiB. The layer reads the body to its end before the transaction ends.
     type Body: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send;
 
     /// Rebuilds the answer. `request` is the retry, and its extensions contain the [`Key`](crate::Key). The connection
     /// is in a read-only transaction of its own, which is rolled back.
     ///
-    /// - A response below 400 gets the status of the first answer, and `Idempotent-Replayed: true`. Its headers are
-    ///   sent as they are.
-    /// - Another response is sent as it is: for example a 403 for an account that may no longer see the order.
-    /// - `None`, for a reference that does not resolve any more, is a 410 [`gone`](Rejection::Gone).
+    /// - A response below 400 gets the status of the first answer, and `Idempotent-Replayed: true`. The headers of such
+    ///   a response are sent unchanged.
+    /// - Any other response is sent as it is, for example a 403 for an account that may no longer see the order.
+    /// - Return `None` for a reference that does not resolve any more. The answer is then a 410
+    ///   [`gone`](Rejection::Gone).
     ///
     /// # Errors
     ///
-    /// A transient error is a 503, which the client retries. Any other error is a 500. A panic is treated like one of
-    /// the handler. [`run_timeout`](super::IdempotencyLayer::run_timeout) limits the time. In none of these cases the
-    /// handler runs.
+    /// After a transient error, the answer is a 503, and the client retries. Any other error makes the answer a 500. A
+    /// panic is treated like a panic of the handler. [`run_timeout`](super::IdempotencyLayer::run_timeout) limits the
+    /// time. The handler does not run in any of these cases.
     fn replay(
         &self,
         reference: Self::Reference,
@@ -175,7 +177,7 @@ type Rebuilding<'r> = Pin<Box<dyn Future<Output = Result<Response<Bytes>, Reject
 pub(super) trait Rebuild: Send + Sync {
     fn check(&self, reference: &[u8]) -> Result<(), Rejection>;
 
-    /// The answer has at most this number of bytes, and is read until `end`.
+    /// Rebuilds the answer. The body of the answer has at most `most` bytes, and is read until `end`.
     fn rebuild<'r>(
         &'r self,
         reference: &'r [u8],
@@ -209,7 +211,7 @@ impl<R: Replay> Rebuild for R {
         Box::pin(async move {
             let reference = decoded(reference)?;
             let rebuilt = self.replay(reference, request, conn).await.map_err(|error| {
-                // The layer's transaction is read only on every primary.
+                // The layer's transaction is read only on every primary, so a retry of this write would fail again.
                 match error.is_transient() && !error.is_write_in_read_only() {
                     true => Rejection::Unavailable(Arc::new(error)),
                     false => Rejection::misconfigured(error),

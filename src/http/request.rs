@@ -1,5 +1,5 @@
-//! The parts of a request that the layer reads: its operation, its key, its fingerprint, and the form in which it is
-//! stored for a resumer.
+//! Reads the parts of a request that the layer needs: its operation, its key, its fingerprint, and the form in which
+//! the request is stored for a resumer.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -22,12 +22,13 @@ pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum MalformedKey {
-    /// There are several header lines, or a proxy has joined them with a comma. Taking the first would hide a mistake.
+    /// There are several header lines, or a proxy has joined them with a comma. Using the first line would hide a
+    /// mistake.
     #[error("there are several Idempotency-Key values; send one")]
     Several,
     /// The key is empty, is longer than 255 bytes, or has only white space. A key that does not come from the header
     /// may also contain a control character, or only invisible characters. The
-    /// [operation](super::IdempotencyLayer::operation), which may contain a part of the path, can have the same faults.
+    /// [operation](super::IdempotencyLayer::operation) may contain a part of the path, and then have the same faults.
     #[error("the Idempotency-Key cannot be used: {0}")]
     Invalid(#[from] InvalidKey),
     #[error("the Idempotency-Key is neither a quoted string (RFC 9651) nor a word of visible ASCII; send \"a-uuid\"")]
@@ -37,13 +38,13 @@ pub(super) enum MalformedKey {
         "the Idempotency-Key has fewer than {shortest} characters; send one that cannot be guessed, such as a UUID"
     )]
     TooShort { shortest: usize },
-    /// The quoted string has parameters after it, which this header does not allow.
+    /// Parameters follow the quoted string, but this header does not allow parameters.
     #[error("the Idempotency-Key has parameters after the string; send the string alone")]
     Parameters,
 }
 
-/// The method, and the route that axum has matched, without the names of its parameters. With the names, every key
-/// would be new after a parameter is renamed, and a retry would perform again.
+/// Returns the method and the route that axum has matched, without the names of its parameters. With these names, a
+/// renamed parameter would make every key new, and a retry would be performed again.
 pub(super) fn matched_operation(parts: &Parts) -> Option<String> {
     #[cfg(feature = "axum")]
     let route = parts.extensions.get().map(axum::extract::MatchedPath::as_str);
@@ -52,15 +53,15 @@ pub(super) fn matched_operation(parts: &Parts) -> Option<String> {
     Some(format!("{} {}", parts.method, without_names(route?)))
 }
 
-/// The line of this header, if there is exactly one.
+/// Returns the line of this header, if there is exactly one line.
 pub(super) fn only_line<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h HeaderValue> {
     let mut lines = headers.get_all(name).iter();
     lines.next().filter(|_| lines.next().is_none())
 }
 
-/// Reads the value of `Idempotency-Key`: a quoted string of structured fields (RFC 9651), as the draft demands, or a
-/// bare word, which most clients send. `"abc"` and `abc` are the same value. `None` if there is no such header. `check`
-/// is the rule for its text.
+/// Reads the value of `Idempotency-Key`. The value is a quoted string of structured fields (RFC 9651), as the draft
+/// demands, or a bare word, which most clients send. `"abc"` and `abc` are the same value. Returns `None` if there is
+/// no such header. `check` is the rule for the text of the value.
 pub(super) fn key_value(headers: &HeaderMap, check: Check) -> Result<Option<String>, MalformedKey> {
     let mut lines = headers.get_all(IDEMPOTENCY_KEY).iter();
     let Some(line) = lines.next() else { return Ok(None) };
@@ -98,7 +99,8 @@ fn string(rest: &[u8]) -> Result<String, MalformedKey> {
     }
 }
 
-/// Visible ASCII, without the marks that separate values and parameters: a word is then never another structured field.
+/// Reads a bare word of visible ASCII. A word must not contain the marks that separate values and parameters, so a word
+/// is never another structured field.
 fn word(line: &[u8]) -> Result<String, MalformedKey> {
     if line.contains(&b',') {
         return Err(MalformedKey::Several);
@@ -115,17 +117,17 @@ fn word(line: &[u8]) -> Result<String, MalformedKey> {
 #[derive(Clone, Default)]
 pub(super) struct FingerprintChoice {
     pub(super) compared: Compared,
-    /// Sorted, and each once, so that the order in which the service names them does not matter.
+    /// The headers of the fingerprint, sorted and without duplicates, because the service may name them in any order.
     pub(super) headers: Vec<HeaderName>,
 }
 
 #[derive(Clone, Default)]
 pub(super) enum Compared {
-    /// `method SP path?query LF body`, byte by byte, so that every language can compute it. The content type does not
-    /// count: a client that adds a charset in a retry sends the same request.
+    /// Compares `method SP path?query LF body`, byte by byte, so that every language can compute the fingerprint. The
+    /// content type does not count, because a client that adds a charset in a retry sends the same request.
     #[default]
     Bytes,
-    /// Method, path with query, and the body as canonical JSON, without these parts.
+    /// Compares the method, the path with its query, and the body as canonical JSON without the ignored parts.
     Json { ignored: BTreeSet<Pointer> },
 }
 
@@ -150,8 +152,9 @@ impl FingerprintChoice {
         })
     }
 
-    /// A text that differs for every choice. `None` for the choices of fingerprint versions 1 and 3, whose digests must
-    /// not change. The text is made of JSON lists, because no feature of serde_json changes how they are written.
+    /// Returns a text that differs for every choice. Returns `None` for the choices of fingerprint versions 1 and 3,
+    /// because their digests must not change. The text consists of JSON lists, because no feature of serde_json changes
+    /// how lists are written.
     fn described(&self) -> Option<String> {
         let compared = match &self.compared {
             Compared::Bytes if self.headers.is_empty() => return None,
@@ -166,8 +169,8 @@ impl FingerprintChoice {
         Some(json!([compared, headers]).to_string())
     }
 
-    /// The lines of the chosen headers. The number of lines of each header and the length of each line come first, so
-    /// that two different requests never give the same bytes.
+    /// Returns the lines of the chosen headers. The number of lines of each header and the length of each line come
+    /// first, so that two different requests never give the same bytes.
     fn lines(&self, parts: &Parts) -> Vec<u8> {
         let mut written = Vec::new();
         for name in &self.headers {
@@ -185,20 +188,20 @@ impl FingerprintChoice {
 
 fn target(parts: &Parts) -> Cow<'_, str> {
     let target = uri(parts).path_and_query().map_or("", PathAndQuery::as_str);
-    // `http://host?query`, of which `http` leaves the path empty.
+    // For the URI `http://host?query`, the crate `http` leaves the path empty.
     if target.starts_with('?') { Cow::Owned(format!("/{target}")) } else { Cow::Borrowed(target) }
 }
 
-/// The host of the URI, unless a header `Host` says the same. HTTP/2 names the host only in the URI, and a client of
-/// HTTP/1.1 may do so, too.
+/// Returns the host of the URI, unless a header `Host` has the same value. HTTP/2 names the host only in the URI, and a
+/// client of HTTP/1.1 may also name it there.
 fn host_of_uri(parts: &Parts) -> Option<&str> {
     let host = uri(parts).authority().map(Authority::as_str)?;
     let is_named = parts.headers.get_all(header::HOST).iter().any(|line| line.as_bytes() == host.as_bytes());
     (!is_named).then_some(host)
 }
 
-/// The URI as the client has sent it. A nested axum router cuts the front off `uri`, and that part may name the
-/// account.
+/// Returns the URI as the client has sent it. A nested axum router cuts the front off `uri`, and this front may name
+/// the account.
 fn uri(parts: &Parts) -> &Uri {
     #[cfg(feature = "axum")]
     if let Some(original) = parts.extensions.get::<axum::extract::OriginalUri>() {
@@ -207,14 +210,15 @@ fn uri(parts: &Parts) -> &Uri {
     &parts.uri
 }
 
-/// The headers that a handler needs to read the body, and the layer to know the key.
+/// The headers that are stored with each request: two that the handler needs to read the body, and the key.
 pub(super) const STORED: [HeaderName; 3] = [header::CONTENT_TYPE, header::CONTENT_ENCODING, IDEMPOTENCY_KEY];
 
-/// These headers prove who the client is. The table, the WAL and backups keep no such proof.
+/// The headers that prove who the client is. The table, the WAL and the backups must not contain such a proof.
 pub(super) const NEVER_STORED: [HeaderName; 3] = [header::AUTHORIZATION, header::COOKIE, header::PROXY_AUTHORIZATION];
 
-/// The request as it is stored, with these headers. The limit of the body has been checked. An error is the response:
-/// the head is too large, or the target could not be restored, such as that of a request to open a tunnel.
+/// Returns the request as it is stored, with the headers that `is_stored` selects. The caller has checked the limit of
+/// the body. An error is the status of the response: the head is too large, or the target could not be restored. For
+/// example, the target of a request to open a tunnel cannot be restored.
 pub(super) fn to_store(
     parts: &Parts,
     body: &[u8],
@@ -223,7 +227,7 @@ pub(super) fn to_store(
     let target = target(parts).into_owned();
     target.parse::<Uri>().map_err(|_| StatusCode::BAD_REQUEST)?;
     let sent = parts.headers.iter().map(|(name, value)| (name, value.as_bytes()));
-    // A resumed request has only the path of the URI.
+    // A resumed request has only the path and the query of the URI, so the host is stored as a header.
     let sent = sent.chain(host_of_uri(parts).map(|host| (&header::HOST, host.as_bytes())));
     let kept = sent.filter(|(name, _)| is_stored(name) && !NEVER_STORED.contains(name));
     let kept = kept.map(|(name, value)| (name.to_string(), as_text(value)));
@@ -231,7 +235,7 @@ pub(super) fn to_store(
     request.with_body(body).ok_or(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE)
 }
 
-/// `None` if the stored bytes are not what [`to_store`] writes.
+/// Restores a stored request. Returns `None` if the stored bytes do not have the form that [`to_store`] writes.
 pub(super) fn restored(stored: &[u8]) -> Option<Request<Bytes>> {
     let (head, body) = ShownRequest::read(stored)?;
     let mut request =
@@ -240,13 +244,13 @@ pub(super) fn restored(stored: &[u8]) -> Option<Request<Bytes>> {
     Some(request)
 }
 
-/// The value of a header as text, with one character for each byte, as in ISO 8859-1. The value of a header may contain
-/// any byte, but the text of JSON is Unicode.
+/// Returns the value of a header as text, with one character for each byte, as in ISO 8859-1. The value of a header may
+/// contain any byte, but the text of JSON is Unicode.
 pub(super) fn as_text(value: &[u8]) -> String {
     value.iter().copied().map(char::from).collect()
 }
 
-/// The headers whose values [`as_text`] has written. `None` for other texts.
+/// Restores the headers whose values [`as_text`] has written. Returns `None` for other texts.
 pub(super) fn headers_of(stored: Vec<(String, String)>) -> Option<HeaderMap> {
     let mut headers = HeaderMap::new();
     for (name, value) in stored {
@@ -257,8 +261,8 @@ pub(super) fn headers_of(stored: Vec<(String, String)>) -> Option<HeaderMap> {
 }
 
 impl InDoubt {
-    /// The stored request of a leased layer, with its body. `None` if the operation is not behind a layer, or
-    /// its request is damaged or of a newer release.
+    /// Returns the stored request of a leased layer, with its body. `None` if the operation is not behind a layer, or
+    /// if the request is damaged or comes from a newer release.
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     #[must_use]
     pub fn http_request(&self) -> Option<Request<Bytes>> {

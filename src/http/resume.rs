@@ -1,4 +1,5 @@
-//! Finishes requests whose clients do not come back: takes one over, sends it to the service, and stores the answer.
+//! Finishes requests whose clients do not come back. A resumer takes a request over, sends it to the service, and
+//! stores the answer.
 
 use std::fmt::Display;
 use std::pin::pin;
@@ -26,11 +27,11 @@ use crate::route::has_names;
 use crate::session::{Opening, bounded, ended_or_closed, in_pooled_transaction};
 use crate::{BoxError, Error, Key, Misuse, observe};
 
-/// The number of requests that one resumer sends at a time. They compete with clients that wait.
+/// The number of requests that one resumer sends at a time. These requests compete with clients that wait.
 const AT_A_TIME: usize = 4;
 
-/// Finishes the requests of a leased layer whose clients do not come back. Run one in each process of a fleet, or in
-/// one of them. `examples/http_resumer.rs` is a service with a resumer.
+/// Finishes those requests of a leased layer whose clients do not come back. Run a resumer in each process of a fleet,
+/// or in one process. `examples/http_resumer.rs` is a service with a resumer.
 #[derive(Clone, Debug)]
 pub struct RequestResumer {
     layer: IdempotencyLayer,
@@ -44,9 +45,11 @@ impl RequestResumer {
     ///
     /// # Errors
     ///
-    /// [`Error::Misuse`] if the layer stores no requests, under `AtMostOnce`, or without
-    /// [`max_attempts`](crate::lease::LeaseOptions::max_attempts); and for an operation with a `{name}`, if the layer
-    /// has no [`operation`](IdempotencyLayer::operation).
+    /// [`Error::Misuse`] in each of these cases:
+    ///
+    /// - The layer stores no requests.
+    /// - The policy is `AtMostOnce`, or the options have no [`max_attempts`](crate::lease::LeaseOptions::max_attempts).
+    /// - The operation has a `{name}`, but the layer has no [`operation`](IdempotencyLayer::operation).
     pub fn new(layer: &IdempotencyLayer, operation: &str) -> Result<Self, Error> {
         layer.resumable(operation)?;
         Ok(Self { layer: layer.clone(), operation: operation.to_owned(), interval: INTERVAL })
@@ -56,7 +59,7 @@ impl RequestResumer {
     ///
     /// # Panics
     ///
-    /// Under 100 ms or over a day.
+    /// Panics if the interval is under 100 ms or over a day.
     #[must_use]
     #[track_caller]
     pub fn interval(self, interval: Duration) -> Self {
@@ -64,16 +67,16 @@ impl RequestResumer {
         Self { interval, ..self }
     }
 
-    /// [Resumes](IdempotencyLayer::resume_one) requests until `shutdown` is ready. Then it finishes the requests in
-    /// progress. After an error, it logs the error and goes on.
+    /// [Resumes](IdempotencyLayer::resume_one) requests until `shutdown` is ready. Then the resumer finishes the
+    /// requests in progress. After an error, the resumer logs the error and goes on.
     ///
-    /// It sends up to four requests at a time, and only one of each scope. **So one slow request delays all other
-    /// requests of its scope**, and slow requests of four scopes delay those of every scope. Give the calls of the
-    /// operation a time-out.
+    /// The resumer sends up to four requests at a time, but only one request of each scope. **So one slow request
+    /// delays all other requests of its scope.** Slow requests of four scopes delay the requests of every scope. So
+    /// give each outgoing call of the operation a time-out.
     ///
     /// # Cancellation
     ///
-    /// The leases of the requests in progress lapse, as after a crash.
+    /// If the future is dropped, the leases of the requests in progress lapse, as after a crash.
     pub async fn run<D, E, S, R>(self, shutdown: impl Future<Output = ()> + Send, decide: D, service: S)
     where
         D: AsyncFnOnce(&Key, &mut Request<Bytes>) -> Result<Decision, E> + Clone,
@@ -96,7 +99,7 @@ impl RequestResumer {
                 match layer.take_abandoned(&operation, shutdown, decide.clone()).await? {
                     None if attempts.is_empty() => return Ok(Next::LATER),
                     None => {
-                        // The scope of an attempt that ends may have more.
+                        // When an attempt ends, its scope may have more requests.
                         unless(shutdown, timeout(jittered(interval), attempts.join_next())).await;
                     }
                     Some(Abandoned::Refused(_)) => {}
@@ -118,11 +121,11 @@ impl RequestResumer {
 /// The decision of the service about a stored request, before its operation is claimed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// The user may still do this.
+    /// The user may still do this, so the request is resumed.
     Resume,
-    /// The request is never resumed. The text is the reason. No attempt is used up. The record forgets the request.
-    /// The `last_error` of the record is `refused: …`, and [`unsettled`](crate::operator::unsettled) lists the record.
-    /// A retry of the client is performed.
+    /// The request is never resumed. The text is the reason. The refusal uses up no attempt, and the record forgets the
+    /// request. The `last_error` of the record is `refused: …`, and [`unsettled`](crate::operator::unsettled) lists the
+    /// record. If the client retries the request, the retry is performed.
     Refuse(String),
 }
 
@@ -130,23 +133,23 @@ pub enum Decision {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ResumedRequest {
-    /// The service answered with this status. A retry of the client gets the answer, if the layer stores it.
+    /// The service answered with this status. If the layer has stored the answer, a retry of the client gets it.
     Answered(Key, StatusCode),
     /// The service refused the request before its operation was claimed.
     Refused(Key),
-    /// The attempt failed. The next one comes later, unless this was the last one, or a 4xx has refused the request. If
-    /// the layer in the service has [another key](super::Rejection::Misconfigured) for the request, nothing was
-    /// performed, and the attempt does not count.
+    /// The attempt failed. The next attempt comes later, unless this was the last attempt, or a 4xx has refused the
+    /// request. The layer in the service may have [another key](super::Rejection::Misconfigured) for the request. Then
+    /// the request was not performed, and the attempt does not count.
     Failed(Key),
 }
 
 enum Abandoned {
-    /// The service refused it.
+    /// The service refused the request with this key.
     Refused(Key),
     Taken(Box<Taken>),
 }
 
-/// An abandoned request that is claimed, and has its place.
+/// An abandoned request that is claimed, and has its places.
 struct Taken {
     options: LeaseOptions,
     owner: LeaseOwner,
@@ -157,30 +160,30 @@ struct Taken {
 
 impl IdempotencyLayer {
     /// Takes over one abandoned request of this operation, sends it to `service`, and stores the answer as this layer
-    /// would. A request is abandoned if its operation has lapsed or was released, and its client has not come back for
-    /// the time of [`resume_after`](LeaseOptions::resume_after). A resumed request counts as a run, so it needs a
-    /// [place](Self::max_runs). `None` means that no such request was found, or that no place is free. In this process,
-    /// one request of each scope is resumed at a time.
+    /// does. A request is abandoned if its claim has lapsed or was released, and its client has not come back for the
+    /// time of [`resume_after`](LeaseOptions::resume_after). A resumed request counts as a run, so it needs a
+    /// [place](Self::max_runs). `None` means that there is no abandoned request, or that no place is free. For each
+    /// operation, a process resumes one request of each scope at a time.
     ///
-    /// First, `decide` gets the key and the request. From the scope of the key it finds out whether the user may still
-    /// do this, and it puts into the request what the service expects from its authentication. Nothing is claimed yet,
-    /// so `decide` may be called again for a request, also by another resumer at the same time. If it returns an error,
-    /// panics, or takes longer than the [time of a run](Self::run_timeout), the request is left for a later search.
+    /// First, `decide` gets the key and the request. `decide` uses the scope of the key to find out whether the user
+    /// may still do this. `decide` also puts into the request what the service expects from its authentication. The key
+    /// is not claimed yet, so `decide` may be called again for a request, also by another resumer at the same time. If
+    /// `decide` returns an error, panics, or takes longer than the [time of a run](Self::run_timeout), the request is
+    /// left for a later search.
     ///
-    /// The request has its method, the path with its query, its body, and the [stored headers](Self::store_header). Its
-    /// extensions contain the [`Key`] and the [`Lease`], so that this layer passes it on. `service` is **the router
-    /// without its authentication**. The authentication would answer 401, which is a final refusal: the record then
-    /// forgets the request.
+    /// The resumed request has its method, its path with the query, its body, and the [stored
+    /// headers](Self::store_header). The extensions of the request contain the [`Key`] and the [`Lease`], so that this
+    /// layer passes the request on. `service` is **the router without its authentication**. The authentication would
+    /// answer 401, which is a final refusal, and the record would then forget the request.
     ///
     /// # Errors
     ///
-    /// [`Error::Misuse`] if this layer stores no requests, under `AtMostOnce`, or without
-    /// [`max_attempts`](LeaseOptions::max_attempts), and for an `operation` that [no request
-    /// has](super::RequestResumer::new); errors of the database.
+    /// [`Error::Misuse`] in the cases that [`RequestResumer::new`](super::RequestResumer::new) lists, and errors of the
+    /// database.
     ///
     /// # Cancellation
     ///
-    /// As [`LeaseOptions::resume_one`].
+    /// The consequences are those of a cancelled [`LeaseOptions::resume_one`].
     pub async fn resume_one<D, E, S, R>(
         &self,
         operation: &str,
@@ -223,9 +226,9 @@ impl IdempotencyLayer {
                 if shutdown.is_ready().await {
                     return Ok(None);
                 }
-                // Requests that cannot be decided, or are lost to another resumer, must not hide the others.
+                // A request that cannot be decided, or is lost to another resumer, must not hide the requests after it.
                 skipped = skipped.max(candidate.place);
-                // Before anything is claimed. Without a place, the candidate stays for a later search.
+                // The places are taken before the claim. If no place is free, the candidate stays for a later search.
                 let Some(place) = self.places.resumed(&candidate.key, self.bounds()) else { continue };
                 let Some((stored, mut request)) = self.stored(options, &candidate).await? else { continue };
                 let deciding = caught(decide.clone()(&candidate.key, &mut request));
@@ -254,7 +257,7 @@ impl IdempotencyLayer {
 
     fn resumable(&self, operation: &str) -> Result<LeaseOptions, Error> {
         if self.operation.is_none() && has_names(operation) {
-            // The search would find nothing, without an error.
+            // With such an operation, the search would find nothing, and would return no error.
             let problem = "a layer without IdempotencyLayer::operation leaves the names of parameters out; write \
                            {} for each {name}, and {*} for each {*name}, as in POST /accounts/{}/pay";
             return Err(Misuse::options(problem));
@@ -267,7 +270,8 @@ impl IdempotencyLayer {
         }
     }
 
-    /// The request as it is stored, and as it is sent. `None` if the record has changed since the search.
+    /// Returns the request as it is stored, and as it is sent. Returns `None` if the record has changed since the
+    /// search, or if the stored request is damaged.
     async fn stored(
         &self,
         options: LeaseOptions,
@@ -289,7 +293,7 @@ impl IdempotencyLayer {
         Ok(request.map(|request| (stored, request)))
     }
 
-    /// `false` means that the record has changed since the search.
+    /// Stores the service's refusal. Returns `false` if the record has changed since the search.
     async fn refuse(&self, options: LeaseOptions, found: &Candidate, reason: &str) -> Result<bool, Error> {
         let (operation, token) = (found.key.operation(), found.token);
         let record = Record { key: &found.key, deployment: options.deployment };

@@ -1,4 +1,4 @@
-//! The service: admits a request, runs it in a task of its own, and answers.
+//! The service of the layer: it admits a request, runs the request in a task of its own, and answers.
 
 use std::future::{Future, poll_fn};
 use std::panic::resume_unwind;
@@ -28,17 +28,17 @@ use crate::key::{checked, checked_recorded};
 use crate::observe::Trace;
 use crate::{BoxError, Error, Key, observe};
 
-/// `traceparent`, of W3C Trace Context. Several lines are invalid.
+/// The header `traceparent` of W3C Trace Context. Several lines of this header are invalid.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// How much of a body that is too large is read and thrown away, in limits. A client that sends more has not misjudged
-/// the limit by mistake.
+/// How much of a body that is too large is read and thrown away, as a multiple of the limit. A client that sends more
+/// than this has not exceeded the limit by mistake.
 const DISCARDED: usize = 8;
-/// The longest time for this. A slower client should get its answer now.
+/// The longest time to throw away a body that is too large. A client that is slower gets its answer after this time.
 const DISCARD_TIME: Duration = Duration::from_secs(10);
 
-/// The service that [`IdempotencyLayer`](super::IdempotencyLayer) makes of an inner service. A run that has begun
-/// continues after the future of its response is dropped.
+/// The service that [`IdempotencyLayer`](super::IdempotencyLayer) makes from an inner service. After a run has begun,
+/// it continues even if the future of its response is dropped.
 #[derive(Clone)]
 pub struct IdempotencyService<S> {
     inner: S,
@@ -65,8 +65,8 @@ where
     type Error = S::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
-    /// Always ready. The inner service is polled after the body was read, because it may reserve something for a
-    /// request, such as a place of a limit.
+    /// Is always ready. The inner service is polled after the body was read, because the inner service may reserve
+    /// something for a request, such as a place of a limit.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         Poll::Ready(Ok(()))
     }
@@ -77,7 +77,7 @@ where
             let echo = echo(&layer, request.headers());
             let Admitted { operation, admission } = admit(&layer, request).await;
             if admission.is_ok() {
-                // Before the run, so that a request that waits here has no connection.
+                // The inner service is polled before the run, so that a request that waits here has no connection.
                 poll_fn(|context| service.poll_ready(context)).await?;
             }
             let reply = match admission {
@@ -98,11 +98,11 @@ where
                 }
                 Err(NoResponse::Denied(Denied(response))) => response.map(LayerBody::whole),
                 Err(NoResponse::Failed(error)) => return Err(error),
-                // The panic continues in the connection's task, as without the layer.
+                // The panic continues in the connection's task, as it would without the layer.
                 Err(NoResponse::Panicked(panic)) => resume_unwind(panic),
             };
             if let Some(key) = echo {
-                // This replaces the key of another service's response that a handler has passed on.
+                // If a handler has passed on another service's response, the key of that response is replaced here.
                 response.headers_mut().insert(IDEMPOTENCY_KEY, key);
             }
             Ok(response)
@@ -110,14 +110,15 @@ where
     }
 }
 
-/// The key for the response. It is marked sensitive, so that no log of headers shows it.
+/// Returns the key for the response. The key is marked as sensitive, so that no log of headers shows it.
 fn echo(layer: &IdempotencyLayer, headers: &HeaderMap) -> Option<HeaderValue> {
     let mut key = only_line(headers, &IDEMPOTENCY_KEY).filter(|_| layer.key_from.is_none())?.clone();
     key.set_sensitive(true);
     Some(key)
 }
 
-/// Whether a request is admitted, and its operation, if the layer covers the request and it has one.
+/// The operation of a request, and whether the request is admitted. The operation is `None` if the layer does not cover
+/// the request, or if the operation has no name.
 struct Admitted<B, E> {
     operation: Option<String>,
     admission: Result<Admission<B>, NoResponse<E>>,
@@ -127,7 +128,8 @@ struct Admitted<B, E> {
 enum Admission<B> {
     /// The layer does not cover the request's method, or a resumer has claimed the request's key.
     PassedOn(Request<LayerBody<B>>),
-    /// The request is performed once, or, without a ticket, each time it comes.
+    /// The layer covers the request. With a ticket, the request is performed once. Without a ticket, the request is
+    /// performed each time it comes.
     Covered { ticket: Option<Ticket>, request: Request<LayerBody<B>> },
 }
 
@@ -146,7 +148,7 @@ async fn admit<B: ByteBody, E>(layer: &IdempotencyLayer, request: Request<B>) ->
     Admitted { operation, admission }
 }
 
-/// Reads the request and makes its ticket. Nothing is claimed yet, so a slow or broken upload costs no connection.
+/// Reads the request and makes its ticket. No key is claimed yet, so a slow or broken upload costs no connection.
 async fn admit_covered<B: ByteBody, E>(
     layer: &IdempotencyLayer,
     operation: Option<&str>,
@@ -154,10 +156,10 @@ async fn admit_covered<B: ByteBody, E>(
     body: B,
 ) -> Result<Admission<B>, NoResponse<E>> {
     let arrived = time::Instant::now();
-    // The key of a resumed request is of this layer, and its record exists.
+    // The key of a resumed request comes from this layer, and its record exists.
     let resumed = parts.extensions.get::<Resumed>().filter(|_| matches!(layer.mode, LayerMode::Leased(_))).cloned();
-    // A layer in front holds a key or a transaction for this request. The claim of this layer would wait for it, or
-    // commit without it.
+    // An outer layer holds a key or a transaction for this request. The claim of this layer would wait for the outer
+    // layer, or commit without it.
     if resumed.is_none() && (parts.extensions.get::<Key>().is_some() || is_lent(&parts.extensions)) {
         return Err(Mistake::CoveredTwice.into());
     }
@@ -167,7 +169,7 @@ async fn admit_covered<B: ByteBody, E>(
         let body = read(layer, None, &parts, body).await?;
         return Ok(Admission::Covered { ticket: None, request: Request::from_parts(parts, body) });
     }
-    // Before the checks of the key: a client without access gets the answer of the scope function.
+    // The scope function runs before the checks of the key, so that a client without access gets its answer.
     let scope = (layer.scope)(&parts).map_err(NoResponse::Denied)?;
     let from_header = from_header.transpose()?;
     if from_header == Some(None) {
@@ -186,7 +188,7 @@ async fn admit_covered<B: ByteBody, E>(
         }
         return Ok(Admission::Covered { ticket: None, request: Request::from_parts(parts, body) });
     };
-    // A stored key is resumed, however short it is.
+    // A request with a stored key is resumed, even if the key is shorter than this minimum.
     if resumed.is_none() && value.chars().count() < layer.shortest_key {
         return Err(Rejection::from(MalformedKey::TooShort { shortest: layer.shortest_key }).into());
     }
@@ -217,7 +219,7 @@ async fn admit_covered<B: ByteBody, E>(
     Ok(Admission::Covered { ticket, request: Request::from_parts(parts, body) })
 }
 
-/// Reads a body to its end, so that no place and no connection waits for a slow upload.
+/// Reads a body to its end, so that a slow upload needs neither a place nor a connection.
 async fn read<B: ByteBody>(
     layer: &IdempotencyLayer,
     scope: Option<&str>,
@@ -225,7 +227,7 @@ async fn read<B: ByteBody>(
     body: B,
 ) -> Result<LayerBody<B>, Rejection> {
     let limit = layer.request_limit;
-    // A refusal would cost a resumed request one of its attempts.
+    // A resumed request is never refused for lack of room, because a refusal would cost it one of its attempts.
     let resumed = parts.extensions.get::<Resumed>().is_some();
     let hold = layer.held.hold(scope, if resumed { usize::MAX } else { layer.most_held() });
     let (unread, rejection) = match LayerBody::of_request(body, limit, hold).await {
@@ -242,23 +244,24 @@ async fn read<B: ByteBody>(
     Err(rejection)
 }
 
-/// Whether a resumer has claimed this key for the request. The layer would find that claim.
+/// Whether a resumer has claimed this key for the request. If so, the layer must not claim the key again, because this
+/// claim would find the resumer's claim.
 fn is_under_lease(extensions: &Extensions, key: &Key) -> bool {
     LentLease::of(extensions).is_some_and(|lent| lent.lease.key() == key && !lent.lease.is_lost())
 }
 
 /// Runs the request in a task of its own. When the client hangs up, a run that has its place continues to its end. A
-/// request that waits for its place, or pauses, ends with its client.
+/// request that waits for its place, or pauses between two polls, ends with its client.
 async fn run_in_task<H: Handler>(
     layer: &Arc<IdempotencyLayer>,
     operation: Option<String>,
     ticket: Option<Ticket>,
     handler: H,
 ) -> Reply<H> {
-    // Dropped with this future.
+    // The sender is dropped with this future.
     let (_client, gone) = watch::channel(());
     let (task_layer, task_operation) = (layer.clone(), operation.clone());
-    // Boxed, because a task is moved several times before its first poll, and this one is large.
+    // The future is boxed, because it is large, and a task is moved several times before its first poll.
     let run = Box::pin(async move { run(&task_layer, task_operation.as_deref(), ticket, gone, handler).await });
     // The task fails if the runtime is shutting down, or the layer itself has panicked.
     let ended = tokio::spawn(run.in_current_span()).await;
@@ -295,13 +298,13 @@ async fn run<H: Handler>(
         }
     };
     if let Err(NoResponse::Rejected(rejection)) = &reply {
-        // In this task, because the client may be gone.
+        // The rejection is logged in this task, because the client may be gone.
         rejection.log(operation, &layer.lines);
     }
     reply
 }
 
-/// Counts a request that was refused before it had a run, which would count it.
+/// Counts a request that was refused before it had a run. Any other request is counted by its run.
 fn count_without_run(layer: &IdempotencyLayer, operation: Option<&str>, rejection: &Rejection) {
     if let Rejection::InFlight { .. } | Rejection::KeyReused | Rejection::Overloaded { .. } = rejection {
         observe::outcome(layer.mode.of_records(), operation.unwrap_or_default(), rejection.outcome());

@@ -1,4 +1,5 @@
-//! The run of a transactional layer: claim, lend the transaction to the handler, complete and commit.
+//! The run of a transactional layer: it claims the key, lends the transaction to the handler, stores the response and
+//! commits.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -24,10 +25,11 @@ use crate::session::{Opening, Polls, Session, bounded, or_closed};
 use crate::transaction::{Call, Won};
 use crate::{Error, Idempotency, Key, Mode, OnDuplicate, observe};
 
-/// How often a claim starts over after it lost against a concurrent transaction, above READ COMMITTED or to a sweep.
+/// The greatest number of new tries after a claim has lost. A claim can lose against a concurrent transaction above
+/// READ COMMITTED, or against a sweep.
 const RETRIES: usize = 3;
-/// How long an answer waits for the ROLLBACK, which takes a round trip. A retry that follows at once then finds the key
-/// free.
+/// How long an answer waits for the ROLLBACK, which takes a round trip. Because of this wait, an immediate retry finds
+/// the key free.
 const ROLLBACK_TIME: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy)]
@@ -37,7 +39,7 @@ pub(super) struct Transactional<'l> {
 }
 
 struct Ran<R> {
-    /// For the metrics and the span.
+    /// The outcome of the run, for the metrics and the span.
     outcome: &'static str,
     response: Response<LayerBody<R>>,
 }
@@ -56,7 +58,7 @@ impl Transactional<'_> {
         Ok(self.perform(session, None, handler).await?.response)
     }
 
-    /// Claims the key, calls the handler, stores its response and commits; or replays the stored response.
+    /// Claims the key, calls the handler, stores its response and commits, or replays a stored response.
     pub(super) async fn run<H: Handler>(self, ticket: &Ticket, mut place: Place<'_>, handler: H) -> Reply<H> {
         let (mode, operation) = (Mode::Transaction, ticket.key.operation());
         let running = async {
@@ -75,10 +77,10 @@ impl Transactional<'_> {
         Ok(counted(span, mode, operation, running, outcome).await?.response)
     }
 
-    /// Claims the key, or finds the stored response. Waits for the first request as long as the ticket allows.
+    /// Claims the key, or finds the stored response. Waits for the first request as long as the options allow.
     async fn claim<'k>(self, ticket: &'k Ticket, place: &mut Place<'_>) -> Result<Claimed<Holding<'k>>, Error> {
         let isolated = !self.layer.stored_errors.is_empty();
-        // The call does not wait: a request that waits must hold no connection between two polls.
+        // The call itself does not wait, because a request that waits must hold no connection between two polls.
         let options = Idempotency { trace: ticket.trace, ..self.options };
         let call = Call::new(&options, &ticket.key, ticket.fingerprint, Some(OnDuplicate::Reject), isolated);
         let call = call.made_at(ticket.arrived);
@@ -94,8 +96,9 @@ impl Transactional<'_> {
         }
     }
 
-    /// Claims once, without waiting for another request. Only the first try saves round trips, because each failed
-    /// claim in the message that begins writes an error to the server's log.
+    /// Claims once, without waiting for another request. Only the first try may send the claim in the message that
+    /// begins the transaction, which saves round trips. Each claim that fails in such a message writes an error to the
+    /// server's log.
     async fn claim_once<'k>(self, call: &Call<'k>, first: bool) -> Result<Claimed<Holding<'k>>, Error> {
         let mut session = Session::of(&self.layer.pool).await?;
         let claimed = if first { call.begin(&mut session).await } else { call.begin_and_claim(&mut session).await };
@@ -127,7 +130,7 @@ impl Transactional<'_> {
         if let Some(key) = key {
             observe::performed(Mode::Transaction, key.operation(), called.at.elapsed());
         }
-        // Ended before the body is read: the body cannot use the transaction.
+        // The loan ends before the body is read, so the body cannot use the transaction.
         let lent = lender.end();
         let concluded = match answered {
             Ok(response) => conclude(layer, called, response).await,
@@ -135,8 +138,9 @@ impl Transactional<'_> {
         };
         let undone = match concluded {
             Ok(Conclusion::Store { stored, response, undo }) => {
-                // Without a key, no response commits with the effects. A handler may return a chosen error before it
-                // needs the transaction, and its writes are undone anyway.
+                // The handler need not take the transaction in two cases. Without a key, no response commits with the
+                // effects. With `undo`, the writes are undone anyway, and a handler may return a chosen error before it
+                // needs the transaction.
                 let session = self.committable(lent, key.is_some() && !undo).await?;
                 let committing = async move { self.commit(session, won, &stored, undo).await };
                 let committed = or_closed(layer.answer_time(), committing).await;
@@ -152,7 +156,7 @@ impl Transactional<'_> {
         undone
     }
 
-    /// Returns the transaction, unless it must not be committed because of the handler's mistake.
+    /// Returns the transaction. If a mistake of the handler forbids the COMMIT, rolls back and returns the mistake.
     async fn committable(self, lent: Option<Lent>, required: bool) -> Result<Session, Mistake> {
         let Lent { session, taken } = lent.ok_or(Mistake::TransactionKept)?;
         let mistake = match taken {
@@ -164,8 +168,7 @@ impl Transactional<'_> {
         Err(mistake)
     }
 
-    /// Stores the response and commits. `undo`: without the handler's writes. After an error before the COMMIT, rolls
-    /// back.
+    /// Stores the response and commits. If `undo`, undoes the handler's writes first. If an error occurs, rolls back.
     async fn commit(
         self,
         mut session: Session,
@@ -184,7 +187,7 @@ impl Transactional<'_> {
         committed.map_err(Rejection::of_completion)
     }
 
-    /// Starts a task that commits a transaction without writes. This is the transaction of a replay, or the new
+    /// Starts a task that commits a transaction without writes. The transaction belongs to a replay, or is the new
     /// transaction that `commit and chain` began. The answer does not wait for this task.
     fn commit_unwatched(self, mut session: Session) {
         if session.is_open() {
@@ -193,18 +196,17 @@ impl Transactional<'_> {
         }
     }
 
-    /// The longest time for one try to claim: the pool's own time for a connection, and as much as the statements may
-    /// take.
+    /// The longest time for one try to claim: the `acquire_timeout` of the pool, and the time for the statements.
     fn claim_limit(self) -> Duration {
         self.layer.pool.options().get_acquire_timeout().saturating_add(self.layer.answer_time())
     }
 
-    /// Rolls back. If this fails, the connection is broken, and the server rolls back.
+    /// Rolls back. If the ROLLBACK fails, the connection is broken, and the server rolls back.
     ///
-    /// If the handler has dropped the future of a statement, for example by a time-out, the statement still runs, and
-    /// the ROLLBACK waits behind it. The answer does not wait longer than [`ROLLBACK_TIME`]. A task waits on, because
-    /// the connection may also have vanished, and closes it at the end of the answer time. The key stays in flight
-    /// while the statement runs.
+    /// If the handler has dropped the future of a statement, for example by a time-out, the statement still runs. The
+    /// ROLLBACK waits behind this statement, and the key stays in flight while the statement runs. The answer does not
+    /// wait longer than [`ROLLBACK_TIME`]. A task continues to wait for the ROLLBACK. At the end of the answer time,
+    /// this task closes the connection, because the connection may have vanished.
     async fn roll_back(self, mut session: Session) {
         let rolling_back = async move { session.roll_back().await };
         let rolling_back = tokio::spawn(or_closed(self.layer.answer_time(), rolling_back));
@@ -220,23 +222,25 @@ fn outcome<R, E>(ran: &Result<Ran<R>, NoResponse<E>>) -> &'static str {
     }
 }
 
-/// The transaction that holds the key. The handler's writes through it commit with the response, or not at all.
+/// The transaction that holds the key. The handler's writes through this transaction commit with the response, or not
+/// at all.
 ///
-/// It dereferences to a `PgConnection`: `sqlx::query(…).execute(&mut *tx)`, and `tx.begin()` for savepoints. With axum
-/// it is an extractor. Elsewhere [`take`](Self::take) it from the request's extensions.
+/// The type dereferences to a `PgConnection`. So write `sqlx::query(…).execute(&mut *tx)`, and `tx.begin()` for
+/// savepoints. With axum, the type is an extractor. Without axum, [`take`](Self::take) the transaction from the
+/// request's extensions.
 ///
-/// - Drop it before the response is returned.
-/// - Send no COMMIT or ROLLBACK through it: the layer would answer 500.
-/// - The layer lends it once for each request, so put code that retries the handler outside the layer.
+/// - Drop the transaction before the response is returned.
+/// - Send no COMMIT or ROLLBACK through the transaction, because the layer would then answer 500.
+/// - The layer lends the transaction once for each request, so put code that retries the handler outside the layer.
 pub struct IdempotentTx {
     transaction: OwnedMappedMutexGuard<Lent, Session>,
     key: Option<Key>,
 }
 
-/// The layer's side of the transaction that the handler borrows. An [`IdempotentTx`] keeps the transaction alive, too.
+/// The layer's side of the transaction that the handler borrows. An [`IdempotentTx`] also keeps the transaction alive.
 struct Lender(Arc<Mutex<Lent>>);
 
-/// The handler's side, in the request's extensions.
+/// The handler's side of the transaction, in the request's extensions.
 #[derive(Clone)]
 struct Slot(Weak<Mutex<Lent>>);
 
@@ -247,9 +251,10 @@ struct Lent {
 
 enum Taken {
     Never,
-    /// It is not lent again, because the handler's writes are in it, and a retry of the handler would write them twice.
+    /// The handler has taken the transaction. The transaction is not lent again, because it has the handler's writes,
+    /// and a retry of the handler would write them twice.
     Once,
-    /// The handler has dropped it, and tried to take it again.
+    /// The handler has dropped the transaction, and tried to take it again.
     Again,
 }
 
@@ -260,19 +265,19 @@ impl Lender {
         Self(lent)
     }
 
-    /// Takes the transaction back. `None` if the handler, or a task that it spawned, still has it. It is then rolled
-    /// back when they drop it.
+    /// Takes the transaction back. Returns `None` if the handler, or a task that it spawned, still has the transaction.
+    /// The transaction is then rolled back when its holder drops it.
     fn end(self) -> Option<Lent> {
         Arc::into_inner(self.0).map(Mutex::into_inner)
     }
 }
 
-/// Whether a layer in front lends a transaction for this request.
+/// Whether an outer layer lends a transaction for this request.
 pub(super) fn is_lent(extensions: &Extensions) -> bool {
     extensions.get::<Slot>().is_some_and(|Slot(lent)| lent.strong_count() > 0)
 }
 
-/// Why a handler cannot have the transaction.
+/// The reason why a handler cannot have the transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoTransaction {
@@ -282,7 +287,7 @@ pub enum NoTransaction {
          default POST and PATCH, of the routes that the Router had when the layer was added)"
     )]
     NotLent,
-    /// Another extractor of the same handler, or a task that it spawned, has the transaction.
+    /// Another extractor of the same handler, or a task that the handler spawned, has the transaction.
     #[error("the idempotent transaction is taken, and was not given back")]
     Taken,
     /// Code inside the layer calls the handler a second time. The layer then commits nothing, and answers 500.
@@ -291,7 +296,7 @@ pub enum NoTransaction {
 }
 
 impl IdempotentTx {
-    /// Takes the transaction.
+    /// Takes the transaction from the extensions of a request.
     ///
     /// # Errors
     ///
@@ -309,7 +314,7 @@ impl IdempotentTx {
         Ok(Self { transaction, key: extensions.get().cloned() })
     }
 
-    /// The key; `None` for a request [without one](super::IdempotencyLayer::optional_key).
+    /// The key of the request. `None` for a request [without a key](super::IdempotencyLayer::optional_key).
     #[must_use]
     pub fn key(&self) -> Option<&Key> {
         self.key.as_ref()
@@ -345,7 +350,7 @@ impl<S: Sync> axum::extract::FromRequestParts<S> for IdempotentTx {
     }
 }
 
-/// A 500 without a body: the text of the mistake is for the service's log.
+/// A 500 without a body, because the text of the mistake is for the service's log.
 #[cfg(feature = "axum")]
 impl axum::response::IntoResponse for NoTransaction {
     fn into_response(self) -> axum::response::Response {
