@@ -1,6 +1,6 @@
-//! How a call of any mode wins or loses a claim. It first tries to claim. If that fails, or if the table is distributed,
-//! it looks at the record, and does what the answer says. If an open transaction has the key, it waits for the owner, and
-//! looks again.
+//! The loop in which a call of any mode wins or loses a claim. The call first tries to claim the key. If the claim
+//! fails, or if the table is distributed, the call looks at the record, and `answer` decides what the record means. If
+//! an open transaction holds the key, the call waits for the end of that transaction, and looks again.
 
 mod answer;
 
@@ -14,35 +14,36 @@ use crate::{Error, observe};
 pub(crate) use answer::RETRY_AFTER;
 use answer::{Answer, answer};
 
-/// How often a call looks without waiting. Each look but the first means that another owner began or ended between two
-/// statements of this call, or that a sweep has locked the row. If that goes on, the caller should retry later.
+/// The greatest number of looks without a wait in between. Each look after the first means that another owner began or
+/// ended between two statements of this call, or that a sweep has locked the row. A call that needs more looks should
+/// be retried later.
 const LOOKS: usize = 10;
 
-/// The end of a claim.
+/// How a claim ended.
 pub(crate) enum Claimed<W = Claim> {
     Won(W),
-    /// Another call has completed: its response.
+    /// Another call has completed the operation, with this response.
     Replayed(Response),
 }
 
 /// Claims the key, or finds the response of an earlier call with the key.
 ///
-/// A claim waits for another claim in two cases, which DESIGN.md lists. In the usual one, the owner of a lease committed
-/// after this claim's snapshot, and is already writing the record again. Only the session's `lock_timeout` bounds this
-/// wait.
-/// [`Record::await_key`] and [`wait_for_row`] wait within the limit of the terms, and the transaction is usable after
-/// them.
+/// The insert of a claim waits for another transaction in two cases, which DESIGN.md lists. In the usual case, the
+/// claim of a lease committed after the snapshot of this insert, and the owner of the lease is already writing the
+/// record again. Only the session's `lock_timeout` bounds this wait. [`Record::await_key`] and [`wait_for_row`] wait
+/// within the limit of the terms, and leave the transaction usable.
 ///
 /// If the call has not [checked](CalledAt::in_transaction_since) that its BEGIN began the transaction,
-/// [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction) means that the transaction is older than this BEGIN,
-/// and so may be a foreign one.
+/// [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction) means that the transaction is older than this BEGIN.
+/// Other code may have begun such a transaction.
 pub(crate) async fn contend(
     conn: &mut PgConnection,
     record: Record<'_>,
     terms: &Terms,
     asked: &mut CalledAt,
 ) -> Result<Claimed, Error> {
-    // On a distributed table a claim cannot look by itself, so a look comes first. It serves a replay too.
+    // On a distributed table, a claim cannot check for a record itself, so a look comes first. The look also finds the
+    // response for a replay.
     let looks_first = record.deployment.looks_first();
     let mut tried = if looks_first { Tried::Unread } else { record.claim(conn, terms, asked).await? };
     let mut patience = Patience::of(terms.on_duplicate, terms.retention);
@@ -71,7 +72,7 @@ pub(crate) async fn contend(
                 looks = 0;
                 match record.await_key(conn, left, asked, terms.mode).await? {
                     Tried::Held => {
-                        // The time is over. One more look, because the owner may have ended at this moment.
+                        // The time is over. The call looks once more, because the owner may have ended at this moment.
                         patience.end();
                         Tried::Unread
                     }
@@ -83,7 +84,7 @@ pub(crate) async fn contend(
                     looks = 0;
                     wait_for_row(conn, record.deployment).await?;
                 }
-                // The transaction that has locked the row ends soon, and may leave no record.
+                // The transaction that has locked the row ends soon, and may delete the record.
                 Tried::Unread
             }
         };

@@ -1,23 +1,24 @@
 //! The SQL statements on `idempotency.record`, one function for each.
 //!
-//! These rules hold for every statement. All are literals, except for those of `RoundTrips::Fewest` and the sweep of a
-//! named leaf.
+//! Every statement is a literal, except for those of `RoundTrips::Fewest` and for the sweep of a leaf. These rules hold
+//! for every statement:
 //!
-//! - It names the schema, and casts each parameter: sqlx caches a prepared statement under its text alone.
-//! - The operands of an operator have types for which `pg_catalog` has an exact operator, because PostgreSQL would
-//!   prefer an exact one of another schema.
+//! - A statement names the schema. Each parameter is cast, because sqlx caches a prepared statement under its text
+//!   alone.
+//! - The operands of an operator have types for which `pg_catalog` has an exactly matching operator. Otherwise
+//!   PostgreSQL would prefer an exactly matching operator of another schema.
 //! - A statement on one record contains the whole key.
-//! - `statement_timestamp()` of the database decides about expiry, because `now()` is the start of the transaction.
+//! - The database's `statement_timestamp()` decides about expiry, because `now()` is the start of the transaction.
 //!
 //! The files:
 //!
-//! - `claim`: to win the right to perform, for one key or a batch of marks. `look`: to read the record that is in the
-//!   way, and to wait. `tried`: where a statement of the two leads.
+//! - `claim`: statements that claim a key or a batch of marks. `look`: statements that read the record in the way of a
+//!   claim, and that wait. `tried`: the terms and the results of these statements.
 //! - `distributed`: the choice between the usual statements and those for a distributed table.
-//! - `opening`: how a transaction of the crate begins.
-//! - `ends`: how a claim ends, with a response or without one.
-//! - `step`: the steps of an operation. `resume`: operations that a resumer may take over. `doubt`, `probes`: operations
-//!   that a reconciler settles.
+//! - `opening`: the messages that begin a transaction of the crate.
+//! - `ends`: the end of a claim, with or without a response.
+//! - `step`: the steps of an operation. `resume`: operations that a resumer may take over. `doubt`, `probes`:
+//!   operations that a reconciler settles.
 //! - `table`: the sweep, sizes and counts. `show`: records for an operator. `settle`: the operator's decisions.
 //!   `schema`: the owner of the schema, and protected tables.
 //! - `statement`: shared parts of statements.

@@ -1,4 +1,4 @@
-//! The answer to a claim that met a record: one table, read from the top.
+//! The answer to a claim that met a record: the table of DESIGN.md as a function.
 
 use std::time::Duration;
 
@@ -8,23 +8,23 @@ use crate::record::{Found, Terms, are_used_up};
 use crate::state::State;
 use crate::{Error, Incompatible, Key, Misuse, Mode};
 
-/// The default `retry_after`, if no lease shows how long the owner will take. Transactions are short, and one request a
-/// second is a small load.
+/// The `retry_after` if no lease shows how long the owner will take. Transactions are short, and one retry per second
+/// is a small load.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// What to do about a record.
+/// What a call does with the record that it met.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    /// Take the claim over, as this attempt.
+    /// Take the claim over, as the attempt with this number.
     TakeOver { attempt: i32 },
     /// Return this response.
     Replay(Response),
 }
 
-/// Reads the table of DESIGN.md from the top: the first line that matches is the answer.
+/// Decides as the table of DESIGN.md does: the first row that matches gives the answer.
 ///
-/// An expired record is ignored, in any mode and state, so that no answer depends on when a sweep runs. *Key reused*
-/// comes before *in flight*, so that a client learns of its mistake without waiting.
+/// An expired record is ignored in any mode and state, so that no answer depends on when a sweep runs. `KeyReused`
+/// comes before `InFlight`, so that a client learns of its mistake without a wait.
 pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, Error> {
     if found.state == State::Expired {
         return Ok(Answer::TakeOver { attempt: 1 });
@@ -35,19 +35,20 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
     }
     let comparison = match (&terms.fingerprint, &found.fingerprint) {
         (Some(asked), Some(stored)) => asked.compare(stored),
-        // Marks have none.
+        // Marks have no fingerprint.
         (None, None) => Comparison::Same,
         _ => Comparison::Other,
     };
     match found.state {
-        // The first claim ended before its work began, so nothing of its body has taken effect.
+        // The first claim ended before its work began, so its request had no effect.
         State::Released if found.attempt == 0 => return Ok(Answer::TakeOver { attempt: 1 }),
-        // Such a release says that nothing took effect. In a mode that repeats, the failed attempt may have had an
-        // effect under the downstream key of its own body. With another body, the other service would not recognise it.
+        // In a mode that does not repeat, a release means that nothing took effect, so another body may use the key. In
+        // a mode that repeats, the failed attempt may have had an effect under the downstream key of its own body. The
+        // other service would not recognise the downstream key of another body.
         State::Released if comparison != Comparison::Same && !mode.repeats() => {
             return Ok(Answer::TakeOver { attempt: 1 });
         }
-        // The owner is this transaction, which is not gone.
+        // The owner is this transaction itself, which is still open.
         State::Indeterminate if mode == Mode::Transaction && found.claimed_by_this_transaction => {
             return Err(Error::Misuse(Misuse::AlreadyInTransaction));
         }
@@ -64,7 +65,7 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
         State::Completed | State::Mark => Ok(Answer::Replay(found.response)),
         State::InFlight => Err(Error::InFlight { retry_after: found.lease_left.unwrap_or_default() }),
         State::Released | State::Lapsed => next_attempt(&found, terms),
-        // (An expired record has its answer above.)
+        // (For an expired record, this function has already returned.)
         State::Indeterminate | State::Expired => Err(Error::Indeterminate {
             attempt: found.attempt.unsigned_abs(),
             claimed_at: found.claimed_at,
@@ -76,22 +77,23 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
     }
 }
 
-/// A key belongs to one mode. But a service may divide an operation into steps, or no longer divide it, and then the
-/// old operations come to their end.
+/// Whether a call in the mode `asked` may use a record of the mode `stored`. A key belongs to one mode. But a service
+/// may divide an operation into steps, or stop doing so, and its clients still need the answers of the older records.
 fn may_follow(found: &Found, stored: Mode, asked: Mode) -> bool {
     match (stored, asked) {
-        // The other service knows an attempt by the key of the operation, and would not recognise the key of a step.
-        // While its owner works, an error that is no `InFlight` could make the client take a new key.
+        // The other service has seen the downstream key of the operation, and would not recognise the downstream key of
+        // a step. So a call in steps must not repeat this attempt. While an owner works, an error other than `InFlight`
+        // could make the client choose a new key.
         (Mode::AtLeastOnce, Mode::InSteps) => {
             matches!(found.state, State::Completed | State::InFlight) || found.attempt == 0
         }
-        // An unfinished operation would perform its finished steps again.
+        // A call without steps would repeat the finished steps of an unfinished operation.
         (Mode::InSteps, Mode::AtLeastOnce) => found.state == State::Completed,
         _ => stored == asked,
     }
 }
 
-/// An operator may permit one attempt more than the limit.
+/// Permits the next attempt, or returns [`Error::Exhausted`]. An operator may permit one attempt more than the limit.
 fn next_attempt(found: &Found, terms: &Terms) -> Result<Answer, Error> {
     let attempts = found.attempt.unsigned_abs();
     match terms.max_attempts {

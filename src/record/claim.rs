@@ -1,10 +1,10 @@
-//! Winning the right to perform: by inserting the record, or by taking over one that is expired, released or lapsed. A
-//! batch of marks does both in one statement.
+//! The statements that win a claim. A call inserts the record, or takes over a record that is expired, released or
+//! lapsed. A batch of marks does both in one statement.
 //!
-//! The primary key decides which claim wins. The advisory lock, a 64-bit hash of the key, lets other calls *see* an
-//! owner whose record is not committed yet, so the claim does not wait in the insert. The lock ends with the owner's
-//! transaction. One transaction writes a record without the lock, so a claim can wait for it in the insert: the next
-//! transaction of a lease whose claim committed after this statement's snapshot.
+//! The primary key decides which claim wins. The advisory lock on a 64-bit hash of the key shows other calls an owner
+//! whose record is not committed yet. So a claim does not wait in the insert. The lock ends with the owner's
+//! transaction. After a lease has committed its claim, its next transaction writes the record without the lock. If that
+//! claim committed after this statement's snapshot, the insert can wait for the next transaction of the lease.
 
 use std::time::Duration;
 
@@ -16,10 +16,11 @@ use super::statement::{Record, age, draw_token, interval, no_live_lease};
 use super::tried::{CalledAt, Claim, Terms, Tried};
 use crate::{Deployment, Error, Fingerprint, Key, Mode};
 
-/// The claims of this transaction, by their tokens. A claim adds its own to the setting `idempotency.claim`, which ends
-/// with the transaction, and goes back with a savepoint. `claimed_at = now()` would not tell whose claim it is, because
-/// two transactions may start in the same microsecond. `xmin` would not tell either: behind a savepoint it is the id of
-/// a subtransaction. A distributed table does not take the setting in RETURNING.
+/// The tokens of the claims of this transaction, from the setting `idempotency.claim`. Each claim adds its own token.
+/// The setting ends with the transaction, and a rollback to a savepoint restores it. `claimed_at = now()` would not
+/// show which transaction has claimed, because two transactions may start in the same microsecond. `xmin` would not
+/// show it either, because behind a savepoint `xmin` is the id of a subtransaction. On a distributed table, RETURNING
+/// may not contain the setting.
 macro_rules! noted_claims {
     () => {
         "coalesce(pg_catalog.current_setting('idempotency.claim', true), '')"
@@ -28,8 +29,8 @@ macro_rules! noted_claims {
 pub(super) use noted_claims;
 
 impl Record<'_> {
-    /// The usual [`claim`](Record::claim). Where the table is distributed, `idempotency.is_plain` refuses the statement
-    /// while the server plans it.
+    /// The form of [`claim`](Record::claim) for a table that is not distributed. If the table is distributed,
+    /// `idempotency.is_plain` refuses the statement while the server plans it.
     pub(super) async fn insert(
         self,
         conn: &mut PgConnection,
@@ -72,23 +73,23 @@ impl Record<'_> {
             .await
             .map_err(Error::of_statement)?;
         let Some(row) = inserted else { return Ok(Tried::Unread) };
-        // The age after the insert: an earlier one would not show a foreign transaction that is younger than the insert
-        // takes.
+        // The statement measures the age of the transaction after the insert. An age from before the insert would be
+        // too small to reveal every foreign transaction.
         asked.judge(age(&row)?)?;
         Ok(Tried::Won(Claim { token, attempt: 1 }))
     }
 }
 
-/// Takes over the row of the CTE `free`, if it had expired when the caller first asked (`$10`), or may be retried. The
-/// smaller time counts because the clock may have jumped back: a record must not expire before its time.
-/// `idempotency.await_key` asks the same question, and for an unfinished record also whether the mode is that of the
-/// call.
+/// Takes over the row of the CTE `free` if the record had expired when the call was made (`$10`), or if it may be
+/// retried. If the clock has jumped back since the call was made, the current time counts instead, because a record
+/// must not expire before its time. `idempotency.await_key` has the same condition. For an unfinished record,
+/// `await_key` also requires that the record has the mode of the call.
 ///
-/// It is one text for both kinds of table: a column that one of two texts forgot to clear could give a caller the
+/// Both kinds of table share this text, because a column that a second text forgot to clear could give a caller the
 /// response of the old record.
 ///
-/// A distributed table takes no clock inside CASE, so the time of completion is a sum: null unless a mark has an
-/// interval to add.
+/// On a distributed table, CASE may not contain `statement_timestamp`. So the time of completion is a sum. For a mark,
+/// CASE returns an interval of zero. For other modes, CASE returns null, so the sum is null.
 macro_rules! take_over_free {
     () => {
         concat! {
@@ -114,7 +115,7 @@ macro_rules! take_over_free {
 pub(super) use take_over_free;
 
 impl Record<'_> {
-    /// A statement with [`take_over_free`], whose parameters are $4 to $12.
+    /// A statement that contains [`take_over_free`]. The parameters $4 to $12 are those of this fragment.
     pub(super) fn taking(
         &self,
         sql: &'static str,
@@ -135,7 +136,7 @@ impl Record<'_> {
             .bind(terms.trace.as_str().map(str::to_owned)) // $12
     }
 
-    /// The usual [`take_over`](Record::take_over), in one conditional update.
+    /// The form of [`take_over`](Record::take_over) for a table that is not distributed: one conditional update.
     pub(super) async fn lock_and_take(
         self,
         conn: &mut PgConnection,
@@ -191,36 +192,39 @@ impl Record<'_> {
     }
 }
 
-/// The keys that one statement marks. They are different and in order: every batch takes locks and rows in the order of
-/// the keys, so overlapping batches queue instead of deadlocking.
+/// The keys that one statement marks. The keys are different and sorted. Every batch takes locks and rows in this
+/// order, so overlapping batches queue instead of deadlocking.
 pub(crate) struct MarkBatch<'k> {
     pub(crate) keys: Vec<&'k Key>,
     pub(crate) retention: Duration,
     pub(crate) deployment: Deployment,
 }
 
-/// What became of one key.
+/// The result of a batch for one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MarkOf {
     First,
-    /// It has a live record of this mode.
+    /// The key has a live record of this mode.
     Live(Mode),
-    /// An open transaction holds it.
+    /// An open transaction holds the key.
     Held,
-    /// It has an expired record, whose row a transaction has locked that does not hold the key: a sweep, or an
-    /// operator.
+    /// The key has an expired record, and a sweep or an operator has locked its row. Such a transaction does not hold
+    /// the key.
     Locked,
-    /// Nothing: the batch stopped at another key, or another transaction has recorded the key at this moment.
+    /// The batch has decided nothing about the key, because it stopped at another key, or because another transaction
+    /// has just recorded this key.
     Open,
 }
 
 impl MarkBatch<'_> {
-    /// Marks the keys that are new or expired: all of them, or none if an open transaction holds one of them, if
-    /// another transaction has locked the row of an expired one, or if one belongs to another mode. It waits for
-    /// nothing.
+    /// Marks all keys that are new or expired, without waiting. Marks no key if one key belongs to another mode, or if
+    /// one of the new or expired keys has an obstacle:
     ///
-    /// It tries one key after the other, and stops at the first that it cannot have. So a batch that then waits for
-    /// that key holds no later key, for which another batch might wait.
+    /// - An open transaction holds the key.
+    /// - Another transaction has locked the row of the expired record.
+    ///
+    /// The statement tries one key after another, and stops at the first key with an obstacle. So a batch that then
+    /// waits for that key does not hold a later key that another batch needs.
     pub(crate) async fn mark(&self, conn: &mut PgConnection, asked: &mut CalledAt) -> Result<Vec<MarkOf>, Error> {
         let column = |part: fn(&Key) -> &str| self.keys.iter().map(|key| part(key)).collect::<Vec<_>>();
         let rows = sqlx::query(
@@ -341,7 +345,8 @@ impl MarkBatch<'_> {
             .bind(column(Key::scope)) // $1
             .bind(column(Key::operation)) // $2
             .bind(column(Key::value)) // $3
-            // Tokens count up from a random start, which must leave room for a batch.
+            // The tokens of a batch count up from a random number. The shift leaves room for the tokens of the whole
+            // batch.
             .bind(draw_token()? >> 1) // $4
             .bind(interval(self.retention)) // $5
             .bind(asked.at) // $6

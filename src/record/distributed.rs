@@ -1,17 +1,26 @@
-//! The room for Citus, and its door: the functions of this file choose between the usual statements and those of this
-//! folder. The rest of the crate asks [`Deployment`] what it has to know, and the server is asked only where a whole
-//! table is swept or measured, where a record is shown, and once in a process before the first claim. So no call sends
-//! a statement for Citus to another server.
+//! The choice between the usual statements and those for Citus. The functions of this file choose, and the folder
+//! `distributed` contains the statements for Citus.
 //!
-//! A worker evaluates the functions in a SELECT from the table, so its clock and its locks would count. In this folder
-//! such a SELECT only reads columns, and another statement, which names no table, asks the coordinator for the time and
-//! the lock. An INSERT of VALUES goes to one shard and needs no two-phase commit; `insert … select` would need one over
-//! all shards.
+//! The rest of the crate reads the properties of a deployment from [`Deployment`]. The crate asks the server whether
+//! the table is distributed only in these cases:
 //!
-//! The other statements of `record/` are the same for both kinds of table, and Citus refuses some SQL in them. A stable
-//! function, such as `statement_timestamp`, may not be inside CASE or COALESCE. A function that is volatile, such as
-//! `set_config`, may not be in RETURNING. A stable function, such as `jsonb_build_object`, takes no column in an
-//! UPDATE. Those comments that say *a distributed table* are about these rules.
+//! - A function sweeps, measures, checks or distributes the whole table.
+//! - A function shows a record.
+//! - A process with [`Deployment::distributed`] makes its first claim.
+//!
+//! So no call names a function of Citus on a server without Citus.
+//!
+//! In a SELECT from the table, a worker evaluates the functions, so the worker's clock and locks would count. Therefore
+//! such a SELECT in this folder only reads columns. Another statement, which names no table, gets the time and the lock
+//! from the coordinator. An INSERT of VALUES goes to one shard, and needs no two-phase commit. An `insert … select`
+//! would need a two-phase commit over all shards.
+//!
+//! The other statements of `record/` are the same for both kinds of table. Citus refuses some SQL in these statements.
+//! Comments that mention *a distributed table* are about these rules:
+//!
+//! - CASE and COALESCE may not contain a stable function, such as `statement_timestamp`.
+//! - RETURNING may not contain a volatile function, such as `set_config`.
+//! - In an UPDATE, a stable function, such as `jsonb_build_object`, may not have a column as an argument.
 
 mod citus;
 mod protocol;
@@ -30,9 +39,9 @@ use crate::{Deployment, Error};
 pub(crate) use citus::{Distribution, create_distributed_table, distribution, workers};
 
 impl Record<'_> {
-    /// Claims the key by inserting its record. A mark is complete at once. If a record is there already, or an open
-    /// transaction claims the key, the answer is [`Tried::Unread`]. If [a look comes first](Deployment::looks_first),
-    /// the caller has looked before, and holds the lock.
+    /// Claims the key by inserting its record. A mark is complete at once. Returns [`Tried::Unread`] if the key has a
+    /// record already, or if an open transaction claims the key. If [a look comes first](Deployment::looks_first), the
+    /// caller has looked before, and holds the lock.
     pub(crate) async fn claim(
         self,
         conn: &mut PgConnection,
@@ -46,7 +55,7 @@ impl Record<'_> {
         }
     }
 
-    /// Looks in a snapshot of its own, because an owner may have committed since the claim's snapshot.
+    /// Looks at the record in a new snapshot, because an owner may have committed since the claim's snapshot.
     ///
     /// A look that finds a record takes no lock, because the caller's transaction would hold the lock to its end.
     pub(crate) async fn look(self, conn: &mut PgConnection, asked: &mut CalledAt) -> Result<Tried, Error> {
@@ -57,8 +66,8 @@ impl Record<'_> {
         }
     }
 
-    /// Takes over a claim that had expired when the call was made, or is released or lapsed. One of all callers that
-    /// saw `found_token` wins, and the others look again, without the key's lock.
+    /// Takes over a claim that is released or lapsed, or that had expired when the call was made. Only one of the
+    /// callers that have found `found_token` wins. The other callers look again, and do not hold the key's lock.
     pub(crate) async fn take_over(
         self,
         conn: &mut PgConnection,
@@ -75,8 +84,8 @@ impl Record<'_> {
         }
     }
 
-    /// Releases a claim in the transaction that claimed: the next caller may claim at once. The new token makes sure
-    /// that no statement with the old token changes the record again.
+    /// Releases a claim in the transaction that made the claim, so that the next caller may claim at once. The record
+    /// gets a new token, so no statement with the old token can change the record again.
     pub(crate) async fn release_in_transaction(self, conn: &mut PgConnection, claim: Claim) -> Result<(), Error> {
         if self.deployment.distributed {
             protocol::release_in_transaction(self, conn, claim).await
@@ -86,18 +95,19 @@ impl Record<'_> {
     }
 }
 
-/// The message that begins a transaction that is durable on every server of the deployment.
+/// The message that begins a transaction with a durable COMMIT on every server of the deployment.
 pub(crate) fn durable_opening(deployment: Deployment) -> &'static str {
     if deployment.distributed { protocol::BEGIN_DURABLE } else { opening::BEGIN_DURABLE }
 }
 
-/// As [`durable_opening`], for a decision, whose statements see all rows.
+/// The message that begins a durable transaction for a decision. In this transaction, a statement fails if row level
+/// security would hide a row from it.
 pub(crate) fn durable_opening_of_all_rows(deployment: Deployment) -> &'static str {
     if deployment.distributed { protocol::BEGIN_DURABLE_ALL_ROWS } else { opening::BEGIN_DURABLE_ALL_ROWS }
 }
 
-/// Gives the transaction of a caller the settings of [`durable_opening_of_all_rows`], and returns its `row_security`
-/// for [`put_back`](opening::put_back).
+/// Gives the caller's transaction the settings of [`durable_opening_of_all_rows`]. Returns the previous `row_security`,
+/// which [`put_back`](opening::put_back) restores.
 pub(crate) async fn prepare_decision(conn: &mut PgConnection, deployment: Deployment) -> Result<String, Error> {
     let row_security = opening::prepare_decision(conn).await?;
     if deployment.distributed {
@@ -106,10 +116,10 @@ pub(crate) async fn prepare_decision(conn: &mut PgConnection, deployment: Deploy
     Ok(row_security)
 }
 
-/// A part of the table that is swept by itself.
+/// A part of the table that is swept separately.
 #[derive(Clone, Debug)]
 pub(crate) enum Part {
-    /// A leaf of the table, or the table itself, by its name.
+    /// The name of a leaf of the table, or of the table itself.
     Leaf(String),
     /// All shards of a distributed table.
     Shards,
@@ -123,8 +133,8 @@ impl Part {
         Ok(table::leaves(conn).await?.into_iter().map(Self::Leaf).collect())
     }
 
-    /// Deletes a batch of the records that are past their retention by the `grace` and under no live lease, oldest
-    /// first. `since` is [`Deleted::until`] of the batch before.
+    /// Deletes a batch of due records, the oldest first. A record is due if its retention ended at least `grace` ago,
+    /// and if it has no live lease. `since` is the [`Deleted::until`] of the previous batch.
     pub(crate) async fn sweep(
         &self,
         conn: &mut PgConnection,
@@ -138,14 +148,14 @@ impl Part {
         }
     }
 
-    /// Whether a batch waits for a record that another transaction has locked, for a moment, and then fails.
+    /// Whether a batch waits a moment for a locked record, and then fails.
     pub(crate) fn waits_for_rows(&self) -> bool {
         matches!(self, Self::Shards)
     }
 }
 
-/// Reads the sizes and counts that the server keeps. For a partitioned table they are the sums over its leaves, and for
-/// a distributed one over its shards.
+/// Reads the sizes and counts that the server keeps. For a partitioned table, the values are sums over its leaves. For
+/// a distributed table, the values are sums over its shards.
 pub(crate) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
     if citus::is_distributed(conn).await? { citus::size(conn).await } else { table::size(conn).await }
 }

@@ -1,8 +1,7 @@
-//! How a claim ends, with a response or without one. Until then, the owner of a lease prolongs it.
+//! The statements that end a claim, with or without a response, and the heartbeat that prolongs a lease.
 //!
-//! Each statement requires the claim's token, and a record without a response. So the statement of an owner whose claim
-//! was taken over finds no row. A claim in transaction mode ends in its own transaction, and its statements require
-//! this, too.
+//! Each update requires the claim's token and a record without a response. So after a take-over, an update of the old
+//! owner finds no row. In transaction mode, each update also requires the transaction that made the claim.
 
 use std::time::Duration;
 
@@ -14,10 +13,10 @@ use crate::outcome::Response;
 use crate::{Error, Misuse};
 
 impl Record<'_> {
-    /// Stores the response. The statement requires the claim's token and the claim's own transaction
-    /// (`claimed_at = now()`). So after a COMMIT or ROLLBACK inside `perform` it returns
-    /// [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction), and nothing is acknowledged. As a write it also
-    /// fails in an aborted transaction, whose COMMIT would succeed without saving anything.
+    /// Stores the response. The statement requires the claim's token, and the transaction of the claim
+    /// (`claimed_at = now()`). So after a COMMIT or ROLLBACK inside `perform`, the function returns
+    /// [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction), and nothing is acknowledged. The update also
+    /// fails in an aborted transaction. The COMMIT of such a transaction would succeed without saving anything.
     pub(crate) async fn complete(
         self,
         conn: &mut PgConnection,
@@ -48,8 +47,8 @@ impl Record<'_> {
         Err(Error::Misuse(Misuse::NotInTransaction))
     }
 
-    /// Whether this transaction still owns the claim. The crate asks this only after a completion that failed. It is an
-    /// update, because in a SELECT a worker of Citus evaluates its own `now()`.
+    /// Whether this transaction still owns the claim. The crate calls this function only after a failed completion. The
+    /// statement is an update, because in a SELECT a worker of Citus evaluates its own `now()`.
     async fn is_claimed(self, conn: &mut PgConnection, claim: Claim) -> Result<bool, Error> {
         let update = self
             .query(
@@ -65,8 +64,8 @@ impl Record<'_> {
     }
 }
 
-/// Releases a claim in its own transaction. It is one text for both kinds of table. The parameters are $4, its token,
-/// and $5, the new one.
+/// Releases a claim in the transaction that made the claim. Both kinds of table share this text. The parameter $4 is
+/// the claim's token, and $5 is the new token.
 macro_rules! release_in_transaction {
     () => {
         "
@@ -80,7 +79,7 @@ macro_rules! release_in_transaction {
 pub(super) use release_in_transaction;
 
 impl Record<'_> {
-    /// The usual [`release_in_transaction`](Record::release_in_transaction).
+    /// The form of [`release_in_transaction`](Record::release_in_transaction) for a table that is not distributed.
     pub(super) async fn release_and_forget(self, conn: &mut PgConnection, claim: Claim) -> Result<(), Error> {
         let update = self
             .query(concat! {
@@ -98,11 +97,11 @@ impl Record<'_> {
 }
 
 impl Record<'_> {
-    /// Prolongs the lease. If less than two leases are left of the retention, prolongs it to two leases, so that a
-    /// claim whose owner dies is remembered for at least one lease after it has lapsed. `false` means that the claim is
-    /// gone.
+    /// Prolongs the lease. If the retention would end within twice the length of the lease, prolongs the retention to
+    /// that length. So if the owner dies, the lapsed claim is remembered for at least the length of one more lease.
+    /// Returns `false` if the claim is gone.
     ///
-    /// `expires_at` is indexed, but an update that keeps its value is still a heap-only update.
+    /// `expires_at` is indexed, but an update that keeps the value of `expires_at` is still a heap-only update.
     pub(crate) async fn heartbeat(self, conn: &mut PgConnection, token: i64, lease: Duration) -> Result<bool, Error> {
         let update = self
             .query(
@@ -121,10 +120,10 @@ impl Record<'_> {
         changes_a_row(conn, update).await
     }
 
-    /// Stores the response. The retention counts from now. `false` means that the claim is gone.
+    /// Stores the response. The retention counts from now. Returns `false` if the claim is gone.
     ///
-    /// A completed record never changes. If an owner finds its own response stored under its token, its commit
-    /// succeeded and the answer was lost. So this counts that response as stored.
+    /// A completed record never changes. If an owner finds its own response stored under its token, its COMMIT
+    /// succeeded and the server's answer was lost. In this case the function returns `true`.
     pub(crate) async fn complete_lease(
         self,
         conn: &mut PgConnection,
@@ -179,9 +178,10 @@ impl Record<'_> {
 }
 
 impl Record<'_> {
-    /// Releases the claim of a lease, as its owner, and stores the reason. All steps stay, also those in doubt. Because
-    /// of the new token, a heartbeat that is on its way cannot revive the claim. `false` means that the claim is gone.
-    /// The stored request is deleted if the work may no longer be done without its caller.
+    /// Releases the claim of a lease on behalf of its owner, and stores the reason. All steps stay, including those in
+    /// doubt. The record gets a new token, so a delayed heartbeat cannot revive the claim. If `keeps_request` is
+    /// `false`, the stored request is deleted, because only the caller may continue the work then. Returns `false` if
+    /// the claim is gone.
     pub(crate) async fn release_lease(
         self,
         conn: &mut PgConnection,
@@ -207,8 +207,8 @@ impl Record<'_> {
         changes_a_row(conn, update).await
     }
 
-    /// Frees the key of a first attempt that was refused and did nothing, as its owner, and stores the reason. The next
-    /// call may have any body, and is the first attempt. `false` means that the claim is gone.
+    /// Frees the key of a first attempt that was refused and did nothing, and stores the reason. The next call may have
+    /// any body, and is the first attempt. Returns `false` if the claim is gone.
     #[cfg(feature = "http")]
     pub(crate) async fn free(self, conn: &mut PgConnection, token: i64, reason: &str) -> Result<bool, Error> {
         let update = self
@@ -230,8 +230,8 @@ impl Record<'_> {
     }
 
     /// Ends the lease now, because the operation failed and may have taken effect. Stores the reason, and remembers the
-    /// record for at least the retention from now. Because of the new token, a heartbeat that is on its way cannot
-    /// revive the claim. `false` means that the claim is gone.
+    /// record for at least the retention from now. The record gets a new token, so a delayed heartbeat cannot revive
+    /// the claim. If `keeps_request` is `false`, the stored request is deleted. Returns `false` if the claim is gone.
     pub(crate) async fn lapse(
         self,
         conn: &mut PgConnection,
@@ -262,22 +262,23 @@ impl Record<'_> {
     }
 }
 
-/// What is known of a claim whose COMMIT got no answer.
+/// The state of a claim after a COMMIT that got no answer.
 pub(crate) enum Unclaimed {
-    /// It is released, or it never was, or another call has it.
+    /// The claim is released, was never committed, or belongs to another call.
     Decided { released: bool },
-    /// An open transaction holds the key: the COMMIT may still be on its way.
+    /// An open transaction holds the key, so the COMMIT may still be on its way.
     Held,
 }
 
 impl Record<'_> {
     /// Releases a claim whose work has not begun. The claim does not count as an attempt, and the record keeps the data
-    /// of earlier attempts. A first claim leaves attempt 0, after which any body may claim.
+    /// of earlier attempts. After a first claim, the record has attempt 0, and a call with any body may claim the key.
     ///
-    /// The claiming transaction holds the key's lock until its COMMIT is decided. So this function tries the lock
-    /// first. If it then finds no row, the claim was never committed. The update is a statement of its own, because its
-    /// snapshot must be younger than the lock. The transaction must be at READ COMMITTED
-    /// ([`Opening::ReadCommitted`](crate::session::Opening)), where each statement has a new snapshot.
+    /// The claiming transaction holds the key's lock until its COMMIT is decided. So this function first tries the
+    /// lock. If the update then finds no row, no claim with this token was committed, or another call has taken the
+    /// claim over. The update is a separate statement, because its snapshot must be newer than the lock. The
+    /// transaction must be at READ COMMITTED ([`Opening::ReadCommitted`](crate::session::Opening)), where each
+    /// statement has a new snapshot.
     pub(crate) async fn release_unbegun(self, conn: &mut PgConnection, token: i64) -> Result<Unclaimed, Error> {
         let lock =
             sqlx::query_scalar("select /* pg_idempotency: try lock */ pg_catalog.pg_try_advisory_xact_lock($1::int8)")
@@ -305,8 +306,8 @@ impl Record<'_> {
     }
 }
 
-/// The reason without NUL characters, which a `text` column refuses, and cut to 2000 characters, which is more than an
-/// operator reads.
+/// Returns the reason without NUL characters, because a `text` column refuses them. Cuts the reason to 2000 characters,
+/// because an operator reads no more.
 pub(crate) fn storable(reason: &str) -> String {
     reason.chars().filter(|character| *character != '\0').take(2000).collect()
 }

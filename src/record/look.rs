@@ -1,4 +1,4 @@
-//! Looking at the record that is in the way of a claim, and waiting for the end of the transaction that has it.
+//! The statements that read the record in the way of a claim, and that wait for the transaction that holds the key.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::outcome::Response;
 use crate::{Deployment, Error, Mode, observe};
 
 impl Record<'_> {
-    /// The usual [`look`](Record::look), in one statement.
+    /// The form of [`look`](Record::look) for a table that is not distributed, in one statement.
     pub(super) async fn look_and_lock(self, conn: &mut PgConnection, asked: &mut CalledAt) -> Result<Tried, Error> {
         let waited = asked.waited();
         let row = self
@@ -43,14 +43,15 @@ impl Record<'_> {
 }
 
 impl Record<'_> {
-    /// The option *select first*: a replay in one round trip, before any transaction begins. Returns `None` if it finds
-    /// anything else, or if the statement fails: the claim that follows meets the same state, and returns the answer or
-    /// the error. Also returns `None` if the connection is in an open transaction that has written something, because
-    /// the record that it sees may not be committed.
+    /// Under [`RoundTrips::SelectFirst`](crate::RoundTrips::SelectFirst), finds the response for a replay in one round
+    /// trip, before any transaction begins. Returns `None` if the statement finds no response for this call, or if the
+    /// statement fails. The claim that follows meets the same state, and returns the answer or the error. Also returns
+    /// `None` if the connection is in an open transaction that has written something. Such a transaction may see a
+    /// record that is not committed.
     ///
     /// Without prepared statements, the function sends nothing, because sqlx would send the statement in two messages.
-    /// Between the two, a pooler in transaction mode may change the server connection, and the unnamed statement of the
-    /// new connection belongs to another client.
+    /// Between these messages, a pooler in transaction mode may change the server connection. The unnamed statement of
+    /// the new connection then belongs to another client.
     pub(crate) async fn select_first(self, conn: &mut PgConnection, terms: &Terms) -> Option<Response> {
         if !self.deployment.prepared || !self.deployment.saves_round_trips() {
             return None;
@@ -82,14 +83,16 @@ impl Record<'_> {
 }
 
 impl Record<'_> {
-    /// Waits for the open transaction that holds the key, for at most `limit`, or for the caller's own `lock_timeout`
-    /// if that is shorter. [`Tried::Held`] means that the time is over. The transaction is usable in every case.
+    /// Waits until the open transaction that holds the key ends. The wait lasts at most `limit`. A shorter
+    /// `lock_timeout` of the session ends the wait earlier. Returns [`Tried::Held`] when the time is over. The
+    /// transaction is usable in every case.
     ///
-    /// After an owner has rolled back, exactly one of the waiting calls is told to claim: when all
-    /// of them tried, 100 waiting calls and 20 rollbacks took 1300 claims in place of 121. It is a function, because a
-    /// savepoint that the crate sent would remain if the wait were cancelled. The transaction does not keep the lock of
-    /// an unfinished record in another mode, which it must not take over: only calls in transaction mode and marks wait
-    /// here, and neither may follow another mode.
+    /// After an owner has rolled back, exactly one of the waiting calls gets [`Tried::Free`]. With 100 waiting calls
+    /// and 20 rollbacks, the calls made 121 claims. When all waiting calls tried to claim, they made 1300 claims. The
+    /// wait is an SQL function, because a savepoint that the crate sent would remain if the wait were cancelled.
+    ///
+    /// If the key has an unfinished record in another mode, the transaction does not keep the lock. Only calls in
+    /// transaction mode and marks wait here, and they must not take over a record of another mode.
     pub(crate) async fn await_key(
         self,
         conn: &mut PgConnection,
@@ -121,7 +124,8 @@ impl Record<'_> {
 }
 
 /// Waits 10 ms for a row that another transaction has locked without the key's advisory lock. No lock shows when such a
-/// transaction ends, but all of them are short. The server sleeps, because this crate does not choose the runtime.
+/// transaction ends, but all such transactions are short. The server sleeps, because this crate does not choose the
+/// async runtime.
 pub(crate) async fn wait_for_row(conn: &mut PgConnection, deployment: Deployment) -> Result<(), Error> {
     let pause =
         sqlx::query("select /* pg_idempotency: pause */ pg_catalog.pg_sleep(0.01)").persistent(deployment.prepared);

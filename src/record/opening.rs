@@ -1,13 +1,14 @@
-//! The messages that begin a transaction of the crate, and the questions whether a transaction is that one.
-//! [`Opening`](crate::session::Opening) says what each is for.
+//! The messages that begin a transaction of the crate, and the checks that a transaction is still the one that the
+//! crate began. [`Opening`](crate::session::Opening) describes the purpose of each message.
 
 use sqlx::PgConnection;
 
 use crate::Error;
 
-/// What the setting `idempotency.claim` begins with in a transaction that the crate began for a step (`step`), or for a
-/// handler without a key (`exempt`). A role or a database may have the word for all its sessions, so the time of this
-/// transaction follows it.
+/// The beginning of the setting `idempotency.claim` in a transaction of the crate. The word is `step` in a durable
+/// transaction, such as the transaction of a step. The word is `exempt` in the transaction of a handler without a key.
+/// A role or a database may have set the word for all its sessions, so the start time of the transaction follows the
+/// word.
 macro_rules! own_transaction {
     ($word:literal) => {
         concat!("('", $word, " ' || (extract(epoch from pg_catalog.now())::float8 * 1000000::float8)::int8::text)")
@@ -15,11 +16,12 @@ macro_rules! own_transaction {
 }
 pub(crate) use own_transaction;
 
-/// Whether the connection is still in that transaction. Claims append their tokens to the setting.
+/// Whether the connection is still in the transaction whose setting begins with [`own_transaction`]. The end of the
+/// setting is not compared, because claims append their tokens.
 macro_rules! is_own_transaction {
     ($word:literal) => {
         concat!(
-            // Not coalesce: a distributed table takes no setting inside it.
+            // COALESCE is not used here, because on a distributed table it may not contain a setting.
             "(pg_catalog.starts_with(pg_catalog.current_setting('idempotency.claim', true), ",
             $crate::record::opening::own_transaction!($word),
             ") is true)"
@@ -28,8 +30,9 @@ macro_rules! is_own_transaction {
 }
 pub(super) use is_own_transaction;
 
-/// Refuses a connection on which other code sent a raw `BEGIN`, which sqlx does not count. There `now()` is older than
-/// this message, and the division by zero aborts that transaction. Without the check the crate would commit it.
+/// Refuses a connection on which other code sent a raw `BEGIN`, which sqlx does not count. In such a transaction,
+/// `now()` is older than this message, so the check divides by zero, which aborts the transaction. Without the check,
+/// the crate would commit this transaction of other code.
 ///
 /// The check comes before BEGIN in the same message, and the message is one transaction. So if the check fails, the
 /// crate has no open transaction.
@@ -47,7 +50,8 @@ pub(super) use check;
 pub(crate) const BEGIN: &str = concat!(check!("opening"), "; begin");
 pub(crate) const BEGIN_ALL_ROWS: &str =
     concat!(check!("opening"), ", pg_catalog.set_config('row_security', 'off', true); begin");
-/// PostgreSQL refuses to set this mode, whatever its value is, after the first query of a transaction.
+/// After the first query of a transaction, PostgreSQL refuses to set the mode `deferrable`, whatever its value is. So
+/// this message fails in a foreign transaction that has run a query.
 pub(crate) const BEGIN_BEFORE_CLAIM: &str = "begin /* pg_idempotency: opening before claim */ not deferrable";
 #[cfg(feature = "http")]
 pub(crate) const BEGIN_EXEMPT: &str = concat!(
@@ -58,7 +62,7 @@ pub(crate) const BEGIN_EXEMPT: &str = concat!(
 );
 #[cfg(feature = "http")]
 pub(crate) const BEGIN_READ_ONLY: &str = concat!(check!("opening"), "; begin read only");
-/// Sets `synchronous_commit`, if it is weaker.
+/// Sets `synchronous_commit` to `on` if its value is weaker.
 macro_rules! durable {
     () => {
         "case when pg_catalog.current_setting('synchronous_commit') in ('off', 'local')
@@ -81,14 +85,14 @@ pub(super) const BEGIN_DURABLE_ALL_ROWS: &str = concat!(
     durable!(),
     "; begin"
 );
-/// Begins at READ COMMITTED, without the check of the other openings. The check is a query: it would take a snapshot at
-/// the session's isolation level, and a BEGIN after a snapshot may not set another level. Instead of the check, a
-/// ROLLBACK ends a transaction that may be open. This ROLLBACK counts in `pg_stat_database`, and only a call that has
-/// failed pays for it.
+/// Begins a transaction at READ COMMITTED, without the check of the other openings. The check is a query, so it would
+/// take a snapshot at the session's isolation level. A BEGIN after a snapshot may not set another level. Instead of the
+/// check, a ROLLBACK ends a transaction that may be open. This ROLLBACK counts in `pg_stat_database`. Only a call that
+/// has failed pays for this ROLLBACK.
 pub(crate) const BEGIN_READ_COMMITTED: &str =
     "begin; rollback; begin /* pg_idempotency: opening at read committed */ isolation level read committed";
 
-/// Fails outside the transaction that began as [`Opening::Exempt`](crate::session::Opening).
+/// Fails outside a transaction that began with [`Opening::Exempt`](crate::session::Opening).
 #[cfg(feature = "http")]
 pub(crate) const IS_EXEMPT: &str = concat!(
     "savepoint pg_idempotency; release savepoint pg_idempotency; select /* pg_idempotency: is exempt */ 1 / ",
@@ -96,7 +100,7 @@ pub(crate) const IS_EXEMPT: &str = concat!(
     "::int"
 );
 
-/// Gives the caller's transaction the settings of [`BEGIN_DURABLE_ALL_ROWS`], and returns its `row_security`.
+/// Gives the caller's transaction the settings of [`BEGIN_DURABLE_ALL_ROWS`]. Returns the previous `row_security`.
 pub(super) async fn prepare_decision(conn: &mut PgConnection) -> Result<String, Error> {
     sqlx::query_scalar(concat!(
         "
@@ -113,7 +117,7 @@ pub(super) async fn prepare_decision(conn: &mut PgConnection) -> Result<String, 
     .map_err(Error::of_statement)
 }
 
-/// Gives the caller's transaction its `row_security` back.
+/// Restores the `row_security` of the caller's transaction.
 pub(crate) async fn put_back(conn: &mut PgConnection, row_security: &str) -> Result<(), Error> {
     sqlx::query("select /* pg_idempotency: put back */ pg_catalog.set_config('row_security', $1::text, true)")
         .persistent(false)

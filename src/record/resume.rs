@@ -12,10 +12,12 @@ use super::statement::draw_token;
 use super::statement::{self, Pages, Record, changes_a_row, interval, may_be_retried, stored_time};
 use crate::{Deployment, Error, Fingerprint, Key, Mode};
 
-/// The number of candidates of one search. A resumer that loses one to another caller tries the next.
+/// The number of rows in one page of a search. A resumer that loses a candidate to another caller tries the next
+/// candidate.
 const CANDIDATES: i64 = 16;
 
-/// The form of a stored request. A search takes those of one form, so that the others do not hide them.
+/// The form of a stored request. A search finds requests of one form, so that requests of the other form do not hide
+/// them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StoredAs {
     Json,
@@ -24,7 +26,7 @@ pub(crate) enum StoredAs {
 }
 
 impl StoredAs {
-    /// The first and the last of the first bytes that such requests have.
+    /// The lowest and the highest value of the first byte of a request in this form.
     pub(super) fn first_bytes(self) -> [&'static [u8]; 2] {
         match self {
             Self::Json => [b"\t", b"\xff"],
@@ -34,24 +36,26 @@ impl StoredAs {
     }
 }
 
-/// An operation that seems free to be resumed. The claim decides.
+/// An operation that a resumer can try to claim. Only the claim decides whether the operation is free.
 #[derive(Debug)]
 pub(crate) struct Candidate {
     pub(crate) key: Key,
     pub(crate) fingerprint: Fingerprint,
     pub(crate) attempt: i32,
     pub(crate) token: i64,
-    /// The end of its retention, as JSON writes a time, because an operator may have set it to `infinity`.
+    /// The end of the retention, as text in the form of `stored_time`. An operator may have set the end to `infinity`.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "only a layer can find that it was sent in vain"))]
     pub(crate) expires_at: String,
-    /// Its place in the order of the search. A later search skips the rows up to it, also those that were left out.
+    /// The place of the row in the order of the search. A later search skips the rows up to this place, including rows
+    /// that were left out.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "only a resumer of the layer searches on"))]
     pub(crate) place: i64,
 }
 
 impl Candidate {
-    /// The operations without any work for the time `after`, doubled for each attempt, also for one that was [given
-    /// back](Record::give_back); the oldest claim first. Leaves out the first `skipped`.
+    /// The operations that a resumer can try, the oldest claim first. The last claim must be at least `after` old. The
+    /// time `after` doubles with each attempt, including an attempt that was [given back](Record::give_back). Leaves
+    /// out the first `skipped` rows.
     #[allow(clippy::too_many_arguments, reason = "each is a parameter of the statement")]
     pub(crate) async fn all(
         conn: &mut PgConnection,
@@ -110,8 +114,8 @@ impl Candidate {
         }
     }
 
-    /// `None` for a row whose key no caller can have. A fingerprint of another length is a newer release's, and that
-    /// release resumes the operation.
+    /// `None` for a row whose key no caller can have. Also `None` for a fingerprint of another length. A newer release
+    /// wrote such a fingerprint, and that release resumes the operation.
     fn of(row: &PgRow, operation: &str, place: i64) -> sqlx::Result<Option<Self>> {
         let key = statement::stored_key(row, operation)?;
         let fingerprint = Fingerprint::stored(row.try_get("fingerprint")?);
@@ -124,7 +128,7 @@ impl Candidate {
 impl Record<'_> {
     /// Stores the request, unless an earlier attempt has stored it.
     ///
-    /// This is a statement of its own, so that claims without a stored request stay as short as they are.
+    /// A separate statement stores the request, so that claims without a stored request stay short.
     pub(crate) async fn store_request(self, conn: &mut PgConnection, token: i64, request: &[u8]) -> Result<(), Error> {
         let update = self
             .query(
@@ -142,8 +146,8 @@ impl Record<'_> {
         changes_a_row(conn, update).await.map(drop)
     }
 
-    /// Forgets the stored request of an operation that has no owner now, because the service refuses the request.
-    /// Stores the reason. The operation waits for its caller or for an operator. `false` means that the record has
+    /// Deletes the stored request of an operation that has no owner now, because the service refuses the request.
+    /// Stores the reason. The operation then waits for its caller or for an operator. Returns `false` if the record has
     /// changed.
     #[cfg(feature = "http")]
     pub(crate) async fn refuse_request(self, conn: &mut PgConnection, token: i64, reason: &str) -> Result<bool, Error> {
@@ -163,9 +167,10 @@ impl Record<'_> {
         changes_a_row(conn, update).await
     }
 
-    /// Releases the claim of a resumer whose request met another key, and stores the reason. The attempt does not
-    /// count, but the next one comes as late as after one that did. The retention ends when it did before: otherwise a
-    /// service that is never repaired would keep the record for ever. `false` means that the claim is gone.
+    /// Releases the claim of a resumer because the service found another key for the request, and stores the reason.
+    /// The attempt does not count, but the next attempt is delayed as if this attempt counted. The end of the retention
+    /// is set back to `expires_at`, because otherwise a service that is never repaired would keep the record for ever.
+    /// Returns `false` if the claim is gone.
     #[cfg(feature = "http")]
     pub(crate) async fn give_back(
         self,
@@ -195,7 +200,7 @@ impl Record<'_> {
         changes_a_row(conn, update).await
     }
 
-    /// The stored request. `None` if there is none, or the claim is gone.
+    /// The stored request. `None` if no request is stored, or if the claim is gone.
     pub(crate) async fn request(self, conn: &mut PgConnection, token: i64) -> Result<Option<Vec<u8>>, Error> {
         self.query(
             "
@@ -215,12 +220,14 @@ impl Record<'_> {
     }
 }
 
-/// The first byte of the stored request of a leased HTTP layer. Two bytes for the length of the head follow, the head
-/// as JSON, and the body as it came. The other stored requests are JSON, which never begins with a byte below the tab.
-/// A search of either resumer has to skip the requests of the other in SQL, because some of them would hide the rest; a
-/// column for this would cost every claim.
+/// The first byte of a request that a leased HTTP layer has stored. The next two bytes are the length of the head. Then
+/// come the head as JSON, and the body as it was received. The other stored requests are JSON, which never begins with
+/// a byte below the tab.
+///
+/// The SQL of each search has to skip the requests of the other form. Otherwise requests of the other form would hide
+/// the rest. A column for the form would cost every claim.
 const VERSION: u8 = 1;
-/// The version and the length of the head.
+/// The number of bytes for the version and the length of the head.
 const PREFIX: usize = 3;
 
 /// The request of an operation behind a leased HTTP layer, without its body.
@@ -231,7 +238,7 @@ pub struct ShownRequest {
     pub method: String,
     /// The path with its query.
     pub target: String,
-    /// The headers that are stored, one character for each byte of a value.
+    /// The stored headers. A value has one character for each of its bytes.
     pub headers: Vec<(String, String)>,
 }
 
@@ -241,7 +248,7 @@ impl ShownRequest {
         Self { method, target, headers }
     }
 
-    /// `None` if the head has more than 65,535 bytes.
+    /// Encodes the request with its body. `None` if the head has more than 65,535 bytes.
     #[cfg(feature = "http")]
     pub(crate) fn with_body(&self, body: &[u8]) -> Option<Vec<u8>> {
         let head = serde_json::to_vec(&(&self.method, &self.target, &self.headers)).ok()?;
@@ -249,7 +256,8 @@ impl ShownRequest {
         Some([&[VERSION], &length[..], &head, body].concat())
     }
 
-    /// Separates the head from the body. `None` if this is no request of a layer, or one of a newer release.
+    /// Separates the head from the body. `None` if the bytes are not a request of a layer, or if a newer release wrote
+    /// them.
     pub(crate) fn read(stored: &[u8]) -> Option<(Self, &[u8])> {
         let (&[VERSION, high, low], rest) = stored.split_first_chunk::<PREFIX>()? else { return None };
         let (head, body) = rest.split_at_checked(u16::from_be_bytes([high, low]).into())?;

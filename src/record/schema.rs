@@ -1,8 +1,9 @@
-//! Who can decide what the statements of this crate run. The owner of a table or a function decides that, and so does a
-//! role that may add a trigger or a function. Every role that may create a schema could have created ours first.
+//! Checks which roles can run code of their own in the statements of this crate. The owner of a table or a function can
+//! run such code. A role that may add a trigger or a function can also run such code. A role that may create a schema
+//! could have created the schema `idempotency` before the crate did.
 //!
-//! And the tables of the service that are written inside idempotent operations only: the functions of the schema create
-//! their triggers, and the catalogs tell which tables have them.
+//! This file also protects tables of the service, which may be written only inside idempotent operations. Functions of
+//! the schema create the triggers of these tables, and the catalogs list the tables with such a trigger.
 
 use std::collections::BTreeMap;
 
@@ -15,13 +16,13 @@ use crate::{Error, SetupError};
 /// A reason not to read, call or look up anything in the schema.
 #[derive(Clone, Debug)]
 pub(crate) enum Distrust {
-    /// A role that is not trusted owns these objects. The remedy is the SQL that makes it a trusted one.
+    /// A role that is not trusted owns these objects. The remedy is the SQL that makes this role trusted.
     Owner { role: String, objects: String, remedy: String },
-    /// A role that is not trusted may add code. The remedy is the SQL that takes the right away.
+    /// A role that is not trusted may add code. The remedy is the SQL that revokes this right.
     Right { role: String, remedy: String },
-    /// Functions that this release does not create, or not with this body and these settings.
+    /// Functions that this release does not create, or that this release creates with another body or other settings.
     Functions { objects: String },
-    /// Rules, columns of types that are not PostgreSQL's, and views in place of tables.
+    /// Rules, views instead of tables, and columns of types that are not PostgreSQL's own.
     Objects { objects: String },
 }
 
@@ -33,31 +34,32 @@ pub(crate) struct Known {
     pub(crate) digests: Vec<String>,
     /// The names of the functions for callers in other languages.
     pub(crate) any_language: Vec<String>,
-    /// The number of the file that creates those.
+    /// The version number of the file that creates the functions for other languages.
     pub(crate) number: i32,
 }
 
-/// The schema, as the catalogs have it.
+/// The schema as the catalogs describe it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Schema {
     pub(crate) distrust: Vec<Distrust>,
-    /// Whether the functions for callers in other languages are there.
+    /// Whether the functions for callers in other languages exist.
     pub(crate) has_any_language: bool,
-    /// Those of them that are not this release's, and have a lower number.
+    /// The functions for other languages that come from an older release, and differ from those of this release.
     pub(crate) older: Option<String>,
-    /// Those of them that are not this release's, and have a higher number.
+    /// The functions for other languages that come from a newer release, and differ from those of this release.
     pub(crate) newer: Option<String>,
-    /// Whether the table `record` is there.
+    /// Whether the table `record` exists.
     pub(crate) has_record: bool,
-    /// Whether the table of the applied migrations is there.
+    /// Whether the table of the applied migrations exists.
     pub(crate) has_applied: bool,
-    /// To read the table of the applied migrations calls no function of the schema.
+    /// Whether the table of the applied migrations can be read without calling a function of the schema.
     pub(crate) is_applied_plain: bool,
 }
 
-/// Looks at the schema, by `pg_catalog` alone. `None` means that there is no schema.
+/// Reads the schema from `pg_catalog` alone. Returns `None` if the schema does not exist.
 ///
-/// A role is trusted if it may act as the owner of the database, or if that owner or the asking role is a member of it.
+/// A role is trusted if it may act as the owner of the database. A role is also trusted if the database's owner or the
+/// current role is a member of this role.
 pub(crate) async fn schema(conn: &mut PgConnection, known: &Known) -> Result<Option<Schema>, Error> {
     let rows = sqlx::query(
         "
@@ -298,14 +300,14 @@ impl Schema {
     }
 }
 
-/// What the database does with a write to a protected table that is outside an idempotent operation.
+/// What the database does if a statement outside an idempotent operation writes to a protected table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnEscape {
     /// The statement fails with the SQLSTATE `IK006`, and writes nothing.
     Refuse,
-    /// The statement succeeds with a WARNING `IK006`. Use this while you search your code for such writes. sqlx logs
-    /// the warning under the target `sqlx::postgres::notice`, and the server writes it to its own log.
+    /// The statement succeeds with a WARNING `IK006`. Use this setting while you search your code for such writes. sqlx
+    /// logs the warning under the target `sqlx::postgres::notice`, and the server writes the warning to its own log.
     Warn,
 }
 
@@ -326,7 +328,8 @@ pub(crate) async fn unprotect(conn: &mut PgConnection, table: &str) -> Result<()
     call.persistent(false).execute(conn).await.map(drop).map_err(|error| refused(table, error))
 }
 
-/// The schema of the crate is current, so a missing relation is the table that the caller has named.
+/// Translates an error of the server. The schema of the crate is current here, so a missing relation is the table that
+/// the caller has named.
 fn refused(table: &str, error: sqlx::Error) -> SetupError {
     let problem = match (sqlstate(&error).as_deref(), error.as_database_error()) {
         (Some(sqlstate::NOT_PROTECTED), Some(refusal)) => refusal.message().to_owned(),
@@ -351,12 +354,14 @@ fn refused(table: &str, error: sqlx::Error) -> SetupError {
     SetupError::Refused { problem, source: Some(error) }
 }
 
-/// The condition of the migration, as the server writes it, without the quotes of `quote_all_identifiers`.
+/// The condition of the triggers that the migration creates, in the form in which the server prints it. The quotes of
+/// `quote_all_identifiers` are removed.
 const CONDITION: &str = "(COALESCE(current_setting('idempotency.claim'::text, true), ''::text) = ''::text)";
 
-/// A trigger that lets no write escape: before each statement, for all four kinds and all columns, with the condition
-/// and an argument of the migration. One that somebody made by hand may fire less often. `idempotency.is_protected`
-/// asks the same question. `$1` is [`CONDITION`].
+/// The condition under which the trigger `guard` lets no write escape. Such a trigger fires before each statement, for
+/// all four kinds of writes and for all columns. Such a trigger also has the condition and an argument that the
+/// migration defines. A trigger that was created manually may fire less often. `idempotency.is_protected` has the same
+/// condition. The parameter `$1` is [`CONDITION`].
 macro_rules! is_whole {
     () => {
         "(guard.tgtype = 62::int2
@@ -398,8 +403,8 @@ pub(crate) async fn protected(conn: &mut PgConnection) -> Result<BTreeMap<String
     Ok(tables.into_iter().collect())
 }
 
-/// The protected tables and partitions whose trigger is disabled or not [whole](is_whole), and the partitions without
-/// one.
+/// The protected tables and partitions whose trigger is disabled, is not [whole](is_whole), or is missing. Only a
+/// partition can lack the trigger.
 pub(crate) async fn gaps(conn: &mut PgConnection) -> Result<Vec<String>, Error> {
     sqlx::query_scalar(concat! {
         "

@@ -1,5 +1,5 @@
-//! What an operator or a reconciler decides about a record. Each statement changes exactly the record that was shown:
-//! see [`Version`](crate::state::Version).
+//! The decisions of an operator or a reconciler about a record. Each statement changes a record only if the record has
+//! not changed since it was shown: see [`Version`](crate::state::Version).
 
 use std::time::Duration;
 
@@ -16,14 +16,14 @@ use crate::error::MAX_STEPS_BYTES;
 use crate::outcome::Response;
 use crate::{Error, InvalidStep, Misuse};
 
-/// What was found out about an operation, or a step of one.
+/// A decision about an operation, or about one of its steps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Decision<'a> {
-    /// It took effect, with this response.
+    /// The operation took effect, with this response.
     Resolve { response: &'a Response, retention: Duration },
     /// The step took effect, with this result as JSON text.
     ResolveStep { step: &'a str, result: &'a str },
-    /// It took no effect, and neither did any step that is in doubt.
+    /// The operation took no effect, and no step in doubt took effect.
     Release { reason: &'a str },
     /// The step took no effect.
     ReleaseStep { step: &'a str, reason: &'a str, grants: Grants },
@@ -34,16 +34,18 @@ pub(crate) enum Decision<'a> {
 /// Whether the decision about a step permits one more attempt of the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Grants {
-    /// An operator who settles a step wants the operation to go on.
+    /// Permits one more attempt, because an operator who settles a step wants the operation to go on.
     OneAttempt,
-    /// A provider that never shows its effects would be sent requests for ever.
+    /// Permits no further attempt. Otherwise the operation could send requests for ever to a provider that never shows
+    /// their effects.
     Nothing,
 }
 
-/// The unfinished record that was shown, and no owner works on it. The parameters are those of [`Shown::fenced`].
+/// The condition that the record is unfinished and unchanged since it was shown, and that no owner works on the
+/// operation. [`Shown::fenced`] binds the parameters.
 ///
-/// A heartbeat keeps the token, and so does a step of an owner that was only suspended. The update waits for the
-/// transaction of either, and compares after that.
+/// The token alone does not show every change, because a heartbeat and a step of a suspended owner keep the token. The
+/// update waits for the transaction of the heartbeat or the step, and compares afterwards.
 macro_rules! as_shown {
     () => {
         concat! {
@@ -58,11 +60,11 @@ macro_rules! as_shown {
 }
 
 impl Shown {
-    /// Carries out a decision about the record as it was shown, and returns the record as it is then. `None` means that
-    /// it has changed, is under a live lease, or is not to be settled so.
+    /// Carries out a decision about the record as it was shown, and returns the changed record. Returns `None` if the
+    /// record has changed since, is under a live lease, or does not permit this decision.
     ///
-    /// Each statement draws a new token. So an owner that was only suspended is fenced, and what was shown in a
-    /// transaction that is then rolled back settles nothing.
+    /// Each decision gives the record a new token, so an owner that was only suspended is fenced. If the transaction of
+    /// a decision is rolled back, a record that was shown in that transaction cannot be used to settle anything.
     pub(crate) async fn settle(&self, conn: &mut PgConnection, decision: Decision<'_>) -> Result<Option<Self>, Error> {
         let update = match decision {
             Decision::Resolve { response, retention } => self.resolving(response, retention)?,
@@ -77,7 +79,7 @@ impl Shown {
         let next = self.record().show(conn).await?;
         if let (Some(next), Decision::ResolveStep { step, .. }) = (&next, decision) {
             let bytes: u64 = next.steps.iter().filter_map(|step| step.result_bytes).sum();
-            // After the update, which has locked the record. The error rolls it back.
+            // The size is checked after the update, which has locked the record. The error rolls the update back.
             if bytes > MAX_STEPS_BYTES as u64 {
                 return Err(Misuse::Step { step: step.to_owned(), problem: InvalidStep::TooLarge }.into());
             }
@@ -89,7 +91,7 @@ impl Shown {
         Record { key: &self.key, deployment: self.deployment }
     }
 
-    /// A statement on the record that was shown.
+    /// A statement on the record as it was shown. [`as_shown`] contains the parameters $4 to $6.
     fn fenced(&self, sql: &'static str) -> Query<'_, Postgres, PgArguments> {
         self.record()
             .query(sql)
@@ -98,8 +100,7 @@ impl Shown {
             .bind(self.version.steps_hash) // $6
     }
 
-    /// Stores the response. Every retry gets it for the retention, or until the record would have expired if that is
-    /// later.
+    /// Stores the response for the retention. A later `expires_at` of the record stays unchanged.
     fn resolving<'a>(
         &'a self,
         response: &'a Response,
@@ -127,7 +128,7 @@ impl Shown {
             .bind(interval(retention))) // $11
     }
 
-    /// Releases the claim of an owner that is gone. None of the steps in doubt took effect: the next attempt performs
+    /// Releases the claim of an owner that is gone. The steps in doubt took no effect, so the next attempt performs
     /// them.
     fn releasing(&self, reason: &str) -> Result<Query<'_, Postgres, PgArguments>, Error> {
         let sql = concat! {
@@ -147,7 +148,7 @@ impl Shown {
             .bind(&self.in_doubt)) // $9
     }
 
-    /// Stores the result of one step in doubt. Releases the claim, and permits one more attempt; other steps stay in
+    /// Stores the result of one step in doubt, releases the claim, and permits one more attempt. Other steps stay in
     /// doubt.
     fn resolving_step<'a>(&'a self, step: &'a str, result: &'a str) -> Result<Query<'a, Postgres, PgArguments>, Error> {
         let sql = concat! {
@@ -168,7 +169,8 @@ impl Shown {
             .bind(result)) // $9
     }
 
-    /// As [`resolving_step`](Self::resolving_step), for a step that took no effect.
+    /// Removes one step in doubt, which took no effect, and releases the claim. Other steps stay in doubt. The
+    /// parameter `grants` decides whether one more attempt is permitted.
     fn releasing_step<'a>(
         &'a self,
         step: &'a str,
@@ -193,7 +195,8 @@ impl Shown {
             .bind(grants == Grants::OneAttempt)) // $10
     }
 
-    /// Permits one more attempt of an operation that was released or has lapsed, however small the service's limit is.
+    /// Permits one more attempt of an operation that was released or has lapsed, even if the service's limit is
+    /// smaller.
     fn granting(&self, reason: &str) -> Result<Query<'_, Postgres, PgArguments>, Error> {
         let sql = concat! {
             "
@@ -215,7 +218,8 @@ impl Shown {
             .bind(storable(reason))) // $8
     }
 
-    /// Deletes the record that was shown, unless it is under a live lease. Returns whether it did.
+    /// Deletes the record if it has not changed since it was shown, and has no live lease. Returns whether the record
+    /// was deleted.
     pub(crate) async fn delete(&self, conn: &mut PgConnection) -> Result<bool, Error> {
         let delete = self
             .fenced(concat! {

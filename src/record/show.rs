@@ -14,75 +14,76 @@ use super::step::ShownStep;
 use crate::state::{State, Version};
 use crate::{Deployment, Error, Key, Mode};
 
-/// One record, without its response, which may be large and is confidential.
+/// One record without its response, which may be large and is confidential.
 ///
-/// Its verbs settle exactly what was shown: [`resolve`](Self::resolve), [`release`](Self::release),
-/// [`grant`](Self::grant), [`forget`](Self::forget), and of a step in doubt [`step`](Self::step). If the record has
-/// changed since, they do nothing, and return [`SettleError::Changed`](crate::SettleError::Changed).
+/// These methods settle the record as it was shown: [`resolve`](Self::resolve), [`release`](Self::release),
+/// [`grant`](Self::grant), [`forget`](Self::forget), and [`step`](Self::step) for a step in doubt. If the record has
+/// changed since it was shown, these methods change nothing, and return
+/// [`SettleError::Changed`](crate::SettleError::Changed).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Shown {
-    /// Its key.
+    /// The key.
     pub key: Key,
-    /// Its mode.
+    /// The mode.
     pub mode: Mode,
-    /// Its state.
+    /// The state.
     pub state: State,
-    /// The fencing token of its last claim, or of the last decision about it.
+    /// The fencing token of the last claim of the record, or of the last decision about the record.
     pub token: i64,
-    /// How many times it was claimed. A claim that ended before its work began does not count.
+    /// The number of claims of the record. A claim that ended before its work began does not count.
     pub attempt: u32,
-    /// The attempt that an operator [permits](Self::grant), however small the service's limit is.
+    /// The number of the attempt that an operator [permits](Self::grant), even if the service's limit is smaller.
     pub granted_attempt: Option<u32>,
-    /// When it was last claimed.
+    /// When the record was last claimed.
     pub claimed_at: DateTime<Utc>,
-    /// When it was completed.
+    /// When the operation was completed.
     pub completed_at: Option<DateTime<Utc>>,
-    /// When its retention ends: until this moment retries of an unsettled operation are refused, and **after it, a
-    /// retry is performed.** The end of the year 9999 if the column is `infinity`.
+    /// When the retention ends. Until this moment, retries of an unsettled operation are refused. **After this moment,
+    /// a retry is performed.** If the column is `infinity`, this field is the end of the year 9999.
     pub expires_at: DateTime<Utc>,
-    /// The rest of its retention; zero once that has ended.
+    /// The rest of the retention. Zero if the retention has ended.
     pub retention_left: Duration,
     /// The rest of a live lease.
     pub lease_left: Option<Duration>,
-    /// The size of its response, or of the reference that stands for it.
+    /// The size of the stored response, or of the reference that is stored instead.
     pub response_bytes: Option<u64>,
     /// The key under which the next service saw the operation: see
-    /// [`Lease::downstream_key`](crate::lease::Lease::downstream_key). With it, look up at that service whether the
-    /// operation took effect. `None` outside lease mode, and in steps, where only a step calls another service:
-    /// [`downstream_key_of_step`](Self::downstream_key_of_step).
+    /// [`Lease::downstream_key`](crate::lease::Lease::downstream_key). With this key, look up at that service whether
+    /// the operation took effect. `None` outside lease mode. Also `None` for an operation in steps, because only the
+    /// steps call other services: see [`downstream_key_of_step`](Self::downstream_key_of_step).
     pub downstream_key: Option<String>,
-    /// The `traceparent` of its last claim, if that call [passed one on](crate::Idempotency::trace).
+    /// The `traceparent` of the last claim, if that call [passed a trace on](crate::Idempotency::trace).
     pub trace: Option<String>,
     /// Why the last attempt failed.
     pub last_error: Option<String>,
     /// The steps of an unfinished operation in steps, the earliest first, without their results.
     pub steps: Vec<ShownStep>,
-    /// What a [`Reconciler`](crate::lease::Reconciler) has found out since the operation is in doubt.
+    /// The probes of a [`Reconciler`](crate::lease::Reconciler) since the operation came into doubt.
     pub probes: Vec<ShownProbes>,
-    /// Whether a resumer may finish the operation: its request is stored, and its policy is not `AtMostOnce`.
+    /// Whether a resumer may finish the operation, because its request is stored and its policy is not `AtMostOnce`.
     pub resumable: bool,
     /// The stored request without its body, if a leased HTTP layer has stored it.
     pub request: Option<ShownRequest>,
     fingerprint: Option<Vec<u8>>,
-    /// The names of the steps in doubt. `steps` is the caller's to change, and a decision is about what was shown.
+    /// The names of the steps in doubt. A decision uses this private field, because a caller may change `steps`.
     pub(super) in_doubt: Vec<String>,
     pub(super) version: Version,
-    /// What an operator's statements have to know of the table.
+    /// The deployment for the statements of an operator.
     pub(crate) deployment: Deployment,
 }
 
 impl Shown {
-    /// What the record was like. The errors that ask for a decision have the version of their moment:
-    /// [`Indeterminate`](crate::Error::Indeterminate) and [`Exhausted`](crate::Error::Exhausted).
+    /// The version of the record when it was shown. The errors [`Indeterminate`](crate::Error::Indeterminate) and
+    /// [`Exhausted`](crate::Error::Exhausted), which ask for a decision, contain the version at the time of the error.
     #[must_use]
     pub fn version(&self) -> &Version {
         &self.version
     }
 
     /// Whether a service with this [limit](crate::lease::LeaseOptions::max_attempts) refuses the next attempt as
-    /// [exhausted](crate::Error::Exhausted). Then the operation waits for an operator:
-    /// [`grant`](Self::grant) permits one more attempt.
+    /// [exhausted](crate::Error::Exhausted). Such an operation waits for an operator, who can permit one more attempt
+    /// with [`grant`](Self::grant).
     #[must_use]
     pub fn is_exhausted(&self, max_attempts: NonZeroU32) -> bool {
         self.mode.is_leased()
@@ -90,14 +91,15 @@ impl Shown {
             && are_used_up(self.attempt, max_attempts, self.granted_attempt)
     }
 
-    /// The key under which the next service saw the step of this name, if it was begun: also of a step that has stored
-    /// nothing, as an at-least-once step whose process died inside it. `None` unless the operation is in steps.
+    /// The key under which the next service saw the step with this name, if the step was begun. The key is also valid
+    /// for a step that has stored nothing, such as an at-least-once step during which the process died. `None` if the
+    /// operation is not in steps.
     #[must_use]
     pub fn downstream_key_of_step(&self, name: &str) -> Option<String> {
         (self.mode == Mode::InSteps).then(|| self.downstream(Some(name)))
     }
 
-    /// The key of this step, or of the operation, for the next service.
+    /// The downstream key of the step, or of the operation if `step` is `None`.
     pub(crate) fn downstream(&self, step: Option<&str>) -> String {
         self.key.downstream(self.fingerprint.as_deref().unwrap_or_default(), step.unwrap_or_default())
     }
@@ -119,7 +121,7 @@ impl Shown {
             claimed_at: row.try_get("claimed_at")?,
             completed_at,
             expires_at: row.try_get("expires_at")?,
-            // Negative once the retention has ended.
+            // The number of seconds is negative if the retention has ended.
             retention_left: Duration::try_from_secs_f64(row.try_get("seconds_left")?).unwrap_or_default(),
             lease_left: lease_seconds_left.and_then(|left| Duration::try_from_secs_f64(left).ok()),
             response_bytes: response_bytes.map(|bytes| u64::from(bytes.unsigned_abs())),
@@ -150,12 +152,12 @@ impl Shown {
     }
 }
 
-/// Whether no further attempt is permitted, neither by the service's limit nor by an operator.
+/// Whether neither the service's limit nor an operator permits another attempt.
 pub(crate) fn are_used_up(attempts: u32, most: NonZeroU32, granted_attempt: Option<u32>) -> bool {
     attempts >= most.get().max(granted_attempt.unwrap_or_default())
 }
 
-/// The columns of [`Shown`], but those of the key.
+/// The columns of [`Shown`], except for those of the key.
 macro_rules! shown {
     () => {
         concat! {
@@ -188,12 +190,17 @@ macro_rules! shown {
 
 pub(super) use shown;
 
-/// The records that no caller will complete unless an operator settles them, oldest claim first: those that are
-/// indeterminate, those whose stored request the service has refused, those that have reached `max_attempts`, and those
-/// that have waited for their next attempt for longer than `abandoned_for`. Without a limit no record counts as
-/// exhausted, and without a time no record counts as abandoned.
+/// The records that no caller will complete unless an operator settles them. The oldest claim comes first. These
+/// records are listed:
 ///
-/// It reads the whole table: an index on the columns that completion changes would end its heap-only updates.
+/// - Records that are indeterminate.
+/// - Records whose stored request the service has refused.
+/// - Records that have reached `max_attempts`. Without a limit, no record counts as exhausted.
+/// - Records that have waited for their next attempt for longer than `abandoned_for`. Without this time, no record
+///   counts as abandoned.
+///
+/// The statement reads the whole table. An index on the columns that a completion changes would prevent heap-only
+/// updates.
 pub(crate) async fn unsettled(
     conn: &mut PgConnection,
     limit: u32,

@@ -1,4 +1,5 @@
-//! The record of one key, and what the statements on it share: parameters, rows that are read, and fragments of SQL.
+//! The record of one key, and the shared parts of the statements on it: parameters, functions that read rows, and
+//! fragments of SQL.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use sqlx::{PgExecutor, Postgres, Row as _};
 use crate::state::State;
 use crate::{Deployment, Error, Key, Misuse, Mode};
 
-/// The difference of two times has days of this length.
+/// The length of a day in the interval between two times.
 const MICROSECONDS_PER_DAY: i64 = 24 * 3600 * 1_000_000;
 
 /// The record of one key.
@@ -21,12 +22,12 @@ pub(crate) struct Record<'k> {
 }
 
 impl<'k> Record<'k> {
-    /// The record for an operator. An operator sends a statement once, so it is not worth preparing.
+    /// The record for an operator. An operator sends a statement only once, so the statement is not prepared.
     pub(crate) fn unprepared(key: &'k Key) -> Self {
         Self { key, deployment: Deployment::new().prepared_statements(false) }
     }
 
-    /// A statement on this record, whose parameters $1 to $3 are the key.
+    /// A statement on this record. The parameters $1 to $3 are the key.
     pub(crate) fn query(self, sql: &'static str) -> Query<'k, Postgres, PgArguments> {
         sqlx::query(sql)
             .persistent(self.deployment.prepared)
@@ -36,7 +37,7 @@ impl<'k> Record<'k> {
     }
 }
 
-/// Sends a statement that changes one row or none, and returns whether it changed one.
+/// Sends a statement that changes one row or no row. Returns whether a row was changed.
 pub(crate) async fn changes_a_row(
     executor: impl PgExecutor<'_>,
     statement: Query<'_, Postgres, PgArguments>,
@@ -45,16 +46,16 @@ pub(crate) async fn changes_a_row(
     Ok(done.rows_affected() == 1)
 }
 
-/// The mode of a row that is only shown. A mode of a newer release is a decoding error here. Where the protocol reads a
-/// row, it is [`Incompatible::UnknownMode`](crate::Incompatible::UnknownMode).
+/// The mode of a row that is only shown. Here, a mode of a newer release is a decoding error. In a call, a mode of a
+/// newer release is [`Incompatible::UnknownMode`](crate::Incompatible::UnknownMode).
 pub(super) fn known_mode(row: &PgRow) -> sqlx::Result<Mode> {
     let mode: &str = row.try_get("mode")?;
     Mode::from_column(mode)
         .map_err(|_| sqlx::Error::Decode(format!("unknown mode {mode:?} in idempotency.record").into()))
 }
 
-/// The key of a row that was found without it. A row whose key no caller can have was written by hand: it is left out
-/// with a warning, because one such row must not hide the others.
+/// The key of a row that a search has found. `None` if no caller can have this key, because the row was written
+/// manually. Such a row is left out with a warning, because it must not hide the other rows.
 pub(super) fn stored_key(row: &PgRow, operation: &str) -> sqlx::Result<Option<Key>> {
     let key = Key::recorded(row.try_get::<String, _>("scope")?, operation, row.try_get::<String, _>("value")?);
     if let Err(error) = &key {
@@ -67,7 +68,8 @@ pub(super) fn stored_key(row: &PgRow, operation: &str) -> sqlx::Result<Option<Ke
     Ok(key.ok())
 }
 
-/// A row of a search. One that does not decode was written by hand, and is left out with a warning: see [`stored_key`].
+/// Returns a row of a search. A row that does not decode was written manually, and is left out with a warning: see
+/// [`stored_key`].
 pub(super) fn or_left_out<R>(operation: &str, row: sqlx::Result<Option<R>>) -> Option<R> {
     row.unwrap_or_else(|error| {
         tracing::warn!(
@@ -79,8 +81,8 @@ pub(super) fn or_left_out<R>(operation: &str, row: sqlx::Result<Option<R>>) -> O
     })
 }
 
-/// The pages of a search, each of the search's limit, until enough rows are left or there are no more. Rows that were
-/// left out, however many, must not hide the others.
+/// The pages of a search. Each page has `limit` rows. The search ends when `enough` rows were found, or when no more
+/// rows exist. Rows that were left out, however many, must not hide the other rows.
 pub(super) struct Pages<R> {
     limit: i64,
     enough: usize,
@@ -93,7 +95,7 @@ impl<R> Pages<R> {
         Self { limit, enough, skipped, found: Vec::new() }
     }
 
-    /// Adds a page, and returns whether it is the last.
+    /// Adds a page, and returns whether the page is the last one.
     pub(super) fn end_with(&mut self, page: Vec<Option<R>>) -> bool {
         let is_short = i64::try_from(page.len()).is_ok_and(|rows| rows < self.limit);
         self.found.extend(page.into_iter().flatten());
@@ -108,25 +110,26 @@ pub(super) fn state_of(row: &PgRow) -> sqlx::Result<State> {
     State::from_column(state).ok_or_else(|| sqlx::Error::Decode(format!("unknown state {state:?}").into()))
 }
 
-/// The column `age` of a statement: `clock_timestamp() - now()`. If the server's clock has jumped back, the age is
-/// unknown, and counts as the greatest.
+/// Reads the column `age`, which is `clock_timestamp() - now()`. If the server's clock has jumped back, the age is
+/// unknown, and the function returns the greatest duration.
 pub(super) fn age(row: &PgRow) -> sqlx::Result<Duration> {
     let PgInterval { days, microseconds, .. } = row.try_get("age")?;
     let age = i64::from(days).saturating_mul(MICROSECONDS_PER_DAY).saturating_add(microseconds);
     Ok(Duration::from_micros(u64::try_from(age).unwrap_or(u64::MAX)))
 }
 
-/// A duration as a parameter. It has microseconds only: days and months would depend on the session's time zone.
+/// A duration as a parameter. The interval has microseconds only, because days and months would depend on the session's
+/// time zone.
 pub(crate) fn interval(duration: Duration) -> PgInterval {
     PgInterval { months: 0, days: 0, microseconds: microseconds(duration) }
 }
 
-/// A duration in PostgreSQL's unit. PostgreSQL itself refuses a time beyond its calendar.
+/// A duration in microseconds, the unit of PostgreSQL. PostgreSQL itself refuses a time beyond its calendar.
 pub(super) fn microseconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// A random token from the operating system, so that a forked or restored process draws no token twice.
+/// A random token from the operating system. A forked or restored process does not draw the same token again.
 pub(crate) fn draw_token() -> Result<i64, Error> {
     match getrandom::u64() {
         Ok(random) => Ok(random.cast_signed()),
@@ -135,19 +138,19 @@ pub(crate) fn draw_token() -> Result<i64, Error> {
 }
 
 // The SQL that several statements share. Each macro is a literal for `concat!`, so a statement remains a
-// `&'static str`. (The macro calls have braces, `concat! { … }`. With parentheses rustfmt would put each part on a
+// `&'static str`. (The macro calls have braces, `concat! { … }`. With parentheses, rustfmt would put each part on a
 // line of its own.)
 
-/// No owner works under a lease any more. A live lease protects its record, even past `expires_at`.
+/// The condition that no owner works under a live lease. A live lease protects its record, even past `expires_at`.
 macro_rules! no_live_lease {
     () => {
         "(lease_until is null or lease_until <= pg_catalog.statement_timestamp())"
     };
 }
 
-/// A time that a client may read, or subtract another time from. **Every statement that does either with a time of the
-/// table reads it through this fragment.** A person who pins a key sets `infinity`, which neither chrono nor a
-/// subtraction takes; chrono ends before the largest times of PostgreSQL, too. Null stays null.
+/// A time that a client may read, or from which SQL may subtract another time. **Every statement that returns or
+/// subtracts a time of the table uses this fragment.** A person who pins a key sets `infinity`, which neither chrono
+/// nor a subtraction accepts. The largest finite times of PostgreSQL are also too large for chrono. Null stays null.
 macro_rules! readable {
     ($time:literal) => {
         concat!(
@@ -162,8 +165,8 @@ macro_rules! readable {
     };
 }
 
-/// A place in the order of `expires_at`, at which a later statement goes on. Null for a time that is not [`readable`]:
-/// many records may share it, and the statement that goes on must not lose them.
+/// A place in the order of `expires_at`, from which a later statement continues. The place is null for a time that is
+/// not [`readable`]. Many records may share such a time, and the later statement must not lose them.
 macro_rules! readable_place {
     ($time:literal) => {
         concat!(
@@ -176,23 +179,23 @@ macro_rules! readable_place {
     };
 }
 
-/// Reads a time that a later statement compares or writes, also an infinite one. JSON's form of a time depends on no
-/// setting but the time zone, which is UTC here. So every session writes the same text.
+/// A time as text, for a later statement that compares or writes the time. The time may be infinite. JSON's form of a
+/// time depends only on the time zone, which is UTC here. So every session writes the same text.
 macro_rules! stored_time {
     ($time:literal) => {
         concat!("pg_catalog.btrim(pg_catalog.to_jsonb(", $time, " at time zone 'UTC')::text, '\"')")
     };
 }
 
-/// Stands for the steps with their results.
+/// A hash of the steps with their results.
 macro_rules! steps_hash {
     () => {
         "pg_catalog.jsonb_hash_extended(steps, 0::int8)"
     };
 }
 
-/// The names of the steps that were begun and have no result, so it is unknown whether they took effect. The path is
-/// silent, because `keyvalue` fails for a value that is not an object, and one row that was written by hand must not
+/// The names of the steps that were begun and have no result. The outcome of these steps is unknown. The JSON path is
+/// silent, because `keyvalue` fails for a value that is not an object. A single row that was written manually must not
 /// stop a search.
 macro_rules! steps_in_doubt {
     () => {
@@ -200,8 +203,8 @@ macro_rules! steps_in_doubt {
     };
 }
 
-/// The probes count: no call has claimed, revived or settled anything since. The condition compares texts, because a
-/// cast would fail for a row that was written by hand.
+/// The condition that the stored probes still count. No call has claimed, revived or settled the operation since the
+/// probes were stored. The condition compares texts, because a cast would fail for a row that was written manually.
 macro_rules! probes_count {
     () => {
         concat! {
@@ -213,15 +216,16 @@ macro_rules! probes_count {
     };
 }
 
-/// No step is in doubt. Without steps, too.
+/// The condition that no step is in doubt. A record without steps fulfils the condition, too.
 macro_rules! no_step_in_doubt {
     () => {
         "pg_catalog.jsonb_path_exists(steps, '$.*.begun') is not true"
     };
 }
 
-/// The next caller may take the unfinished record over, as its next attempt: the claim was released, or its lease has
-/// lapsed and its mode repeats. Null or false otherwise.
+/// The condition that the next caller may take the unfinished record over, as its next attempt. No step may be in
+/// doubt. The claim must be released, or it must have lapsed in a mode that repeats. Otherwise the value is null or
+/// false.
 macro_rules! may_be_retried {
     () => {
         concat! {
@@ -233,11 +237,12 @@ macro_rules! may_be_retried {
     };
 }
 
-/// The [`State`](crate::state::State) of a record now, in one text for every question about it. The first line that
-/// matches counts, so the order has a meaning. Every claim ignores an expired record, whether or not a sweep has
-/// deleted it. The last line is also for a lease of a newer release's mode. A look
-/// derives the same state itself ([`Found::at`](super::tried::Found::at)): the server would prepare this for every look,
-/// and on Citus a worker would judge by its own clock.
+/// The [`State`](crate::state::State) of a record now. All statements that return or compare a state share this text.
+/// The first branch that matches counts, so the order matters. Every claim ignores an expired record, whether or not a
+/// sweep has deleted it. The last branch also covers a lapsed lease in a mode of a newer release.
+///
+/// A look derives the same state in Rust ([`Found::at`](super::tried::Found::at)). In SQL, the server would prepare
+/// this expression for every look. On Citus, a worker would evaluate the expression by its own clock.
 macro_rules! state {
     () => {
         concat! {
@@ -255,7 +260,7 @@ macro_rules! state {
     };
 }
 
-/// A row of `pg_class` that is the table, or a leaf of it where the table is partitioned. Only leaves have rows.
+/// The condition that a row of `pg_class` is the table, or a leaf of a partitioned table. Only leaves have rows.
 macro_rules! table_or_leaf {
     () => {
         "(class.oid = 'idempotency.record'::regclass::oid

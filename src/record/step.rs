@@ -1,6 +1,6 @@
 //! The steps of an operation, in the column `steps`. Each statement requires the claim's token and a record without a
-//! response, as in `ends.rs`. Each statement merges one step into the stored steps on the server, so parallel steps do
-//! not overwrite each other.
+//! response, as in `ends.rs`. Each update changes only one step, on the server, so parallel steps do not overwrite each
+//! other.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,7 +14,8 @@ use super::opening::is_own_transaction;
 use super::statement::{Record, changes_a_row, interval};
 use crate::Error;
 
-/// The results of an operation's steps by name, as JSON text. An at-most-once step without a result is in doubt.
+/// The results of an operation's steps as JSON text, by the names of the steps. An at-most-once step without a result
+/// is in doubt.
 pub(crate) type StoredSteps = BTreeMap<String, Option<String>>;
 
 /// A step of a [`Shown`](crate::operator::Shown) operation, without its result.
@@ -23,25 +24,25 @@ pub(crate) type StoredSteps = BTreeMap<String, Option<String>>;
 pub struct ShownStep {
     /// The name.
     pub name: String,
-    /// Whether the step was begun and has no result, so that its outcome is unknown.
+    /// Whether the outcome of the step is unknown, because the step was begun and has no result.
     pub in_doubt: bool,
-    /// The attempt that stored its result, or began it.
+    /// The attempt that stored the result of the step, or that began the step.
     pub attempt: u32,
-    /// When its result was stored, or when it was begun.
+    /// When the result was stored, or when the step was begun.
     pub at: Option<DateTime<Utc>>,
-    /// The size of its result.
+    /// The size of the result.
     pub result_bytes: Option<u64>,
-    /// The key under which the next service saw the step, if it is one outside the database: see
-    /// [`Step::downstream_key`](crate::lease::Step::downstream_key). With it, look up whether a step in doubt took
-    /// effect.
+    /// The key under which the next service saw the step, if the step calls a service: see
+    /// [`Step::downstream_key`](crate::lease::Step::downstream_key). With this key, look up at that service whether a
+    /// step in doubt took effect.
     pub downstream_key: String,
 }
 
 impl ShownStep {
-    /// Reads the column `steps`, as text. The earliest step comes first.
+    /// Reads the steps from the text of the column `steps`. The earliest step comes first.
     pub(super) fn all(row: &PgRow, downstream_key: impl Fn(&str) -> String) -> sqlx::Result<Vec<Self>> {
-        // Steps that are no object were written by hand. An operator sees such a record without them, and can forget
-        // it.
+        // Steps that are not a JSON object were written manually. An operator sees such a record without its steps, and
+        // can forget the record.
         let entries = entries(row).unwrap_or_default().into_iter();
         let mut steps: Vec<Self> = entries.map(|(name, step)| Self::of(downstream_key(&name), name, &step)).collect();
         steps.sort_by(|a, b| (a.at, &a.name).cmp(&(b.at, &b.name)));
@@ -71,7 +72,7 @@ fn entries(row: &PgRow) -> sqlx::Result<serde_json::Map<String, Value>> {
     serde_json::from_str(steps).map_err(|error| sqlx::Error::Decode(error.into()))
 }
 
-/// Reads [`steps_in_doubt`](super::statement::steps_in_doubt), as text: the names in the order of their bytes.
+/// Reads the text of [`steps_in_doubt`](super::statement::steps_in_doubt), and sorts the names by their bytes.
 pub(super) fn in_doubt(row: &PgRow) -> sqlx::Result<Vec<String>> {
     let Some(names) = row.try_get::<Option<&str>, _>("steps_in_doubt")? else { return Ok(Vec::new()) };
     let mut names: Vec<String> = serde_json::from_str(names).map_err(|error| sqlx::Error::Decode(error.into()))?;
@@ -80,11 +81,12 @@ pub(super) fn in_doubt(row: &PgRow) -> sqlx::Result<Vec<String>> {
 }
 
 impl Record<'_> {
-    /// Stores the result of a step. `false` means that a result is stored already, or that the claim is gone.
+    /// Stores the result of a step. Returns `false` if the step already has a result, or if the claim is gone.
     ///
-    /// In the database, this is the last statement of the step's transaction. A step whose future was dropped during
-    /// COMMIT, and which is asked for again, then finds its result, and does not commit twice. The caller's code may
-    /// have ended the transaction; then this stores nothing, and [`is_open`] is false.
+    /// For a step in the database, this statement is the last one of the step's transaction. If a call of the step was
+    /// dropped during COMMIT, the next call of the step then finds the result, and does not commit twice. If the
+    /// caller's code has ended the transaction, this function stores nothing and returns `false`, and
+    /// [`is_open`](super::opening::is_open) also returns `false`.
     pub(crate) async fn finish_step(
         self,
         conn: &mut PgConnection,
@@ -114,11 +116,11 @@ impl Record<'_> {
         changes_a_row(conn, update).await
     }
 
-    /// Stores that a step begins, and remembers the record for at least the retention from now. `false` means that the
-    /// step was begun before, or is finished, or that the claim is gone.
+    /// Stores that a step begins, and remembers the record for at least the retention from now. Returns `false` if the
+    /// step was begun or finished before, if the lease has lapsed, or if the claim is gone.
     ///
-    /// `expires_at` is indexed, so this is no heap-only update: each at-most-once step adds to each index of the
-    /// record.
+    /// This update is not heap-only, because `expires_at` is indexed. So each at-most-once step adds an entry to each
+    /// index of the table.
     pub(crate) async fn begin_step(
         self,
         conn: &mut PgConnection,
@@ -152,7 +154,8 @@ impl Record<'_> {
         changes_a_row(conn, update).await
     }
 
-    /// Forgets that a step was begun, because it took no effect. `false` means that the claim is gone.
+    /// Removes a step that was begun, because the step took no effect. A step with a result stays. Returns `false` if
+    /// the claim is gone.
     pub(crate) async fn retract_step(self, conn: &mut PgConnection, token: i64, name: &str) -> Result<bool, Error> {
         let update = self
             .query(
@@ -169,7 +172,7 @@ impl Record<'_> {
         changes_a_row(conn, update).await
     }
 
-    /// The steps that are stored under this token. `None` means that the claim is gone.
+    /// The steps that are stored under this token. `None` if the claim is gone.
     pub(crate) async fn steps(self, conn: &mut PgConnection, token: i64) -> Result<Option<StoredSteps>, Error> {
         self.query(
             "

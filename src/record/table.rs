@@ -1,5 +1,5 @@
-//! Statements about the whole table. They delete the records that are past their retention, a batch at a time. They
-//! also read the size of the table, the counts of its records, and the settings on which the table depends.
+//! Statements about the whole table. The sweep deletes records after their retention, a batch at a time. Other
+//! statements read the size of the table, the counts of its records, and the settings on which the table depends.
 
 use std::time::Duration;
 
@@ -11,8 +11,9 @@ use super::statement::{self, interval, no_live_lease, readable, readable_place, 
 use crate::Error;
 use crate::state::State;
 
-/// A retry could have continued the deleted record. As `may_be_retried`, of a record without a live lease: a
-/// distributed table takes no clock in RETURNING.
+/// The condition that a retry could have continued the deleted record. The condition is that of `may_be_retried` for a
+/// record without a live lease. The condition contains no clock function, because on a distributed table RETURNING may
+/// not contain one.
 macro_rules! could_be_retried {
     () => {
         concat!(
@@ -24,16 +25,16 @@ macro_rules! could_be_retried {
 }
 pub(super) use could_be_retried;
 
-/// The records that one batch deleted, by kind.
+/// The numbers of records that one batch deleted, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Deleted {
     pub(crate) completed: u64,
     pub(crate) unfinished: u64,
     pub(crate) indeterminate: u64,
     pub(crate) marks: u64,
-    /// The latest `expires_at` among the deleted records. The next batch of the pass begins there. Otherwise it would
-    /// walk over the index entries of all rows that the pass has deleted, because these entries stay until a vacuum
-    /// removes them.
+    /// The latest `expires_at` among the deleted records. The next batch of the pass begins at this time. Otherwise the
+    /// next batch would walk over the index entries of all rows that the pass has deleted, because these entries stay
+    /// until a vacuum removes them.
     pub(crate) until: Option<DateTime<Utc>>,
 }
 
@@ -53,13 +54,14 @@ impl Deleted {
     }
 }
 
-/// Deletes at most `limit` records that are past their retention by the `grace` and under no live lease, oldest first,
-/// from the table or from one of its [`leaves`]. `since` is [`Deleted::until`] of the batch before.
+/// Deletes at most `limit` due records, the oldest first. `leaf` is the table or one of its [`leaves`]. A record is due
+/// if its retention ended at least `grace` ago, and if it has no live lease. `since` is the [`Deleted::until`] of the
+/// previous batch.
 ///
-/// It skips rows that another transaction has locked, to take them over for instance. The next pass deletes those rows.
-/// By primary key in place of `ctid`, a batch would be five times slower.
+/// The sweep skips a row that another transaction has locked, for example to take it over. The next pass deletes this
+/// row if it is still due. A batch that selects by primary key instead of `ctid` would be five times slower.
 ///
-/// It also deletes rows whose `expires_at` another transaction has moved to an earlier time meanwhile.
+/// The sweep also deletes a row whose `expires_at` another transaction has moved to an earlier time meanwhile.
 pub(super) async fn sweep(
     conn: &mut PgConnection,
     leaf: &str,
@@ -67,7 +69,8 @@ pub(super) async fn sweep(
     since: Option<DateTime<Utc>>,
     grace: Duration,
 ) -> Result<Deleted, Error> {
-    // Not a literal: a leaf has to be named, because no condition on the parent keeps the plan from reading all leaves.
+    // The statement is not a literal, because it has to name a leaf. No condition on the parent table would keep the
+    // plan from reading all leaves.
     let sql = format!(
         concat! {
             "
@@ -118,7 +121,7 @@ pub(super) async fn sweep(
         .map_err(Error::of_statement)
 }
 
-/// The leaves of a partitioned table, or the table itself, as the server quotes their names.
+/// The names of the leaves of a partitioned table, or the name of the table itself. The server quotes these names.
 pub(super) async fn leaves(conn: &mut PgConnection) -> Result<Vec<String>, Error> {
     sqlx::query_scalar(concat! {
             "
@@ -135,7 +138,7 @@ pub(super) async fn leaves(conn: &mut PgConnection) -> Result<Vec<String>, Error
     .map_err(Error::of_statement)
 }
 
-/// How long ago the oldest expired record expired; `None` if none is due.
+/// How long ago the oldest due record expired. `None` if no record is due.
 pub(crate) async fn oldest_due(conn: &mut PgConnection, grace: Duration) -> Result<Option<Duration>, Error> {
     let seconds: Option<f64> = sqlx::query_scalar(concat! {
         "
@@ -160,7 +163,7 @@ pub(crate) async fn oldest_due(conn: &mut PgConnection, grace: Duration) -> Resu
 /// The sizes and counts that the server keeps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {
-    /// An estimate of the last analyze or vacuum.
+    /// The estimate of the last ANALYZE or VACUUM.
     pub(crate) records: f64,
     pub(crate) table_bytes: i64,
     pub(crate) index_bytes: i64,
@@ -178,11 +181,11 @@ impl Size {
     }
 }
 
-/// The records of one mode and operation, in one state.
+/// The records of one mode and one operation, in one state.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Group {
-    /// The mode, which may be one of a newer release.
+    /// The mode, which may be a mode of a newer release.
     pub mode: String,
     /// The operation.
     pub operation: String,
@@ -190,11 +193,11 @@ pub struct Group {
     pub state: State,
     /// The number of records.
     pub records: u64,
-    /// When the oldest of them was claimed.
+    /// When the oldest of these records was claimed.
     pub oldest: DateTime<Utc>,
 }
 
-/// The usual [`size`](super::distributed::size).
+/// The form of [`size`](super::distributed::size) for a table that is not distributed.
 pub(super) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
     sqlx::query(concat! {
         "
@@ -215,8 +218,8 @@ pub(super) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
     .map_err(Error::of_statement)
 }
 
-/// Counts by mode, operation and state. It reads `percent` of the table's pages, and scales the counts up to the whole
-/// table.
+/// Counts the records by mode, operation and state. Reads `percent` percent of the table's pages, and scales the counts
+/// up to the whole table.
 pub(crate) async fn groups(conn: &mut PgConnection, percent: f64) -> Result<Vec<Group>, Error> {
     sqlx::query(concat! {
         "
@@ -257,7 +260,7 @@ pub(crate) struct Setup {
     pub(crate) in_recovery: bool,
 }
 
-/// A `synchronous_commit`, and for whom it is.
+/// A value of `synchronous_commit`, and a text that names the sessions with this value.
 #[derive(Clone, Debug)]
 pub(crate) struct CommitSetting {
     pub(crate) value: String,
@@ -290,8 +293,8 @@ pub(crate) async fn setup(conn: &mut PgConnection) -> Result<Setup, Error> {
     .map_err(Error::of_statement)
 }
 
-/// The tables of the crate, and their partitions, to which row level security applies for this role. It needs no right,
-/// and no schema.
+/// The tables and partitions of the crate in which row level security applies to this role. The statement needs no
+/// privilege, and succeeds if the schema does not exist.
 pub(crate) async fn with_hidden_rows(conn: &mut PgConnection) -> Result<Vec<String>, Error> {
     let mut tables = sqlx::query(
         "
@@ -317,9 +320,9 @@ pub(crate) async fn with_hidden_rows(conn: &mut PgConnection) -> Result<Vec<Stri
     Ok(tables)
 }
 
-/// The `synchronous_commit` of this connection, and each that `alter role` and `alter database` have set for a role
-/// that can log in to this database. For a role without login it has no effect: neither `set role` nor membership
-/// applies a role's settings.
+/// The `synchronous_commit` of this connection, and each value that `alter role` or `alter database` has set for logins
+/// to this database. A value for a role without login is left out, because it has no effect. Neither `set role` nor
+/// membership applies a role's settings.
 pub(crate) async fn commit_settings(conn: &mut PgConnection) -> Result<Vec<CommitSetting>, Error> {
     sqlx::query(
         "

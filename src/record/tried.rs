@@ -1,4 +1,4 @@
-//! What the statements of a claim share: its terms, the time of the call, and where each statement leads.
+//! The types that the statements of a claim share: the terms, the time of the call, and the result of a statement.
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
@@ -17,24 +17,24 @@ use crate::{Error, Fingerprint, Misuse, Mode, OnDuplicate};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     pub(crate) mode: Mode,
-    /// A mark has none.
+    /// `None` for a mark.
     pub(crate) fingerprint: Option<Fingerprint>,
     pub(crate) retention: Duration,
     pub(crate) on_duplicate: Option<OnDuplicate>,
-    /// How long the claim lasts, if it outlives the transaction.
+    /// The length of the lease. `None` if the claim ends with its transaction.
     pub(crate) lease: Option<Duration>,
     pub(crate) max_attempts: Option<NonZeroU32>,
     pub(crate) trace: Trace,
 }
 
-/// When a call was made. A record is judged as of this moment: if it expires while the call waits, for a connection or
-/// for another request, it is still the call's answer.
+/// When a call was made. The time of the call decides whether a record has expired. If a record expires while the call
+/// waits for a connection or for another request, the record still gives the call's answer.
 pub(crate) struct CalledAt {
-    /// By the clock of this process, which shows how long the call has waited.
+    /// The time of the call by the clock of this process. This clock shows how long the call has waited.
     since: Instant,
-    /// The same moment by the database's clock. `None` before the first look.
+    /// The time of the call by the database's clock. `None` before the first look.
     pub(super) at: Option<DateTime<Utc>>,
-    /// When the BEGIN of the transaction was sent, if nothing has checked that it began the transaction.
+    /// When the BEGIN was sent. `None` if the first statement need not check that this BEGIN began the transaction.
     unchecked_since: Option<Instant>,
 }
 
@@ -55,17 +55,18 @@ impl CalledAt {
         self.since.elapsed()
     }
 
-    /// When the call was made, by the database's clock: that clock shows `now`, and the call had `waited` before it
-    /// asked. The smaller of two times, because the clock may have jumped back: a record must not expire before its
-    /// time.
+    /// Returns when the call was made, by the database's clock. `now` is the time of that clock, and `waited` is how
+    /// long the call had waited before it asked for the time. If the function is called more than once, the smallest
+    /// time counts. Otherwise a record could expire before its time, because the clock may have jumped back.
     pub(super) fn seen_at(&mut self, now: DateTime<Utc>, waited: Duration) -> DateTime<Utc> {
         let called = now - TimeDelta::from_std(waited).unwrap_or_default();
         *self.at.insert(self.at.map_or(called, |first| first.min(called)))
     }
 
-    /// Fails if the transaction is older than the message that was to begin it: a BEGIN inside a transaction begins
-    /// nothing. The server's clock gives one age and the process's clock the other, so the two clocks need not agree.
-    /// Only the first statement is judged, because the clocks drift apart during a long wait.
+    /// Fails if the transaction is older than the BEGIN of the call, because a BEGIN inside a transaction begins
+    /// nothing. The server's clock measures the age of the transaction. The clock of this process measures the age of
+    /// the BEGIN. So the two clocks need not show the same time. Only the first statement is judged, because the clocks
+    /// drift apart during a long wait.
     pub(super) fn judge(&mut self, age: Duration) -> Result<(), Error> {
         match self.unchecked_since.take() {
             Some(since) if age > since.elapsed() => Err(Error::Misuse(Misuse::NotInTransaction)),
@@ -74,27 +75,28 @@ impl CalledAt {
     }
 }
 
-/// The right to perform. It lasts as long as the claiming transaction, or as long as the lease.
+/// The right to run `perform`. A claim lasts as long as its transaction, or as long as its lease.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Claim {
     pub(crate) token: i64,
     pub(crate) attempt: i32,
 }
 
-/// Where a statement of a claim has led: a first claim, a look, a take-over, or a wait.
+/// The result of one statement of a call. The result decides whether the call next claims, looks, takes over or waits.
 #[allow(clippy::large_enum_variant, reason = "moved once for each statement, which costs a round trip")]
 pub(crate) enum Tried {
     Won(Claim),
-    /// This record is in the way.
+    /// This record is in the way of the claim.
     Found(Found),
-    /// A record is in the way that the call has not read, or one that another call has changed since: look.
+    /// A record is in the way. The call has not read this record, or another call has changed it since. The call has to
+    /// look.
     Unread,
-    /// No record is there, and this transaction holds the key's lock: claim.
+    /// No record exists, and this transaction holds the key's lock. The call has to claim.
     Free,
-    /// An open transaction holds the key, and its record is not committed: wait.
+    /// An open transaction holds the key, and its record is not committed. The call has to wait.
     Held,
-    /// The row is gone, or an open transaction that does not hold the key's advisory lock has locked it: a sweep, or an
-    /// operator.
+    /// The row is gone, or a sweep or an operator has locked it. Such a transaction does not hold the key's advisory
+    /// lock.
     Locked,
 }
 
@@ -108,21 +110,22 @@ pub(crate) struct Found {
     pub(crate) attempt: i32,
     pub(crate) claimed_at: DateTime<Utc>,
     pub(crate) claimed_by_this_transaction: bool,
-    /// Expired, if the retention had ended when the call was made, and no live lease protects the record.
+    /// The state of the record. The state is `Expired` if the retention had ended when the call was made, and if no
+    /// live lease protects the record.
     pub(crate) state: State,
     /// The rest of a live lease.
     pub(crate) lease_left: Option<Duration>,
     pub(crate) response: Response,
-    /// The trace of its claim.
+    /// The trace of the last claim.
     pub(crate) trace: Option<String>,
     pub(crate) last_error: Option<String>,
     /// The names of the steps that were begun and have no result.
     pub(crate) steps_in_doubt: Vec<String>,
-    /// The attempt that an operator permits.
+    /// The number of the attempt that an operator permits.
     pub(crate) granted_attempt: Option<i32>,
 }
 
-/// What a look reads of the record. [`Found::at`] derives the state.
+/// The columns that a look reads. [`Found::at`] derives the state from these columns.
 macro_rules! columns {
     () => {
         concat!(
@@ -143,10 +146,10 @@ macro_rules! columns {
 }
 pub(super) use columns;
 
-/// What the server says beside the record: of a distributed table, the coordinator.
+/// The values that a look reads besides the record. For a distributed table, the coordinator returns these values.
 pub(super) struct Now {
     pub(super) at: DateTime<Utc>,
-    /// The tokens that this transaction has claimed with.
+    /// The tokens of the claims of this transaction.
     pub(super) claims: Option<String>,
 }
 
@@ -158,8 +161,9 @@ impl Now {
 }
 
 impl Found {
-    /// Repeats the conditions of [`state`](super::statement::state), in the same order. In SQL, the server would prepare
-    /// the expression for every look, and of a distributed table a worker would evaluate it by its own clock.
+    /// Derives the state of a record by the conditions of [`state`](super::statement::state), in the same order. In
+    /// SQL, the server would prepare the expression for every look. On a distributed table, a worker would evaluate the
+    /// expression by its own clock.
     pub(super) fn at(row: &PgRow, asked: DateTime<Utc>, now: &Now) -> sqlx::Result<Self> {
         let token: i64 = row.try_get("token")?;
         let expires_at: DateTime<Utc> = row.try_get("expires_at")?;

@@ -1,5 +1,5 @@
-//! The distributed table as a whole: what Citus knows of it, its size, and its sweep. It is plain SQL: the extension's
-//! functions and catalogs are looked for before they are named.
+//! The statements about a distributed table as a whole: its distribution, its size, and its sweep. These statements are
+//! plain SQL. The crate looks for the extension before it names the functions and catalogs of the extension.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,34 +12,35 @@ use crate::Error;
 use crate::record::statement::{interval, no_live_lease, readable_place};
 use crate::record::table::{Deleted, Size, could_be_retried};
 
-/// Whether this process has looked at a table for [`warn_if_plain`].
+/// Whether [`warn_if_plain`] has already looked at the table in this process.
 static LOOKED: AtomicBool = AtomicBool::new(false);
 
-/// The table as Citus has it.
+/// How Citus distributes the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Distribution {
     /// The database has no Citus.
     NoCitus,
     /// The database has Citus, and the table is an ordinary one.
     Plain,
-    /// By the hash of this column.
+    /// Citus distributes the table by the hash of this column.
     By(String),
-    /// A reference table, or one that only Citus's metadata knows.
+    /// Citus has the table in its metadata, but does not distribute it by a hash. An example is a reference table.
     Other,
 }
 
 /// A worker's settings.
 #[derive(Clone, Debug)]
 pub(crate) struct Worker {
-    /// Its host and port.
+    /// The host and port of the worker.
     pub(crate) node: String,
-    /// `synchronous_commit`, and whether it has synchronous standbys; or why it did not answer.
+    /// The worker's `synchronous_commit`, and whether the worker has synchronous standbys. The `Err` is the reason why
+    /// the worker did not answer.
     pub(crate) synchronous_commit: Result<(String, bool), String>,
 }
 
-/// Before the first claim of this process with the setting for a distributed table: warns if the table is a plain one.
-/// The statements for a distributed table are right there too, but slower. The opposite is an error, which the usual
-/// statements detect themselves (`idempotency.is_plain`).
+/// Warns before the first claim of this process if the deployment is distributed and the table is not. The statements
+/// for a distributed table are also right for a plain table, but slower. The opposite mistake is an error, which the
+/// usual statements detect themselves (`idempotency.is_plain`).
 pub(super) async fn warn_if_plain(conn: &mut PgConnection) -> Result<(), Error> {
     if LOOKED.load(Ordering::Relaxed) {
         return Ok(());
@@ -59,7 +60,7 @@ pub(super) async fn is_distributed(conn: &mut PgConnection) -> Result<bool, Erro
 }
 
 pub(crate) async fn distribution(conn: &mut PgConnection) -> Result<Distribution, Error> {
-    // One message each, because a call may ask outside a transaction and behind a pooler.
+    // Each query is one message, because a call may be outside a transaction and behind a pooler.
     let citus =
         sqlx::raw_sql("select /* pg_idempotency: distribution */ from pg_catalog.pg_extension where extname = 'citus'")
             .fetch_optional(&mut *conn)
@@ -84,7 +85,7 @@ pub(crate) async fn distribution(conn: &mut PgConnection) -> Result<Distribution
     Ok(column.map_or(Distribution::Other, Distribution::By))
 }
 
-/// Distributes the table by the scope.
+/// Distributes the table by the column `scope`.
 pub(crate) async fn create_distributed_table(conn: &mut PgConnection) -> Result<(), Error> {
     sqlx::query(
         "select /* pg_idempotency: distribute */ pg_catalog.create_distributed_table('idempotency.record', 'scope')",
@@ -96,7 +97,8 @@ pub(crate) async fn create_distributed_table(conn: &mut PgConnection) -> Result<
     .map_err(Error::of_statement)
 }
 
-/// As [`size`](crate::record::table::size). The coordinator's own table is empty: the shards have the rows.
+/// The form of [`size`](crate::record::table::size) for a distributed table. The coordinator's own table is empty,
+/// because the shards have the rows.
 pub(super) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
     sqlx::query(
         "
@@ -151,12 +153,13 @@ pub(crate) async fn workers(conn: &mut PgConnection) -> Result<Vec<Worker>, Erro
     .map_err(Error::of_statement)
 }
 
-/// Does the same as [`sweep`](crate::record::table::sweep), but for Citus, which refuses `ctid` and `for update skip
-/// locked`. This statement deletes everything that is due up to the `expires_at` of the `limit`th record.
+/// Does the same as [`sweep`](crate::record::table::sweep), but without `ctid` and `for update skip locked`, which
+/// Citus refuses. The statement deletes all due records up to the `expires_at` of the `limit`th due record.
 ///
-/// Records that share this `expires_at` are deleted together, so it may delete some more. It waits for a record that
-/// another transaction has locked, for at most a second (SQLSTATE 55P03). The owner may have prolonged that record
-/// meanwhile, so PostgreSQL then checks the same condition against the new version of the row.
+/// Several records may share this `expires_at`, so the statement may delete more records than `limit`. If another
+/// transaction has locked a record, the statement waits for at most a second, and then fails with SQLSTATE 55P03 (lock
+/// not available). The owner may prolong the record during the wait, so PostgreSQL checks the condition again for the
+/// new version of the row.
 pub(super) async fn sweep(
     conn: &mut PgConnection,
     limit: u32,

@@ -1,5 +1,5 @@
-//! The statements that claim, look, take over and release on a distributed table, and below them what they ask of the
-//! coordinator: its time, the locks, and the settings of this transaction.
+//! The statements that claim, look, take over and release on a distributed table. The functions at the end ask the
+//! coordinator for its time, its locks, and the settings of this transaction.
 
 use sqlx::postgres::PgRow;
 use sqlx::{Executor as _, PgConnection, Row as _};
@@ -12,7 +12,7 @@ use crate::record::statement::{Record, changes_a_row, draw_token, interval};
 use crate::record::tried::{CalledAt, Claim, Found, Now, Terms, Tried, columns};
 use crate::{Deployment, Error, Fingerprint, Misuse};
 
-/// The look before this has found no record, and took the lock.
+/// Claims the key after a look that has found no record and taken the lock.
 pub(super) async fn claim(record: Record<'_>, conn: &mut PgConnection, terms: &Terms) -> Result<Tried, Error> {
     warn_if_plain(&mut *conn).await?;
     let token = draw_token()?;
@@ -44,8 +44,8 @@ pub(super) async fn claim(record: Record<'_>, conn: &mut PgConnection, terms: &T
     Ok(Tried::Won(Claim { token, attempt: 1 }))
 }
 
-/// The columns come from the worker, and the time and the lock from the coordinator. The transaction began with the
-/// check, so its age is not judged.
+/// Looks at the record. The columns of the record come from the worker. The time and the lock come from the
+/// coordinator. The age of the transaction is not judged, because the transaction began with the check.
 pub(super) async fn look(record: Record<'_>, conn: &mut PgConnection, asked: &mut CalledAt) -> Result<Tried, Error> {
     let waited = asked.waited();
     let row = record
@@ -61,7 +61,8 @@ pub(super) async fn look(record: Record<'_>, conn: &mut PgConnection, asked: &mu
         .map_err(Error::of_statement)?;
     let coordinator = ask(record, conn, row.is_none()).await?;
     if row.is_none() && coordinator.has_lock_timeout {
-        // A transaction in doubt may have inserted the key. The insert of the claim then waits for that transaction.
+        // A transaction in doubt may have inserted the record of this key. The insert of the claim then waits for that
+        // transaction.
         pass_on_lock_timeout(conn).await?;
     }
     let called_at = asked.seen_at(coordinator.now.at, waited);
@@ -72,8 +73,8 @@ pub(super) async fn look(record: Record<'_>, conn: &mut PgConnection, asked: &mu
     })
 }
 
-/// The lock is the coordinator's, and the row is locked and updated on its worker. A locked
-/// row is skipped there, so no setting has to bound the wait.
+/// Takes the key's lock on the coordinator, and then locks and updates the row on its worker. The statement skips a
+/// locked row on the worker, so no setting has to bound a wait.
 pub(super) async fn take_over(
     record: Record<'_>,
     conn: &mut PgConnection,
@@ -106,14 +107,15 @@ pub(super) async fn take_over(
         claim,
     );
     if !changes_a_row(&mut *conn, update).await? {
-        // Or it was overtaken: the next look tells.
+        // The row is locked, or another call has taken it over. The next look distinguishes these cases.
         return Ok(Tried::Locked);
     }
     note_claim(conn, record.deployment, claim.token).await?;
     Ok(Tried::Won(claim))
 }
 
-/// Whether the record still has this token. Only columns, because a worker evaluates the functions.
+/// Whether the record still has this token. The statement only reads columns, because a worker would evaluate
+/// functions.
 async fn has_token(record: Record<'_>, conn: &mut PgConnection, token: i64) -> Result<bool, Error> {
     record
         .query(
@@ -130,7 +132,8 @@ async fn has_token(record: Record<'_>, conn: &mut PgConnection, token: i64) -> R
         .map_err(Error::of_statement)
 }
 
-/// A RETURNING cannot forget the claim here.
+/// Releases the claim. A second statement removes the token from the claims of the transaction, because on a
+/// distributed table RETURNING may not contain `set_config`.
 pub(super) async fn release_in_transaction(
     record: Record<'_>,
     conn: &mut PgConnection,
@@ -146,9 +149,10 @@ pub(super) async fn release_in_transaction(
     forget_claim(conn, record.deployment, claim.token).await
 }
 
-/// Citus passes on `set local`, and nothing that a function sets. Otherwise each worker would commit with a setting of
-/// its own. The session's `lock_timeout` bounds the waits for a row on a worker. On a server without Citus the settings
-/// stay what they are.
+/// Begins a transaction whose COMMIT is durable on the workers, too. Citus passes `set local` on to the workers, but
+/// not a setting that a function changes. Without this message, each worker would commit with its own
+/// `synchronous_commit`. The session's `lock_timeout` bounds the waits for a row on a worker. On a server without
+/// Citus, nothing is passed on.
 macro_rules! durable_on_workers {
     () => {
         "begin; set local citus.propagate_set_commands = 'local'; do $$ begin
@@ -163,7 +167,7 @@ macro_rules! durable_on_workers {
     };
 }
 
-/// As [`BEGIN_DURABLE`](crate::record::opening::BEGIN_DURABLE), also on the workers.
+/// Does what [`BEGIN_DURABLE`](crate::record::opening::BEGIN_DURABLE) does, also on the workers.
 pub(super) const BEGIN_DURABLE: &str = concat!(
     check!("opening durable"),
     ", pg_catalog.set_config('idempotency.claim', ",
@@ -172,23 +176,23 @@ pub(super) const BEGIN_DURABLE: &str = concat!(
     durable_on_workers!()
 );
 
-/// As [`BEGIN_DURABLE_ALL_ROWS`](crate::record::opening::BEGIN_DURABLE_ALL_ROWS), also on the workers.
+/// Does what [`BEGIN_DURABLE_ALL_ROWS`](crate::record::opening::BEGIN_DURABLE_ALL_ROWS) does, also on the workers.
 pub(super) const BEGIN_DURABLE_ALL_ROWS: &str = concat!(
     check!("opening of decision"),
     ", pg_catalog.set_config('row_security', 'off', true); ",
     durable_on_workers!()
 );
 
-/// The coordinator's answer to a statement without a table.
+/// The coordinator's answer to a statement that names no table.
 pub(super) struct Coordinator {
     pub(super) now: Now,
-    /// Whether this transaction has the key's lock; `None` if the statement did not try.
+    /// Whether this transaction has the key's lock. `None` if the statement did not try the lock.
     pub(super) mine: Option<bool>,
     pub(super) has_lock_timeout: bool,
 }
 
-/// Gives the session's `lock_timeout`, if it has one, to the workers until the end of the transaction. Citus passes on
-/// `set local` alone, and only while `citus.propagate_set_commands` says so.
+/// Passes the session's `lock_timeout` on to the workers until the end of the transaction. Does nothing if the session
+/// has no `lock_timeout`. Citus passes on a `set local`, but only while `citus.propagate_set_commands` is `local`.
 pub(super) async fn pass_on_lock_timeout(conn: &mut PgConnection) -> Result<(), Error> {
     let passed_on = conn.execute(
         "
@@ -208,7 +212,7 @@ pub(super) async fn pass_on_lock_timeout(conn: &mut PgConnection) -> Result<(), 
     passed_on.await.map(drop).map_err(Error::of_statement)
 }
 
-/// Gives the transaction's `synchronous_commit` to the workers, and the `lock_timeout` too.
+/// Passes the transaction's `synchronous_commit` and `lock_timeout` on to the workers.
 pub(super) async fn pass_on_synchronous_commit(conn: &mut PgConnection) -> Result<(), Error> {
     let passed_on = conn.execute(
         "
@@ -229,7 +233,7 @@ pub(super) async fn pass_on_synchronous_commit(conn: &mut PgConnection) -> Resul
     pass_on_lock_timeout(conn).await
 }
 
-/// Adds a token to the claims of this transaction, which the coordinator knows.
+/// Adds a token to the claims of this transaction, which are a setting on the coordinator.
 pub(super) async fn note_claim(conn: &mut PgConnection, deployment: Deployment, token: i64) -> Result<(), Error> {
     let sql = concat! {
         "
@@ -261,7 +265,7 @@ async fn ask_setting(
     query.execute(conn).await.map(drop).map_err(Error::of_statement)
 }
 
-/// Takes the key's lock until the end of the transaction, if it is free.
+/// Takes the key's lock until the end of the transaction. Returns `false` if another transaction has the key's lock.
 pub(super) async fn try_lock(record: Record<'_>, conn: &mut PgConnection) -> Result<bool, Error> {
     Ok(ask(record, conn, true).await?.mine == Some(true))
 }
