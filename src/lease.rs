@@ -1,21 +1,22 @@
 //! Lease mode: effects outside the database.
 //!
-//! A payment gateway, an SMS or another service cannot share a transaction with a key. So one transaction claims the
-//! key, the work runs, and another transaction stores its result. If the process dies between the two transactions,
-//! nothing shows whether the work took effect. Your [`Policy`] decides what the next caller does:
+//! A payment gateway, an SMS provider or another service cannot take part in the transaction that stores a key. So one
+//! transaction claims the key, then the work runs, and a second transaction stores the result of the work. If the
+//! process dies between the two transactions, nothing shows whether the work took effect. Your [`Policy`] decides what
+//! the next caller does:
 //!
-//! - [`AtLeastOnce`](Policy::AtLeastOnce): it does the work again. **The effect can happen twice.** If the other
-//!   service deduplicates by a key, send it [`Lease::downstream_key`].
-//! - [`AtMostOnce`](Policy::AtMostOnce): it does nothing. **The effect can stay unknown**: the key is
-//!   [indeterminate](crate::Error::Indeterminate) until a [`Reconciler`] or an [operator](crate::operator) settles it,
-//!   or its retention ends.
-//! - [`InSteps`](Policy::InSteps): it continues after the last stored step. Each part of the work is a
+//! - [`AtLeastOnce`](Policy::AtLeastOnce): the next caller does the work again. **The effect can happen twice.** If the
+//!   other service deduplicates by a key, send [`Lease::downstream_key`] to that service.
+//! - [`AtMostOnce`](Policy::AtMostOnce): the next caller does nothing. **Whether the effect happened can stay
+//!   unknown.** The key is [indeterminate](crate::Error::Indeterminate) until a [`Reconciler`] or an
+//!   [operator](crate::operator) settles the key, or until its retention ends.
+//! - [`InSteps`](Policy::InSteps): the next caller continues after the last stored step. Each part of the work is a
 //!   [`step`](Lease::step) in this database, a [`step_at_least_once`](Lease::step_at_least_once) or a
-//!   [`step_at_most_once`](Lease::step_at_most_once). The guide's page `steps` has a whole program.
+//!   [`step_at_most_once`](Lease::step_at_most_once). The guide's page `steps` contains a complete program.
 //!
 //! Under every policy at most one result is stored. A stale owner can neither store nor undo anything, because every
-//! write demands the fencing token of the claim. For an effect in this database alone, use
-//! [`ensure_idempotent`](crate::ensure_idempotent()): it is cheaper, and exactly once.
+//! write requires the fencing token of the claim. For an effect in this database alone, use
+//! [`ensure_idempotent`](crate::ensure_idempotent()), which is cheaper and performs the effect exactly once.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -39,17 +40,18 @@
 //!
 //! # The lease
 //!
-//! A claim lasts for the length of its lease, by the database's clock. While the work runs, a Tokio task renews it
-//! after each third of the lease. The owner has a clock of its own, which starts before the claim is sent, so its
-//! deadline comes first. If nine tenths of the lease pass without a renewal, the work is dropped at its next await, and
-//! the call returns [`Error::LeaseLost`](crate::Error::LeaseLost).
+//! A claim lasts for the length of its lease, by the database's clock. While the work runs, a Tokio task renews the
+//! lease after each third of its length. The owner also measures the lease by its own clock. This clock starts before
+//! the claim is sent, so the owner's deadline comes before the end of the lease in the database. If nine tenths of the
+//! lease pass without a renewal, the work is dropped at its next await, and the call returns
+//! [`Error::LeaseLost`](crate::Error::LeaseLost).
 //!
-//! Work that does not await is not dropped, and the owner's clock stops while the machine sleeps. So only the fencing
-//! token guarantees that a stale owner stores nothing.
+//! Work that does not await is not dropped. The owner's clock stops while the machine sleeps. So only the fencing token
+//! guarantees that a stale owner stores nothing.
 //!
-//! Choose a lease that is several times as long as a database outage that the work should survive, and no longer than
-//! the next attempt may wait. 40 seconds is usual. A message that a queue delivers again before the lease has lapsed
-//! gets [`Error::InFlight`](crate::Error::InFlight).
+//! Choose a lease that is several times as long as the database outages that the work should survive. The lease must
+//! not be longer than the next attempt may wait after a crash. A usual lease is 40 seconds. If a queue delivers a
+//! message again before the lease has lapsed, the call returns [`Error::InFlight`](crate::Error::InFlight).
 
 mod call;
 mod handle;

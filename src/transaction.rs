@@ -1,4 +1,4 @@
-//! Transaction mode: the effect and its response commit together, once per key.
+//! Transaction mode: the effect and its response commit together, once for each key.
 
 mod call;
 mod ensure;

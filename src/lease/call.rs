@@ -1,4 +1,4 @@
-//! A call in lease mode: claim, work under the lease, complete; or replay.
+//! A call in lease mode: it claims the key, works under the lease and completes, or it replays the stored response.
 
 use std::borrow::Cow;
 use std::fmt::Display;
@@ -20,7 +20,8 @@ use crate::record::{CalledAt, Claim, Record, StoredSteps, Terms};
 use crate::session::{ANSWER_TIME, Opening, Polls, PollsUntil, bounded, in_pooled_transaction};
 use crate::{Body, Error, Fingerprint, Key, Misuse, Mode, OnDuplicate, Outcome};
 
-/// A claim takes a millisecond. A longer wait means a stuck server, or a caller that uses the key in transaction mode.
+/// How long a claim waits for an open transaction that has the key. A claim takes a millisecond. A longer wait means
+/// that the server is stuck, or that another caller uses the key in transaction mode.
 const CLAIM_WAIT: Duration = Duration::from_secs(1);
 
 /// The result of [`LeaseOptions::acquire`].
@@ -30,42 +31,43 @@ const CLAIM_WAIT: Duration = Duration::from_secs(1);
 pub enum Acquired<T> {
     /// This caller has to do the work.
     Owner(LeaseOwner),
-    /// An earlier owner has done the work, with this response.
+    /// The stored response of an earlier owner, which has done the work.
     Replayed(T),
 }
 
 impl LeaseOptions {
-    /// Does the work under a lease, stores at most one result for each key, and returns it to every retry.
+    /// Does the work under a lease, stores at most one result for each key, and returns this result to every retry.
     ///
-    /// `work` runs under a [`Lease`], which is renewed. If the lease is lost, `work` is dropped. An error of `work`
-    /// ends the attempt:
+    /// `work` runs under a [`Lease`], which a task in the background renews. If the lease is lost, `work` is dropped.
+    /// An error of `work` ends the attempt:
     ///
-    /// - Under `AtLeastOnce` and `InSteps`, the claim is released, and the next caller tries again. If a step is in
-    ///   doubt, the key is indeterminate.
+    /// - Under `AtLeastOnce` and `InSteps`, the claim is released, and the next caller does the work again. But if a
+    ///   step is in doubt, the key is indeterminate.
     /// - Under `AtMostOnce`, the key is indeterminate, unless the work has called [`Lease::not_performed`].
     ///
     /// # Errors
     ///
-    /// - An error of `work` is returned unchanged. The record keeps its text, as `last_error`.
-    /// - An earlier call has the key, and the work did not begin: [`KeyReused`](Error::KeyReused),
-    ///   [`InFlight`](Error::InFlight) with the rest of the lease, [`Indeterminate`](Error::Indeterminate),
-    ///   [`Exhausted`](Error::Exhausted), [`OtherMode`](Error::OtherMode), [`Undecodable`](Error::Undecodable),
-    ///   [`Incompatible`](crate::Incompatible).
-    /// - Another error before the work: [`InvalidRequest::Body`](crate::InvalidRequest::Body),
+    /// - An error of `work` is returned unchanged. The record keeps the text of the error in the column `last_error`.
+    /// - An earlier call has the key, so the work did not begin: [`KeyReused`](Error::KeyReused),
+    ///   [`InFlight`](Error::InFlight) with the time that is left of the lease,
+    ///   [`Indeterminate`](Error::Indeterminate), [`Exhausted`](Error::Exhausted), [`OtherMode`](Error::OtherMode),
+    ///   [`Undecodable`](Error::Undecodable), [`Incompatible`](crate::Incompatible).
+    /// - Other errors before the work begins: [`InvalidRequest::Body`](crate::InvalidRequest::Body),
     ///   [`SchemaMissing`](Error::SchemaMissing), [`Misuse`].
-    /// - The work has begun, and its result was not stored: [`LeaseLost`](Error::LeaseLost),
+    /// - The work has begun, but its result was not stored: [`LeaseLost`](Error::LeaseLost),
     ///   [`Unencodable`](Error::Unencodable).
     /// - The database failed: [`Retryable`](Error::Retryable), [`Database`](Error::Database),
     ///   [`Unanswered`](Error::Unanswered).
     ///
     /// # Cancellation
     ///
-    /// If the future is dropped before the work begins, no attempt counts, as for [`acquire`](Self::acquire). Later,
-    /// the claim lapses, and the policy decides what the next caller does.
+    /// If the future is dropped before the work begins, the call does not count as an attempt: see
+    /// [`acquire`](Self::acquire). If the future is dropped later, the claim lapses, and the policy decides what the
+    /// next caller does.
     ///
     /// # Panics
     ///
-    /// A panic of `work` is resumed after it has ended the attempt, as an error does.
+    /// A panic of `work` ends the attempt as an error does, and the call then resumes the panic.
     pub async fn run<T, E, B, F>(self, pool: &PgPool, key: &Key, body: &B, work: F) -> Result<Outcome<T>, E>
     where
         T: Serialize + DeserializeOwned,
@@ -84,21 +86,23 @@ impl LeaseOptions {
         spanned(span, call, ended).await.map_err(Failure::into_callers)
     }
 
-    /// Claims the key and returns the owner of the lease, for work that does not fit into a closure.
+    /// Claims the key and returns the owner of the lease, or returns the stored response. Use this function for work
+    /// that does not fit into a closure.
     ///
     /// # Errors
     ///
-    /// As [`run`](Self::run), before any work.
+    /// The errors that [`run`](Self::run) returns before the work begins.
     ///
     /// # Panics
     ///
-    /// If there is no Tokio runtime for the renewal. The panic comes before the claim.
+    /// Panics if there is no Tokio runtime, which the renewal needs. The panic comes before the claim.
     ///
     /// # Cancellation
     ///
-    /// Nothing has happened. If the claim commits nevertheless, it is released in the background, and does not count as
-    /// an attempt. The same holds if the answer of its COMMIT is lost. The crate retries the release for the length of
-    /// one lease. If the release fails, or the process ends, the claim lapses.
+    /// If the future is dropped, no work has begun. If the claim commits nevertheless, the crate releases the claim in
+    /// the background, and the claim does not count as an attempt. The crate also releases the claim if the answer to
+    /// its COMMIT is lost. The crate retries the release for the length of one lease. If all tries fail, or the process
+    /// ends, the claim lapses.
     pub async fn acquire<T, B>(self, pool: &PgPool, key: &Key, body: &B) -> Result<Acquired<T>, Error>
     where
         T: DeserializeOwned,
@@ -122,15 +126,16 @@ impl LeaseOptions {
         PollsUntil::new(Instant::now() + self.wait())
     }
 
-    /// The longest time for one try to claim: the pool's own time for a connection, and as much as the statements may
-    /// take. A claim that takes longer than its lease is lost before the work begins.
+    /// The longest time for one try to claim: the pool's `acquire_timeout` and the time for the statements. The
+    /// statements get the length of the lease, but at least twice `CLAIM_WAIT` and at most `ANSWER_TIME`. A claim that
+    /// takes longer than its lease is lost before the work begins.
     pub(crate) fn claim_limit(&self, pool: &PgPool) -> Duration {
         let statements = self.policy.lease().clamp(CLAIM_WAIT * 2, ANSWER_TIME);
         pool.options().get_acquire_timeout().saturating_add(statements)
     }
 }
 
-/// One call: its record, the request that its claim stores, and the time of the call.
+/// One call in lease mode, with the request that its claim stores and the time of the call.
 pub(crate) struct Call<'c> {
     options: LeaseOptions,
     pool: &'c PgPool,
@@ -157,12 +162,12 @@ impl<'c> Call<'c> {
         Ok(Self { options, pool, key, fingerprint, request, asked })
     }
 
-    /// The call of a resumer. Its request is already stored.
+    /// Makes the call of a resumer, whose request is already stored.
     pub(super) fn again(options: LeaseOptions, pool: &'c PgPool, key: &'c Key, fingerprint: Fingerprint) -> Self {
         Self { options, pool, key, fingerprint, request: None, asked: CalledAt::now() }
     }
 
-    /// Claims the key, or finds the stored response. While another caller has the key, this polls.
+    /// Claims the key, or finds the stored response. While another caller has the key, this function polls.
     pub(crate) async fn acquire(self, polls: &mut impl Polls) -> Result<Acquired<Response>, Error> {
         let (mode, operation) = (self.options.policy.mode(), self.key.operation());
         let span = call_span!("lease.acquire", mode, self.key);
@@ -178,7 +183,8 @@ impl<'c> Call<'c> {
     async fn claim_when_free(mut self, polls: &mut impl Polls) -> Result<Acquired<Response>, Error> {
         let _ = tokio::runtime::Handle::current();
         loop {
-            // Read before the claim is sent, because the owner's deadline must come before the database's.
+            // The clock is read before the claim is sent, because the owner's deadline must come before the end of the
+            // lease in the database.
             let claimed_at = Instant::now();
             match bounded(self.options.claim_limit(self.pool), self.claim_once()).await {
                 Err(Error::InFlight { .. }) if polls.rest().await => {}
@@ -203,7 +209,6 @@ impl<'c> Call<'c> {
         .await
     }
 
-    /// Claims the key in the open transaction, or finds the stored response.
     pub(super) async fn claim(&mut self, conn: &mut PgConnection, on_duplicate: OnDuplicate) -> Result<Claimed, Error> {
         let LeaseOptions { policy, retention, max_attempts, trace, .. } = self.options;
         let terms = Terms {
@@ -218,10 +223,10 @@ impl<'c> Call<'c> {
         contend(conn, self.record(), &terms, &mut self.asked).await
     }
 
-    /// The end of the claiming transaction: the COMMIT comes next.
+    /// Makes the [`Won`] of a claim, right before the claiming transaction commits.
     pub(super) async fn won(&self, conn: &mut PgConnection, claim: Claim) -> Result<Won, Error> {
         let policy = self.options.policy;
-        // Read under the new token. Before the take-over, the earlier owner could still store a step.
+        // The steps are read under the new token. Before the take-over, the earlier owner could still store a step.
         let steps = if claim.attempt > 1 && policy.mode() == Mode::InSteps {
             self.record().steps(conn, claim.token).await?.unwrap_or_default()
         } else {

@@ -16,12 +16,13 @@ use crate::record::Record;
 use crate::session::{ANSWER_TIME, Opening, bounded, in_pooled_transaction};
 use crate::{Error, Fingerprint, Key, Misuse, Mode};
 
-/// The lease under which the work runs: its facts, and the steps of the operation. Clones are of the same lease.
+/// The lease under which the work runs, with its key, its token and the steps of the operation. All clones belong to
+/// the same lease.
 ///
-/// Only the [`LeaseOwner`](super::LeaseOwner) completes or releases the claim. All clones are lost when the claim has
-/// ended, and before its release is sent.
+/// Only the [`LeaseOwner`](super::LeaseOwner) completes or releases the claim. All clones are lost when the claim ends.
+/// If the owner releases the claim, the clones are lost before the release is sent.
 ///
-/// A handler behind a leased layer of the feature `http` takes it with `Lease::of_request`, and with axum as
+/// A handler behind a leased layer of the feature `http` gets the lease with `Lease::of_request`, or with axum as
 /// `http::LeasedBody`.
 #[derive(Clone, Debug)]
 pub struct Lease {
@@ -33,7 +34,6 @@ pub struct Lease {
     pub(super) attempt: i32,
     pub(super) deadline: Arc<Deadline>,
     pub(super) not_performed: Arc<AtomicBool>,
-    /// The steps, as far as this attempt knows them.
     pub(super) steps: Arc<Memory>,
 }
 
@@ -44,59 +44,62 @@ impl Lease {
         &self.key
     }
 
-    /// 1 for the first claim, and one more for each take-over of an unfinished operation. A take-over with another body
-    /// begins with 1 again. A claim whose work never began does not count.
+    /// The number of this attempt. The first claim is attempt 1, and each take-over of an unfinished operation adds 1.
+    /// A take-over with another body begins with 1 again. A claim whose work never began does not count.
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.attempt.unsigned_abs()
     }
 
-    /// The fencing token. A system that checks it must compare for equality: tokens are random, and have no order.
+    /// The fencing token of the claim. A system that checks the token must compare it for equality, because tokens are
+    /// random and have no order.
     #[must_use]
     pub fn token(&self) -> i64 {
         self.token
     }
 
-    /// A key for the next service, the same in every attempt of this operation: 32 hexadecimal digits of a SHA-256 of
-    /// the key and the fingerprint. A gateway that deduplicates by it sees one operation, for as long as it remembers
-    /// the key. An operator can [look the operation up](crate::operator::Shown::downstream_key) there.
+    /// Returns a key for the next service, which is the same in every attempt of this operation. The key consists of 32
+    /// hexadecimal digits of a SHA-256 of the operation's key and fingerprint. A gateway that deduplicates by this key
+    /// sees one operation, for as long as the gateway remembers the key. An operator can [look the operation
+    /// up](crate::operator::Shown::downstream_key) in the gateway.
     ///
     /// After the retention, the same key with the same body is a new operation with the same downstream key. A gateway
-    /// that remembers keys for longer than the retention would treat it as the earlier operation.
+    /// that remembers keys for longer than the retention would treat the new operation as the earlier one.
     #[must_use]
     pub fn downstream_key(&self) -> String {
         self.key.downstream(self.fingerprint.as_bytes(), "")
     }
 
-    /// How long the owner may still work, by its own clock. A renewal prolongs it.
+    /// How long the owner may still work, by its own clock. A renewal prolongs this time.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.deadline.get().map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()))
     }
 
-    /// Whether the lease is lost, or has ended. If it is lost, the work is dropped at its next await. Check this before
-    /// each effect in work with several effects and no await between them, and in a task that may outlive the work.
+    /// Whether the lease is lost or has ended. If the lease is lost, the work is dropped at its next await. If there is
+    /// no await between several effects, check `is_lost` before each effect. A task that may outlive the work must also
+    /// check `is_lost` before each effect.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.deadline.is_past()
     }
 
-    /// Declares that the work had no effect, so that a retry is allowed also under `AtMostOnce`. Returns the error:
-    /// `return Err(lease.not_performed(error))`.
+    /// Declares that the work had no effect, so that a retry is allowed also under `AtMostOnce`. Returns the error, so
+    /// you can write `return Err(lease.not_performed(error))`.
     ///
-    /// **The declaration is for the whole work, and it is final.** Call this only if the work ends with this error, and
-    /// not for a first try that another try follows.
+    /// **The declaration is for the whole work, and it is final.** Call this method only if the work ends with this
+    /// error. Do not call `not_performed` for a failed try if the work then tries again.
     pub fn not_performed<E>(&self, error: E) -> E {
         self.not_performed.store(true, Ordering::Relaxed);
         error
     }
 
-    /// The result of the work, or `None` when the lease is lost. The lease is polled first: a process that was
-    /// suspended past its lease must not continue its work when it wakes.
+    /// Returns the result of the work, or `None` if the lease is lost. The lease is polled before the work, because a
+    /// process that wakes after its lease has ended must not continue the work.
     pub(crate) async fn unless_lost<R>(&self, work: impl Future<Output = R>) -> Option<R> {
         let result = unless(&mut pin!(self.deadline.past()), work).await;
-        // The deadline still exists, so the lease has expired: if the renewal had found the claim gone, it would have
-        // removed the deadline. The renewal task cannot log this, because it ends with the work.
+        // The deadline still exists, so the lease has expired. If the renewal had found the claim gone, the renewal
+        // would have removed the deadline. The renewal task cannot log the expiry, because the task ends with the work.
         if result.is_none() && self.deadline.get().is_some() {
             tracing::warn!(
                 operation = self.key.operation(),
@@ -121,7 +124,7 @@ impl Lease {
     }
 }
 
-/// The owner stops when a tenth of the lease is left. This time is for the part of the work that is under way, and for
+/// The owner stops when a tenth of the lease is left. This tenth is for the part of the work that is under way, and for
 /// clocks that run at different rates.
 const SPARE: u32 = 10;
 
@@ -133,22 +136,20 @@ pub(super) struct Deadline {
 }
 
 impl Deadline {
-    /// The deadline of a claim that was sent at this moment.
     pub(super) fn of(sent_at: Instant, lease: Duration) -> Self {
         Self { at: Mutex::new(Some(end(sent_at, lease))), changed: Notify::new() }
     }
 
-    /// `None` once the claim is known to be gone.
+    /// The deadline, or `None` once the claim is known to be gone.
     pub(super) fn get(&self) -> Option<Instant> {
         *self.at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A renewal that was sent at this moment has succeeded.
     pub(super) fn prolong(&self, sent_at: Instant, lease: Duration) {
         self.set(Some(end(sent_at, lease)));
     }
 
-    /// Ends the claim, which is settled, given up or gone. A task with a clone of the lease must stop.
+    /// Removes the deadline, because the claim is settled, given up or gone. Tasks with a clone of the lease must stop.
     pub(super) fn end(&self) {
         self.set(None);
     }
@@ -157,13 +158,13 @@ impl Deadline {
         self.get().is_none_or(|at| at <= Instant::now())
     }
 
-    /// Waits until the deadline is past. A renewal moves it.
+    /// Waits until the deadline is past. A renewal moves the deadline.
     pub(super) async fn past(&self) {
         loop {
             let changed = self.changed.notified();
             match self.get() {
                 Some(at) if Instant::now() < at => {
-                    // Ends at the deadline or at a change. Then the loop reads the deadline again.
+                    // The wait ends at the deadline or at a change, and the loop then reads the deadline again.
                     let _ = timeout_at(at, changed).await;
                 }
                 _ => return,
@@ -185,13 +186,13 @@ fn end(sent_at: Instant, lease: Duration) -> Instant {
     sent_at + lease - lease / SPARE
 }
 
-/// The number of tries to store a result that fit into one lease, if each try takes its longest time.
+/// How many tries of a statement fit into one lease if each try takes its longest time.
 const TRIES: u32 = 3;
-/// The pause between two tries, as a share of the lease: 2 s for a lease of 40 s.
+/// The pause between two tries is the lease divided by this number: at most 2 s for a lease of 40 s.
 const PAUSES: u32 = 20;
 
-/// Tries a statement again after an error of the database, for the length of one lease. Otherwise one broken connection
-/// would lose the result of work that is done.
+/// Runs a statement, and tries again after an error of the database, for the length of one lease. Otherwise one broken
+/// connection would lose the result of finished work.
 pub(super) async fn within_a_lease<R, F>(lease: Duration, statement: impl Fn() -> F) -> Result<R, Error>
 where
     // With `AsyncFn`, the future of the caller would not be `Send`.
@@ -199,7 +200,7 @@ where
 {
     let deadline = Instant::now() + lease;
     loop {
-        // A network that drops all packets must not take the time of the next try.
+        // Each try has a limit, because a network that drops all packets must not use up the time of the next try.
         match bounded((lease / TRIES).min(ANSWER_TIME * 2), statement()).await {
             Ok(value) => return Ok(value),
             // Another try would get the same error.
@@ -212,7 +213,8 @@ where
     }
 }
 
-/// Runs a statement that demands the token, in its own transaction. `LeaseLost` if it has changed no row.
+/// Runs a statement that requires the token, in a transaction of its own. Returns `LeaseLost` if the statement has
+/// changed no row.
 pub(super) async fn committed<F>(pool: &PgPool, opening: Opening, statement: F) -> Result<(), Error>
 where
     F: AsyncFnOnce(&mut PgConnection) -> Result<bool, Error>,

@@ -8,36 +8,37 @@ use crate::limits::{DEFAULT_RETENTION, RETENTION, assert_retention, assert_wait,
 use crate::observe::Trace;
 use crate::{Deployment, Error, Misuse, Mode, OnDuplicate};
 
-/// 10 ms is short enough for tests. A lease above 12 hours is probably meant as a retention.
+/// The permitted lengths of a lease. 10 ms is short enough for tests. A longer lease is probably meant as a retention.
 const LEASE: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(12 * 60 * 60);
-/// A minute: longer than the pauses between the retries of most clients.
+/// The default of `resume_after` is a minute, which is longer than the pauses between the retries of most clients.
 const RESUME_AFTER: Duration = Duration::from_secs(60);
-/// With the default retention of a day, an operation would be forgotten before a later resumption.
+/// The permitted values of `resume_after`. After a day, an operation with the default retention is forgotten.
 const RESUMES: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(24 * 60 * 60);
 
-/// What the next caller does when the owner of a claim is gone. There is no default. The guide's page `promises` helps
-/// to choose.
+/// What the next caller does when the owner of a claim is gone. There is no default policy. The guide's page `promises`
+/// helps you to choose a policy.
 ///
-/// `lease` is the time for which a claim lasts without a renewal, and so the longest wait of the next caller after a
-/// crash. It is from 10 ms to 12 hours; 40 s is usual.
+/// `lease` is the time for which a claim lasts without a renewal. After a crash, the next caller waits at most this
+/// long. A lease is between 10 ms and 12 hours long, and usually 40 s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// The next caller does the work again. For effects that may repeat, or that the other service deduplicates.
+    /// The next caller does the work again. Use this policy for effects that may repeat, or that the other service
+    /// deduplicates.
     AtLeastOnce {
         /// The length of the lease.
         lease: Duration,
     },
-    /// The next caller continues after the last stored [step](super::Lease::step). Work outside a step may repeat. A
-    /// [`step_at_most_once`](super::Lease::step_at_most_once) in doubt has to be settled first, by an operator or a
-    /// [`Reconciler`](super::Reconciler), unless the retention ends.
+    /// The next caller continues after the last stored [step](super::Lease::step). Work outside a step may repeat. If a
+    /// [`step_at_most_once`](super::Lease::step_at_most_once) is in doubt, an operator or a
+    /// [`Reconciler`](super::Reconciler) must first settle the step, unless the retention ends.
     ///
-    /// An operation that has begun under `AtLeastOnce` is not continued: see the guide's page `steps`.
+    /// This policy does not continue an operation that has begun under `AtLeastOnce`: see the guide's page `steps`.
     InSteps {
         /// The length of the lease.
         lease: Duration,
     },
-    /// The work is not done again until the key is settled, by an operator or a [`Reconciler`](super::Reconciler), or
-    /// its retention ends. For effects that must not repeat.
+    /// The work is not done again until an operator or a [`Reconciler`](super::Reconciler) settles the key, or the
+    /// retention of the key ends. Use this policy for effects that must not repeat.
     AtMostOnce {
         /// The length of the lease.
         lease: Duration,
@@ -45,7 +46,6 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// How long a claim lasts without a renewal.
     pub(crate) const fn lease(self) -> Duration {
         match self {
             Self::AtLeastOnce { lease } | Self::InSteps { lease } | Self::AtMostOnce { lease } => lease,
@@ -75,11 +75,11 @@ pub struct LeaseOptions {
 }
 
 impl LeaseOptions {
-    /// The defaults are a retention of 24 hours, unlimited attempts, and no waiting.
+    /// Creates options with a retention of 24 hours, unlimited attempts, and no waiting.
     ///
     /// # Panics
     ///
-    /// For a lease under 10 ms or over 12 hours. In a constant, this is a compile error.
+    /// Panics if the lease is shorter than 10 ms or longer than 12 hours. In a constant, this is a compile error.
     #[must_use]
     #[track_caller]
     pub const fn new(policy: Policy) -> Self {
@@ -106,24 +106,25 @@ impl LeaseOptions {
         self.policy.mode()
     }
 
-    /// How long a key is remembered. A later call with the key is a new operation. The default is 24 hours. The time
-    /// starts anew:
+    /// Sets the retention, which is the time for which a key is remembered. The default is 24 hours. A later call with
+    /// the key is a new operation. The retention starts anew:
     ///
     /// - at the completion;
-    /// - at the beginning of a `step_at_most_once`, because a crash may leave it in doubt;
-    /// - at a failure whose effect is unknown: under `AtMostOnce`, or with a step in doubt;
+    /// - at the beginning of a `step_at_most_once`, because a crash may leave the step in doubt;
+    /// - at a failure under `AtMostOnce` or with a step in doubt, because its effect is unknown;
     /// - at each probe of a reconciler.
     ///
-    /// Otherwise it starts at the claim. A live owner prolongs it. If the process dies after its work has outlived the
-    /// retention, the key is remembered for one lease after the lapse. **After that a retry performs, also under
-    /// `AtMostOnce`**. So make the retention longer than the work and the time to settle it.
+    /// Otherwise the retention starts at the claim. The renewals of a live owner prolong the retention. If the process
+    /// dies after its work has outlived the retention, the key is remembered for one lease after the lapse. **After
+    /// that, a retry does the work again, also under `AtMostOnce`.** So the retention must be longer than the work and
+    /// the time to settle the key.
     ///
     /// The retention must be at least twice the lease, because a claim must not be forgotten while it is renewed. A
-    /// call with other options returns [`Misuse`], and no SQL runs.
+    /// call with a shorter retention returns [`Misuse`] before any SQL runs.
     ///
     /// # Panics
     ///
-    /// Under a millisecond or over ten years.
+    /// Panics if the retention is shorter than a millisecond or longer than ten years.
     #[must_use]
     #[track_caller]
     pub const fn retention(self, retention: Duration) -> Self {
@@ -131,23 +132,24 @@ impl LeaseOptions {
         Self { retention, ..self }
     }
 
-    /// After how many attempts a call returns [`Error::Exhausted`](crate::Error::Exhausted). The default is unlimited.
-    /// Attempts that lapsed count, too, so roll-outs that kill their workers can exhaust a healthy operation. An
-    /// operator can permit one more attempt: [`grant`](crate::operator::Shown::grant).
+    /// Sets the number of attempts after which a call returns [`Error::Exhausted`](crate::Error::Exhausted). By
+    /// default, the number of attempts is unlimited. Attempts that lapsed also count, so roll-outs that kill workers
+    /// can exhaust a healthy operation. An operator can permit one more attempt with
+    /// [`grant`](crate::operator::Shown::grant).
     #[must_use]
     pub const fn max_attempts(self, max_attempts: NonZeroU32) -> Self {
         Self { max_attempts: Some(max_attempts), ..self }
     }
 
-    /// What to do while another owner holds the key. The default is [`OnDuplicate::Reject`]. A call that waits polls,
-    /// with jitter, and holds no connection between two polls.
+    /// Sets what a call does while another owner holds the key. The default is [`OnDuplicate::Reject`]. A call that
+    /// waits polls with jitter, and holds no connection between two polls.
     ///
-    /// The wait must be shorter than the [retention](Self::retention). A call with other options returns [`Misuse`],
-    /// and no SQL runs.
+    /// The wait must be shorter than the [retention](Self::retention). Otherwise a call returns [`Misuse`] and runs no
+    /// SQL.
     ///
     /// # Panics
     ///
-    /// For a wait under a millisecond or over an hour.
+    /// Panics if the wait is shorter than a millisecond or longer than an hour.
     #[must_use]
     #[track_caller]
     pub const fn on_duplicate(self, on_duplicate: OnDuplicate) -> Self {
@@ -155,27 +157,27 @@ impl LeaseOptions {
         Self { on_duplicate, ..self }
     }
 
-    /// Whether the claim stores the request, so that a [`Resumer`](super::Resumer) can do the work if no caller comes
-    /// back, or a [`Reconciler`](super::Reconciler) can settle it. The default is `false`. It costs one more round
-    /// trip.
+    /// Sets whether the claim stores the request. With a stored request, a [`Resumer`](super::Resumer) can do the work
+    /// if no caller comes back, and a [`Reconciler`](super::Reconciler) can settle an operation in doubt. The default
+    /// is `false`. Storing the request costs one more round trip.
     ///
-    /// The request is stored as JSON, **in plain text**, until the operation is complete, and longer in WAL and
-    /// backups. So put a reference to a secret into the body, and not the secret. A leased layer of the feature `http`
-    /// stores the HTTP request, for an `http::RequestResumer`.
+    /// The request is stored as JSON, **in plain text**, until the operation is complete. The request stays longer in
+    /// WAL and in backups. So put a reference to a secret into the body, and not the secret itself. A leased layer of
+    /// the feature `http` stores the HTTP request, for an `http::RequestResumer`.
     ///
-    /// A call with a [`Fingerprint`](crate::Fingerprint) instead of a body then returns [`Misuse`].
+    /// If requests are stored, a call with a [`Fingerprint`](crate::Fingerprint) instead of a body returns [`Misuse`].
     #[must_use]
     pub const fn store_request(self, stored_request: bool) -> Self {
         Self { stored_request, ..self }
     }
 
-    /// How long after the claim a resumer may take over an operation that has lapsed or was released. The time doubles
-    /// with each attempt. The default is a minute. Make it longer than the pauses between your clients' retries, so
-    /// that usually the client gets the response.
+    /// Sets how long a resumer waits after the claim before it takes over an operation that has lapsed or was released.
+    /// The time doubles with each attempt. The default is a minute. Make this time longer than the pauses between your
+    /// clients' retries, so that usually the client gets the response.
     ///
     /// # Panics
     ///
-    /// Over a day.
+    /// Panics if the time is longer than a day.
     #[must_use]
     #[track_caller]
     pub const fn resume_after(self, resume_after: Duration) -> Self {
@@ -183,14 +185,14 @@ impl LeaseOptions {
         Self { resume_after, ..self }
     }
 
-    /// The trace of this call, a `traceparent` of W3C Trace Context: see
+    /// Sets the trace of this call, a `traceparent` of W3C Trace Context: see
     /// [`Idempotency::trace`](crate::Idempotency::trace).
     #[must_use]
     pub fn trace(self, traceparent: &str) -> Self {
         Self { trace: Trace::of(traceparent), ..self }
     }
 
-    /// How the service reaches the database, for example behind a pooler.
+    /// Sets how the service reaches the database, for example behind a pooler.
     #[must_use]
     pub const fn deployment(self, deployment: Deployment) -> Self {
         Self { deployment, ..self }
@@ -211,7 +213,7 @@ impl LeaseOptions {
         }
     }
 
-    /// How long a call waits. Zero if it does not wait.
+    /// How long a call waits. The time is zero under [`OnDuplicate::Reject`].
     pub(crate) fn wait(&self) -> Duration {
         match self.on_duplicate {
             OnDuplicate::Wait(limit) => limit,

@@ -1,4 +1,4 @@
-//! The owner of a lease: its renewal, and the ways to end it.
+//! The owner of a lease: how the lease is renewed, and how its claim ends.
 
 use std::fmt::Display;
 use std::ops::Deref;
@@ -23,12 +23,12 @@ use crate::record::{Claim, StoredSteps};
 use crate::session::{ANSWER_TIME, Opening, bounded, in_pooled_transaction};
 use crate::{Error, Fingerprint, Key, observe};
 
-/// The right and the duty to do the work of one key. The lease is renewed until it is completed, released, lost or
-/// dropped. The owner dereferences to the [`Lease`].
+/// The right and the duty to do the work of one key. A task renews the lease until the lease is completed, released or
+/// lost, or the owner is dropped. The owner dereferences to the [`Lease`].
 ///
-/// End it with [`complete`](Self::complete) or [`release`](Self::release). **If it is dropped, the claim lapses**, and
-/// a warning is logged. The [`Policy`](super::Policy) then decides what the next caller does. Nothing is undone,
-/// because it is unknown whether the work took effect.
+/// End the claim with [`complete`](Self::complete) or [`release`](Self::release). **If the owner is dropped, the claim
+/// lapses**, and the crate logs a warning. The [`Policy`](super::Policy) then decides what the next caller does. The
+/// crate undoes nothing, because it is unknown whether the work took effect.
 #[derive(Debug)]
 #[must_use = "a lease that is dropped is neither completed nor released"]
 pub struct LeaseOwner {
@@ -42,7 +42,7 @@ pub(super) struct Won {
     pub(super) claim: Claim,
     /// The steps of earlier attempts.
     pub(super) steps: StoredSteps,
-    /// Made before the COMMIT of the claim is sent.
+    /// The guard that releases the claim if no work begins. The guard is made before the COMMIT of the claim is sent.
     pub(super) unbegun: Unbegun,
 }
 
@@ -79,20 +79,20 @@ impl LeaseOwner {
         Self { lease, renewal, ended: false, unbegun }
     }
 
-    /// The work begins at this moment. If an owner is dropped before, its claim is released and does not count as an
-    /// attempt.
+    /// Notes that the work begins now. If an owner is dropped before this call, its claim is released and does not
+    /// count as an attempt.
     pub(crate) fn begin(&mut self) {
         self.unbegun.begin();
     }
 
-    /// Does the work, and stores its result or releases the claim.
+    /// Does the work, and then stores its result or ends the failed attempt.
     pub(super) async fn work<T, E>(mut self, work: impl AsyncFnOnce(&Lease) -> Result<T, E>) -> Result<T, Failure<E>>
     where
         T: Serialize + DeserializeOwned,
         E: Display,
     {
         let lease = self.lease.clone();
-        // The lease may be lost before the work is polled.
+        // The call of `begin` is inside the future, because the lease may be lost before the work is polled.
         let working = async {
             self.begin();
             work(&lease).await
@@ -106,7 +106,7 @@ impl LeaseOwner {
                 Ok(response)
             }
             Some(Ok(Err(error))) => {
-                // The alternate form (`#`), because with it anyhow prints the causes too.
+                // The text is in the alternate form (`#`), because in this form anyhow also prints the causes.
                 self.fail(&format!("{error:#}")).await;
                 Err(Failure::Perform(error))
             }
@@ -117,22 +117,23 @@ impl LeaseOwner {
         }
     }
 
-    /// Stores the result. Every retry gets it, for the retention, counted from now. After an error of the database,
-    /// tries again for the length of one lease.
+    /// Stores the result, and every retry within the retention gets this result. The retention starts anew at this
+    /// moment. After an error of the database, the owner tries again for the length of one lease.
     ///
     /// # Errors
     ///
-    /// [`Error::LeaseLost`] if another owner has the claim, or has had it; [`Error::Unencodable`]; errors of the
-    /// database. After an error the claim lapses.
+    /// - [`Error::LeaseLost`]: the claim is gone, for example because another owner has taken it over.
+    /// - [`Error::Unencodable`]: a retry could not decode the result. The claim lapses.
+    /// - Errors of the database. The claim lapses.
     ///
     /// # Cancellation
     ///
-    /// The result is stored, or the claim lapses.
+    /// If the future is dropped, the result is stored or the claim lapses.
     pub fn complete<T>(self, response: &T) -> impl Future<Output = Result<(), Error>> + Send + use<T>
     where
         T: Serialize + DeserializeOwned,
     {
-        // Before the first await, because a reference across it would demand `T: Sync`.
+        // The response is encoded before the first await, because a reference across an await would demand `T: Sync`.
         let encoded = encode(response);
         async move { self.complete_encoded(&encoded?).await }
     }
@@ -176,26 +177,26 @@ impl LeaseOwner {
         Ok(())
     }
 
-    /// Releases the claim: the next caller may claim at once, under every policy, if attempts are left. Use this only
-    /// for work that had no effect, or whose effect may repeat. If a step is in doubt, the operation is indeterminate
-    /// instead. The record keeps `reason`.
+    /// Releases the claim. Under every policy, the next caller may then claim at once, if attempts are left. Use this
+    /// method only for work that had no effect, or whose effect may repeat. If a step is in doubt, the operation
+    /// becomes indeterminate instead. The record keeps `reason` as `last_error`.
     ///
-    /// All clones of the [`Lease`] are lost before the release is sent. It is tried once, for the length of one lease,
-    /// but at most a minute. If it fails, the claim lapses.
+    /// All clones of the [`Lease`] are lost before the release is sent. The release is tried once, for the length of
+    /// one lease, but at most for a minute. If the release fails, the claim lapses.
     ///
     /// # Errors
     ///
-    /// As [`complete`](Self::complete).
+    /// The errors of [`complete`](Self::complete), except `Unencodable`.
     ///
     /// # Cancellation
     ///
-    /// The claim is released, or lapses.
+    /// If the future is dropped, the claim is released or lapses.
     pub async fn release(self, reason: &str) -> Result<(), Error> {
         self.release_and(reason, true).await
     }
 
     async fn release_and(mut self, reason: &str, keeps_request: bool) -> Result<(), Error> {
-        // Another owner may work as soon as the release has committed, even before this owner learns it.
+        // Another owner may work as soon as the release has committed, even before this owner gets the answer.
         self.deadline.end();
         let giving_up = committed(&self.pool, self.durable(), async |conn| {
             self.record().release_lease(conn, self.token, reason, keeps_request).await
@@ -205,31 +206,31 @@ impl LeaseOwner {
         released
     }
 
-    /// Ends the attempt of work that failed, as the policy says. Ignores an error of the statement: the caller needs
-    /// the error of the work, and the claim lapses.
+    /// Ends the attempt of work that failed, as the policy demands. The method ignores an error of its statement,
+    /// because the caller needs the error of the work. After such an error, the claim lapses.
     pub(crate) async fn fail(self, reason: &str) {
         self.end_failed();
         let _ = self.release_or_lapse(reason, true).await;
     }
 
-    /// As [`fail`](Self::fail), for work that has refused its request with an answer. After a final one (`is_final`),
-    /// no resumer may do the work either.
+    /// Ends the attempt of work that has refused its request with an answer. After a final refusal (`is_final`), no
+    /// resumer may do the work.
     ///
     /// If the work of a first attempt has `not_begun`, the key is free for any body, and the attempt does not count.
-    /// Under `InSteps` this is also so if the attempt has called no step, because then nothing that the crate guards
-    /// has happened. It is not so for a later attempt: an earlier one may have charged for the first body, because a
-    /// `step_at_least_once` stores nothing when it begins.
+    /// Under `InSteps`, the key is also free if the first attempt has called no step, because then nothing that the
+    /// crate guards has happened. After a later attempt, the key is never free. A `step_at_least_once` stores nothing
+    /// when it begins, so an earlier attempt may have charged for the first body.
     ///
     /// # Errors
     ///
-    /// Then do not send a final refusal to the client: a resumer may still do the work, or the key is not free.
+    /// After an error, send no final refusal to the client, because a resumer may do the work, or the key is not free.
     #[cfg(feature = "http")]
     pub(crate) async fn refuse(mut self, reason: &str, is_final: bool, not_begun: bool) -> Result<(), Error> {
-        // Before the steps are read: a task with a clone of the lease begins none after this.
+        // The lease ends before the steps are read, so that no task with a clone of the lease begins a step afterwards.
         self.end_failed();
         let did_nothing = not_begun || self.mode() == crate::Mode::InSteps;
         if !did_nothing || self.attempt != 1 || !self.steps.is_empty() {
-            // Under `AtMostOnce` no resumer does the work, and a reconciler needs the request.
+            // Under `AtMostOnce`, no resumer does the work, but a reconciler needs the stored request.
             let keeps_request = !is_final || self.mode() == crate::Mode::AtMostOnce;
             return self.release_or_lapse(reason, keeps_request).await;
         }
@@ -240,9 +241,10 @@ impl LeaseOwner {
         freed
     }
 
-    /// Gives the claim back, after the request of a resumer has arrived in the service under another key. The service
-    /// has then performed nothing. The attempt does not count, and the retention ends at `expires_at`, as before the
-    /// claim. Ignores an error of this statement: the claim then lapses, and the attempt counts.
+    /// Gives the claim back after the request of a resumer has arrived in the service under another key. The layer then
+    /// refuses the request, and the service has not begun to work. The attempt does not count, and the retention ends
+    /// at `expires_at`, as before the claim. The method ignores an error of its statement. After such an error, the
+    /// claim lapses, and the attempt counts.
     #[cfg(feature = "http")]
     pub(crate) async fn give_back(mut self, reason: &str, expires_at: &str) {
         self.end_failed();
@@ -252,7 +254,7 @@ impl LeaseOwner {
         self.ended = self.for_a_lease(giving_back).await.is_ok();
     }
 
-    /// Counts the failure. The work ends before the claim does.
+    /// Counts the failure and ends the lease, so that the work ends before the claim.
     fn end_failed(&self) {
         self.deadline.end();
         observe::outcome(self.mode(), self.key.operation(), observe::FAILED);
@@ -260,7 +262,7 @@ impl LeaseOwner {
 
     async fn release_or_lapse(mut self, reason: &str, keeps_request: bool) -> Result<(), Error> {
         let may_repeat = self.mode().repeats() || self.not_performed.load(Ordering::Relaxed);
-        // A step in doubt must be remembered for the whole retention.
+        // A step in doubt must be remembered for the whole retention, so its claim is not released.
         if may_repeat && self.steps.in_doubt().is_empty() {
             return self.release_and(reason, keeps_request).await;
         }
@@ -273,8 +275,8 @@ impl LeaseOwner {
         lapsed
     }
 
-    /// Waits for a statement for the length of one lease, but at most a minute. If the network drops all packets, the
-    /// wait would last until TCP gives up.
+    /// Waits for a statement for the length of one lease, but at most a minute. Without this limit, the wait for a
+    /// network that drops all packets would last until TCP gives up.
     async fn for_a_lease(&self, statement: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
         bounded(self.leasing.policy.lease().min(ANSWER_TIME * 2), statement).await
     }
@@ -290,7 +292,7 @@ impl Drop for LeaseOwner {
         self.renewal.abort();
         self.deadline.end();
         if !self.ended && self.unbegun.has_begun() {
-            // An operator can find the record by the token, and the token is not a secret.
+            // The warning names the token, which is not a secret, because an operator can find the record by the token.
             tracing::warn!(
                 operation = self.key.operation(),
                 token = self.token,
@@ -301,13 +303,14 @@ impl Drop for LeaseOwner {
     }
 }
 
-/// The next renewal follows after a third of the lease, and after a twelfth if this one has failed.
+/// After a renewal, the next renewal follows after a third of the lease. After a failed renewal, the next try follows
+/// after a twelfth of the lease.
 const RENEWALS: u32 = 3;
 const RETRIES: u32 = RENEWALS * 4;
 
-/// Renews the claim after each third of its lease, until the deadline is past or the claim is gone. Tries again after
-/// an error while there is time: the pool may have no free connection, or lend one that has vanished, or the database
-/// may be away.
+/// Renews the claim after each third of its lease, until the deadline is past or the claim is gone. After an error, the
+/// task tries again while there is time. For example, the pool may have no free connection, a connection of the pool
+/// may have vanished, or the database may be down.
 async fn renew(lease: Lease, claimed_at: Instant) {
     let (time, deadline) = (lease.leasing.policy.lease(), &lease.deadline);
     let mut next = claimed_at + time / RENEWALS;
@@ -317,7 +320,7 @@ async fn renew(lease: Lease, claimed_at: Instant) {
         let sent_at = Instant::now();
         let left = at.saturating_duration_since(sent_at);
         if left.is_zero() {
-            // The work was told to stop, so the claim must not be renewed.
+            // The deadline has stopped the work, so the claim must not be renewed.
             return;
         }
         match bounded(longest_try(time, left), heartbeat(&lease)).await {
@@ -336,22 +339,22 @@ async fn renew(lease: Lease, claimed_at: Instant) {
                     error = &error as &dyn std::error::Error,
                     "a lease could not be renewed"
                 );
-                // After a try that took all its time, at once.
+                // After a try that took all its time, the next try follows at once.
                 next = sent_at + time / RETRIES;
             }
         }
     }
 }
 
-/// How long a try may take, of the time that is `left` to the owner. The pool may lend a connection that has vanished
-/// and gives no answer. When the try is dropped, this connection is closed, and the next try gets another one. So a try
-/// takes half of the time that is left, and at least a twelfth of the lease, because a server may only be slow. After a
-/// minute the server counts as lost.
+/// How long a try to renew may take, if `left` is the time that the owner has left. The pool may lend a connection that
+/// has vanished and gives no answer. When the try is dropped, this connection is closed, and the next try gets another
+/// connection. So a try takes at most half of the time that is left. The minimum is a twelfth of the lease, because the
+/// server may only be slow. After a minute, the server counts as lost.
 fn longest_try(lease: Duration, left: Duration) -> Duration {
     (left / 2).max(lease / RETRIES).min(left).min(ANSWER_TIME * 2)
 }
 
-/// Renews the lease once, on its own connection, and as durably as the claim. If the server lost an acknowledged
+/// Renews the lease once, on a connection of its own, and as durably as the claim. If the server lost an acknowledged
 /// renewal, the lease in the database would end before the owner's deadline.
 async fn heartbeat(lease: &Lease) -> Result<bool, Error> {
     in_pooled_transaction(&lease.pool, Opening::Durable(lease.leasing.deployment), async |conn| {

@@ -1,4 +1,4 @@
-//! One visit of a reconciler: it reserves a probe, asks the service's look-up, and settles the operation.
+//! One visit of a reconciler: it reserves a probe, calls the service's look-up function, and settles the operation.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -13,29 +13,29 @@ use crate::session::{Opening, bounded, in_pooled_transaction};
 use crate::state::State;
 use crate::{Error, Misuse, observe};
 
-/// The distances grow by at most this power of two. Half of the retention comes earlier.
+/// The distance between two probes doubles at most this many times. Usually the distance reaches its limit earlier.
 const MOST_DOUBLINGS: u32 = 20;
 
-/// An operation, or a step of one, whose probe is due or under way.
+/// An operation, or a step of an operation, whose probe is due or under way.
 struct Due<'d> {
     doubt: &'d Doubt,
     place: usize,
-    /// As they are stored.
+    /// The probes as they are stored in the record.
     probes: ShownProbes,
 }
 
 impl Reconciler {
-    /// One visit, for a service that has a loop of its own: see [`run`](Self::run). The visit either notes operations
-    /// that are newly in doubt, or probes one.
+    /// Makes one visit, for a service that has a loop of its own instead of [`run`](Self::run). The visit either notes
+    /// operations that are newly in doubt, or probes one operation.
     ///
     /// # Errors
     ///
-    /// Errors of the database, [`Error::Unanswered`]. An error or a panic of `look_up` is stored with the probe, and is
-    /// not returned.
+    /// Returns errors of the database and [`Error::Unanswered`]. An error or a panic of `look_up` is not returned, but
+    /// stored with the probe.
     ///
     /// # Cancellation
     ///
-    /// As [`run`](Self::run).
+    /// The same as for [`run`](Self::run).
     pub async fn visit_one<E, F>(&self, pool: &PgPool, look_up: F) -> Result<Visit, Error>
     where
         E: Display,
@@ -56,11 +56,11 @@ impl Reconciler {
         let (deployment, mode) = (self.leasing.deployment, self.leasing.policy.mode());
         let search = async |conn: &mut PgConnection| Doubt::all(conn, deployment, &self.operation, mode).await;
         let mut doubts = self.transaction(pool, Opening::AllRows, search).await?;
-        // The lease may have lapsed only because the server's clock has jumped ahead. After one more lease of real time
-        // its owner has renewed the lease, which ends these probes, or has stopped by its own clock.
+        // The lease may have lapsed only because the server's clock has jumped ahead. Within one more lease of real
+        // time, its owner either renews the lease, which ends these probes, or stops by its own clock.
         let (after, retention) = (self.leasing.policy.lease() + self.quiet, self.leasing.retention);
         let mut noted = false;
-        // Before any probe, because these may expire soon.
+        // The first visits come before any probe, because these records may expire soon.
         for doubt in doubts.iter().filter(|doubt| doubt.shown.probes.is_empty()) {
             let first_visit = async |conn: &mut PgConnection| doubt.visit_first(conn, after, retention).await;
             noted |= self.transaction(pool, Opening::Durable(deployment), first_visit).await?;
@@ -72,7 +72,7 @@ impl Reconciler {
         for doubt in &doubts {
             for (place, probes) in doubt.due() {
                 let due = Due { doubt, place, probes: probes.clone() };
-                // The process of the last permitted probe has died, or the limit was higher.
+                // All probes have begun. The process of the last probe has died, or the limit was higher before.
                 if probes.probes >= self.most_probes {
                     return self.conclude(pool, &due, None).await;
                 }
@@ -93,8 +93,8 @@ impl Reconciler {
         bounded(self.leasing.claim_limit(pool), in_pooled_transaction(pool, opening, work)).await
     }
 
-    /// Reserves the probe: no other one begins before its distance. Returns the stored request, too. `None` means that
-    /// another reconciler or a decision was faster.
+    /// Reserves the probe, so that no other probe begins before the next distance has passed. Also returns the stored
+    /// request. `None` means that another reconciler or a decision was faster.
     async fn reserve<'d>(&self, pool: &PgPool, due: Due<'d>) -> Result<Option<(Due<'d>, Vec<u8>)>, Error> {
         let (begun, shown) = (due.probes.begun(), &due.doubt.shown);
         let after = self.distance_after(&begun).max(self.time_out);
@@ -128,9 +128,9 @@ impl Reconciler {
             Ok(Ok(Ok(Finding::TookEffect(effect)))) => (Probed::TookEffect, Some(effect), None),
             Ok(Ok(Ok(Finding::NoTrace))) => (Probed::NoTrace, None, None),
             Ok(Ok(Ok(Finding::Unknown))) => (Probed::Unknown, None, None),
-            // The alternate form (`#`), because with it anyhow prints the causes too.
+            // The text is in the alternate form (`#`), because in this form anyhow also prints the causes.
             Ok(Ok(Err(error))) => (Probed::Failed, None, Some(format!("{error:#}"))),
-            // The look-up may have been told that the operation took effect.
+            // A panic counts as `Unknown`, because the look-up may already have learned that the operation took effect.
             Ok(Err(_)) => (Probed::Unknown, None, Some("the look-up panicked".to_owned())),
             Err(_) => (Probed::Unknown, None, Some(format!("the look-up took longer than {:?}", self.time_out))),
         };
@@ -140,7 +140,7 @@ impl Reconciler {
         }
         if let Some(effect) = effect {
             match self.store(pool, &due, &effect).await {
-                // The answer cannot be stored, now or later.
+                // This answer can never be stored, so the visit does not try again.
                 Err(unstorable @ (Error::Misuse(Misuse::Step { .. }) | Error::Unencodable { .. })) => {
                     error = Some(unstorable.to_string());
                 }
@@ -150,9 +150,9 @@ impl Reconciler {
         self.conclude(pool, &due, Some(due.probes.clone().ended(probed, error))).await
     }
 
-    /// Stores the end of a probe that settles nothing, releases the operation after enough probes without a trace, or
-    /// leaves the operation to a person. Without a new probe it does not release: an effect may have happened since the
-    /// last one.
+    /// Stores the end of a probe that did not settle the operation. Releases the operation after enough probes without
+    /// a trace, or leaves the operation to a person after the last permitted probe. Without a new probe, the function
+    /// does not release, because the effect may have happened since the last probe.
     async fn conclude(&self, pool: &PgPool, due: &Due<'_>, ended: Option<ShownProbes>) -> Result<Visit, Error> {
         let (doubt, probes) = (due.doubt, ended.as_ref().unwrap_or(&due.probes));
         let found_no_trace = ended.is_some() && probes.finding == Some(Probed::NoTrace);
@@ -162,7 +162,7 @@ impl Reconciler {
         let opening = Opening::Durable(self.leasing.deployment);
         let visit = self
             .transaction(pool, opening, async |conn| {
-                // This locks the record. So no later probe says something else before the release.
+                // The write locks the record, so no later probe can store another finding before the release.
                 if !self.write(conn, due, probes, after).await? {
                     return Ok(Visit::Overtaken);
                 }
@@ -200,15 +200,15 @@ impl Reconciler {
         due.doubt.write_probe(conn, due.place, &due.probes, probes, after, self.leasing.retention).await
     }
 
-    /// The time from the last of these probes to the next.
     fn distance_after(&self, probes: &ShownProbes) -> Duration {
         let doublings = 2_u32.pow(probes.probes.saturating_sub(1).min(MOST_DOUBLINGS));
         self.distance.saturating_mul(doublings).min(self.leasing.retention / 2)
     }
 
-    /// Stores the answer. A probe may find the effect at any time, also while a later probe is under way.
+    /// Stores the answer of a probe that found the effect. A probe may find the effect at any time, also while a later
+    /// probe is under way.
     ///
-    /// This tries for the length of one lease: otherwise later probes might find no trace.
+    /// The function tries for the length of one lease, because a later probe might find no trace.
     async fn store(&self, pool: &PgPool, due: &Due<'_>, effect: &Effect) -> Result<Visit, Error> {
         let result =
             due.probes.step.as_ref().map(|step| effect.of_step(step).map(|result| (step, result))).transpose()?;
@@ -222,7 +222,8 @@ impl Reconciler {
                 let mut shown = due.doubt.shown.clone();
                 while shown.settle(conn, decision).await?.is_none() {
                     match shown.record().show(conn).await? {
-                        // Only another step has ended. Otherwise a later probe might find no trace of this one.
+                        // Only another step has ended. The answer is still stored, because a later probe might find no
+                        // trace of this step.
                         Some(now)
                             if now.version() != shown.version() && now.version().has_claim_of(shown.version()) =>
                         {
@@ -237,8 +238,9 @@ impl Reconciler {
         .await
     }
 
-    /// The operation took effect, and the record is not as it was: its result is stored, or it is still in doubt and
-    /// is visited again, or a person has released it.
+    /// The result of a visit if the operation took effect, but its record has changed since the search. The result is
+    /// [`Visit::Overtaken`] if the response is stored already, or if the operation is still in doubt and will be
+    /// visited again. Otherwise the operation was released, and the effect may happen twice.
     fn overtaken(&self, shown: Option<Shown>, due: &Due<'_>) -> Visit {
         let (before, step) = (&due.doubt.shown, due.probes.step.as_deref());
         let token = shown.as_ref().map_or(before.token, |now| now.token);
@@ -247,10 +249,10 @@ impl Reconciler {
             match (shown.state, step) {
                 (State::Completed | State::Indeterminate | State::InFlight, None) => is_same_claim,
                 (_, None) => false,
-                // The steps are gone, and with them whether this one was released.
+                // A completed record has no steps, so nothing shows whether this step was released.
                 (State::Completed, _) => true,
                 (_, Some(step)) => {
-                    // A step that the present attempt has begun after another claim was released before.
+                    // If the claim has changed, a step of the present attempt must have been released before.
                     let is_settled = |attempt| is_same_claim || attempt < shown.attempt;
                     shown.token == before.token
                         || shown.steps.iter().any(|shown| shown.name == step && is_settled(shown.attempt))

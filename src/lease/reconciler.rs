@@ -17,22 +17,24 @@ use crate::outcome::{Response, encode, unquoted};
 use crate::route::has_names;
 use crate::{Error, Key, Misuse};
 
-/// The default interval. A search costs one statement on a small index.
+/// The default pause after a search that found nothing. A search costs one statement on a small index.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// A look-up that lasts longer hangs.
+/// The longest time of a look-up. A look-up that lasts longer is assumed to hang.
 const TIME_OUT: Duration = Duration::from_secs(60);
-/// A provider that loses one answer in a hundred loses three in a row once in a million.
+/// The default number of probes without a trace, in a row, after which an operation is released. A provider that loses
+/// one answer in a hundred loses three in a row only once in a million times.
 const NO_TRACE: u32 = 3;
-/// With a quiet time of two minutes, the distances of ten probes add up to 17 hours.
+/// The default number of probes after which an operation is left to a person. With a quiet time of two minutes, the
+/// distances of ten probes add up to 17 hours.
 const MOST_PROBES: u32 = 10;
 
-/// Settles operations under [`AtMostOnce`](Policy::AtMostOnce), and at-most-once steps, whose outcome is unknown: it
-/// asks the other service with a function of yours.
+/// Settles operations under [`AtMostOnce`](Policy::AtMostOnce), and at-most-once steps, if their outcome is unknown.
+/// The reconciler calls a look-up function of yours, which asks the other service.
 ///
-/// **First ask whether the other service takes an idempotency key.** If it does, use
-/// [`AtLeastOnce`](Policy::AtLeastOnce): nothing is in doubt for as long as that service remembers the key. The
-/// reconciler is for services that do not take one: mail, SMS, banks, printers, warehouses. The guide's page `settle`
-/// draws when the probes come, and names the risk that remains.
+/// **First find out whether the other service accepts an idempotency key.** If the service accepts one, use
+/// [`AtLeastOnce`](Policy::AtLeastOnce). No operation is then in doubt for as long as that service remembers the key.
+/// The reconciler is for services that accept no idempotency key, such as mail, SMS, banks, printers and warehouses.
+/// The guide's page `settle` shows when the probes come, and names the risk that remains.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -67,16 +69,16 @@ pub struct Reconciler {
     interval: Duration,
 }
 
-/// The question to the look-up: did this operation, or this step of it, take effect?
+/// The question to the look-up function: did this operation, or this step of the operation, take effect?
 #[non_exhaustive]
 pub struct InDoubt {
     /// The key.
     pub key: Key,
-    /// The key under which the other service saw the operation
+    /// The downstream key under which the other service saw the operation
     /// ([`Lease::downstream_key`](super::Lease::downstream_key)), or the step
     /// ([`Step::downstream_key`](super::Step::downstream_key)).
     pub downstream_key: String,
-    /// The name of the step. `None` for an operation without steps.
+    /// The name of the step. `None` if the whole operation is in doubt.
     pub step: Option<String>,
     /// How many times the operation was attempted.
     pub attempt: u32,
@@ -86,12 +88,13 @@ pub struct InDoubt {
 }
 
 impl InDoubt {
-    /// The stored request of a call of the library. The request of a leased layer is not JSON: see
-    /// `InDoubt::http_request`.
+    /// Decodes the stored request of a call that was made without the HTTP layer. The requests of a leased HTTP layer
+    /// are not JSON, so use `InDoubt::http_request` for them.
     ///
     /// # Errors
     ///
-    /// [`Error::Undecodable`]. Its text quotes nothing of the request, which may be confidential.
+    /// Returns [`Error::Undecodable`] if the request does not decode into `B`. The text of the error quotes nothing
+    /// from the request, because the request may be confidential.
     pub fn request<B: DeserializeOwned>(&self) -> Result<B, Error> {
         serde_json::from_slice(&self.request).map_err(|error| {
             let source = unquoted(&error);
@@ -100,7 +103,7 @@ impl InDoubt {
     }
 }
 
-/// The stored request is left out, because it is confidential.
+/// The output leaves out the stored request, because the request is confidential.
 impl fmt::Debug for InDoubt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { key, step, attempt, .. } = self;
@@ -116,22 +119,22 @@ impl fmt::Debug for InDoubt {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Finding {
-    /// The operation took effect. The answer is stored at once, and every retry gets it.
+    /// The operation took effect. Its result is stored at once, and every retry gets this result.
     TookEffect(Effect),
     /// The other service has no trace of the operation. A request may still be on its way, so only several probes
     /// without a trace release the operation.
     NoTrace,
-    /// The other service does not know yet. It is asked again later, and the probes without a trace are counted anew.
+    /// The other service does not know yet. A later probe asks again. The count of probes without a trace starts anew.
     Unknown,
 }
 
 impl Finding {
-    /// The operation took effect: `answer` is what the work, or the step, would have returned. Its type must be the
-    /// same.
+    /// Makes the finding that the operation took effect. `answer` is the value that the work or the step would have
+    /// returned, and must have the same type.
     ///
     /// # Errors
     ///
-    /// [`Error::Unencodable`] if a retry could not decode the answer.
+    /// Returns [`Error::Unencodable`] if a retry could not decode the answer.
     pub fn took_effect<T: Serialize + DeserializeOwned>(answer: &T) -> Result<Self, Error> {
         Ok(Self::TookEffect(Effect(encode(answer)?)))
     }
@@ -142,12 +145,12 @@ impl Finding {
     }
 }
 
-/// An answer that can be stored: see [`Finding::took_effect`].
+/// An answer in the form in which it is stored: see [`Finding::took_effect`].
 #[derive(Debug)]
 pub struct Effect(pub(super) Response);
 
 impl Effect {
-    /// The result of a step, as JSON text.
+    /// Returns the answer as the result of a step, in JSON text.
     pub(super) fn of_step(&self, name: &str) -> Result<String, Error> {
         if self.0.status.is_some() {
             return Err(Error::Unencodable {
@@ -162,23 +165,23 @@ impl Effect {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Visit {
-    /// Nothing is due.
+    /// No operation is due.
     Nothing,
-    /// The visit has found operations that no reconciler had seen since they are in doubt. They are remembered, and
-    /// probed after the quiet time.
+    /// The visit has found operations that no reconciler had visited since they came into doubt. These operations are
+    /// noted, and probed after the quiet time.
     Noted,
-    /// The next probe comes later.
+    /// The probe has settled nothing, and the next probe comes later.
     Undecided,
     /// The operation or the step took effect, and its answer is stored.
     Resolved,
-    /// Enough probes found no trace: the operation or the step is released.
+    /// Enough probes found no trace, so the operation or the step is released.
     Released,
     /// The operation or the step is left to a person.
     GivenUp,
-    /// Another decision was faster, or the owner is alive again.
+    /// Another decision was faster than this visit, or the owner is alive again.
     Overtaken,
-    /// The operation took effect, but was released before this was known. **The effect may happen twice.** The visit
-    /// has changed nothing.
+    /// The look-up has found that the operation took effect, but the operation was already released. **The effect may
+    /// happen twice.** The visit has changed nothing.
     Contradicted,
 }
 
@@ -198,20 +201,22 @@ impl Visit {
 }
 
 impl Reconciler {
-    /// A reconciler for the operations of one name. The callers and the reconciler use the same options. The operations
-    /// of an HTTP layer without `operation` have no names of parameters, as in `POST /accounts/{}/text`: a `{name}` is
-    /// logged as a warning, because a reconciler does not know the layer.
+    /// Creates a reconciler for all operations with one name. Give the reconciler the same options as the callers. An
+    /// HTTP layer without `operation` leaves the names of parameters out, as in `POST /accounts/{}/text`. A reconciler
+    /// does not know the layer, so a name of a parameter (`{name}`) only causes a warning in the log.
     ///
     /// `quiet` is the longest time after the lapse of a lease in which a request of its **dead** process can still take
-    /// effect: the time-out of the HTTP client, the retries of proxies, the queue of the provider. There is no default,
-    /// because only the service knows this time. It begins one lease after the first visit, because the lease may have
-    /// lapsed only by a jump of the server's clock.
+    /// effect. Include the time-out of the HTTP client, the retries of proxies, and the queue of the provider. There is
+    /// no default, because only the service knows this time. The quiet time begins one lease after the first visit,
+    /// because the lease may have lapsed only through a jump of the server's clock.
     ///
     /// # Errors
     ///
-    /// [`Misuse`] under [`AtLeastOnce`](Policy::AtLeastOnce), or without [`LeaseOptions::store_request`], or if
-    /// settings of `leasing` contradict each other. Also for a quiet time under a millisecond, or over half of the time
-    /// by which the retention is longer than the lease.
+    /// Returns [`Misuse`] in these cases:
+    /// - The policy is [`AtLeastOnce`](Policy::AtLeastOnce).
+    /// - The options do not [store the request](LeaseOptions::store_request).
+    /// - Settings of `leasing` contradict each other.
+    /// - The quiet time is under a millisecond, or over half of the difference between retention and lease.
     pub fn new(leasing: LeaseOptions, operation: &str, quiet: Duration) -> Result<Self, Error> {
         leasing.check()?;
         if matches!(leasing.policy, Policy::AtLeastOnce { .. }) {
@@ -219,7 +224,7 @@ impl Reconciler {
             return Err(Misuse::options(problem));
         }
         if !leasing.stored_request {
-            // The search needs the index of the stored requests.
+            // The search needs an index that contains only records with a stored request.
             let problem = "the claims do not store their requests; set LeaseOptions::store_request";
             return Err(Misuse::options(problem));
         }
@@ -230,11 +235,12 @@ impl Reconciler {
                  the names out, as in POST /accounts/{{}}/pay, and this reconciler then finds nothing"
             );
         }
-        // Each visit remembers the record for the retention. The first probe comes a lease and the quiet time later.
+        // Each visit starts the retention of the record anew. The first probe comes one lease and the quiet time after
+        // the first visit, so this time must be shorter than the retention.
         let quiet =
             in_range("quiet time", quiet, Duration::from_millis(1)..=(leasing.retention - leasing.policy.lease()) / 2)?;
-        // A killed owner's record is remembered for one lease after the lapse. The first visit must come before its
-        // end, and may have to wait for the look-up of another key.
+        // The record of a killed owner is remembered for one lease after the lapse. The first visit must come within
+        // this time, although it may have to wait for the look-up of another key.
         let longest = leasing.policy.lease() / 2;
         Ok(Self {
             leasing,
@@ -248,14 +254,14 @@ impl Reconciler {
         })
     }
 
-    /// How many probes in a row have to find no trace before the operation is released, and after how many probes the
-    /// operation is left to a person. [`Unknown`](Finding::Unknown), a panic or a time-out begins the row anew. The
-    /// defaults are 3 and 10.
+    /// Sets how many probes in a row must find no trace before an operation is released. After `most` probes, an
+    /// operation is left to a person. After [`Unknown`](Finding::Unknown), a panic or a time-out, the count of probes
+    /// without a trace begins anew. The defaults are 3 and 10.
     ///
     /// # Panics
     ///
-    /// Unless `no_trace` is between 2 and `most`. One probe is not enough, because the first request may take effect
-    /// after it.
+    /// Panics unless `no_trace` is between 2 and `most`. One probe is not enough, because the original request may take
+    /// effect after that probe.
     #[must_use]
     #[track_caller]
     pub fn probes(self, no_trace: u32, most: u32) -> Self {
@@ -266,12 +272,12 @@ impl Reconciler {
         Self { no_trace, most_probes: most, ..self }
     }
 
-    /// The distance between the first two probes. It doubles after each probe, up to half of the retention. The default
-    /// is the quiet time.
+    /// Sets the time between the first two probes. This distance doubles after each probe, up to half of the retention.
+    /// The default is the quiet time.
     ///
     /// # Panics
     ///
-    /// Under a millisecond or over ten years.
+    /// Panics if the distance is shorter than a millisecond or longer than ten years.
     #[must_use]
     #[track_caller]
     pub fn distance(self, distance: Duration) -> Self {
@@ -279,21 +285,23 @@ impl Reconciler {
         Self { distance, ..self }
     }
 
-    /// Probes one operation after the other until `shutdown` is ready. Then it ends the probe in progress, and returns.
-    /// Run one in each process of a fleet: several share the work. After a search that found nothing, the reconciler
-    /// pauses for 10 seconds, or for half of the lease if that is shorter.
+    /// Probes one operation after the other until `shutdown` is ready. Then the reconciler ends the probe in progress,
+    /// and returns. You can run one reconciler in each process of a fleet, because several reconcilers share the work.
+    /// After a search that found nothing, the reconciler pauses for 10 seconds, or for half of the lease if that is
+    /// shorter.
     ///
-    /// The reconciler logs errors and panics, and goes on. The look-up returns an error only if the other service has
-    /// said nothing. If that service knows the operation, and its answer does not load, the finding is
+    /// The reconciler logs errors and panics, and goes on. Let the look-up return an error only if the other service
+    /// gave no answer. If that service knows the operation but its answer cannot be loaded, return
     /// [`Unknown`](Finding::Unknown). A look-up may last for a minute, or for half of the lease if that is shorter.
     ///
-    /// To watch a look-up before it settles anything, let it log what it finds and return `Unknown`, and set
-    /// [`probes(3, u32::MAX)`](Self::probes). These probes count. So afterwards set `most` above the number that the
-    /// operations in doubt have ([`ShownProbes::probes`](crate::operator::ShownProbes)), or they are left to a person.
+    /// To watch a look-up before it settles anything, let the look-up log its findings and return `Unknown`, and set
+    /// [`probes(3, u32::MAX)`](Self::probes). These probes count. So afterwards set `most` above the number of probes
+    /// that the operations in doubt already have ([`ShownProbes::probes`](crate::operator::ShownProbes)). Otherwise
+    /// these operations are left to a person.
     ///
     /// # Cancellation
     ///
-    /// Safe at every point. A probe whose result was not stored is made again after its distance.
+    /// The future may be dropped at every point. A probe whose result was not stored is repeated after its distance.
     pub async fn run<E, F>(&self, pool: &PgPool, shutdown: impl Future<Output = ()> + Send, look_up: F)
     where
         E: fmt::Display,

@@ -1,4 +1,4 @@
-//! Finishes operations whose callers do not come back: the loop, and the take-over of one operation.
+//! The resumer, which finishes operations whose callers do not come back: its loop, and the take-over of one operation.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -23,9 +23,8 @@ use crate::record::{Candidate, StoredAs};
 use crate::session::{Opening, bounded, ended_or_closed, in_pooled_transaction};
 use crate::{Error, Incompatible, Misuse, OnDuplicate, observe};
 
-/// The default interval. A search is one statement on a small index.
+/// The default pause after a search that found nothing. A search is one statement on a small index.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(10);
-/// As for the janitor.
 pub(crate) const INTERVALS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(24 * 60 * 60);
 
 /// Finishes the operations whose callers do not come back. `examples/ride.rs` is a program with a resumer.
@@ -37,11 +36,11 @@ pub struct Resumer {
 }
 
 impl Resumer {
-    /// A resumer for the operations of one name. The callers and the resumer use the same options.
+    /// Creates a resumer for all operations with one name. Give the resumer the same options as the callers.
     ///
     /// # Errors
     ///
-    /// [`Error::Misuse`] under `AtMostOnce`, or without [`LeaseOptions::max_attempts`].
+    /// Returns [`Error::Misuse`] under `AtMostOnce`, or without [`LeaseOptions::max_attempts`].
     pub fn new(leasing: LeaseOptions, operation: &str) -> Result<Self, Error> {
         leasing.resumable_attempts()?;
         Ok(Self { leasing, operation: operation.to_owned(), interval: INTERVAL })
@@ -51,7 +50,7 @@ impl Resumer {
     ///
     /// # Panics
     ///
-    /// Under 100 ms or over a day.
+    /// Panics if the interval is shorter than 100 ms or longer than a day.
     #[must_use]
     #[track_caller]
     pub fn interval(self, interval: Duration) -> Self {
@@ -59,16 +58,16 @@ impl Resumer {
         Self { interval, ..self }
     }
 
-    /// Resumes one operation after the other until `shutdown` is ready. Then it finishes the operation in progress. Run
-    /// one in each process of a fleet, or one for all.
+    /// Resumes one operation after the other until `shutdown` is ready. Then the resumer finishes the operation in
+    /// progress, and returns. Run one resumer in each process of a fleet, or one resumer for the whole fleet.
     ///
-    /// It logs errors and panics, and goes on. After an operation that failed, the next one follows at once. After an
-    /// error of the database or a panic, the next try follows at first after a second. A panic of the work ends its
-    /// attempt as an error does.
+    /// The resumer logs errors and panics, and goes on. After an operation that failed, the resumer resumes the next
+    /// operation at once. After a panic or an error of the database, the resumer pauses for a second. This pause
+    /// doubles with each further error, up to the interval. A panic of the work ends its attempt as an error does.
     ///
     /// # Cancellation
     ///
-    /// The lease of the operation in progress lapses, as after a crash.
+    /// If the future is dropped, the lease of the operation in progress lapses, as after a crash.
     pub async fn run<B, T, E, W>(self, pool: &PgPool, shutdown: impl Future<Output = ()> + Send, work: W)
     where
         B: DeserializeOwned,
@@ -104,7 +103,6 @@ impl Resumer {
     }
 }
 
-/// One attempt to resume an operation.
 pub(super) enum Resumed<T, E> {
     /// There is no operation to resume at this moment.
     Nothing,
@@ -113,28 +111,29 @@ pub(super) enum Resumed<T, E> {
 }
 
 impl LeaseOptions {
-    /// Takes over one operation, does the work with the stored request, stores its response, and returns it. `None`
-    /// means that there is no operation to resume. An operation can be resumed if
+    /// Takes over one operation, does the work with the stored request, stores the response, and returns the response.
+    /// `None` means that there is no operation to resume. An operation can be resumed if all these conditions hold:
     ///
-    /// - its lease has lapsed or was released, and no caller has come back for the time of
-    ///   [`resume_after`](Self::resume_after);
-    /// - its claim has [stored the request](Self::store_request);
-    /// - attempts are left, and no step is in doubt.
+    /// - The lease of the operation has lapsed, or its claim was released.
+    /// - No caller has claimed the operation for the time of [`resume_after`](Self::resume_after).
+    /// - The claim has [stored the request](Self::store_request).
+    /// - Attempts are left, and no step is in doubt.
     ///
-    /// If the caller comes back at the same time, only one of the two does the work. The other one gets
-    /// [`Error::InFlight`] or tries another operation.
+    /// If the caller comes back at the same time, either the caller or the resumer does the work. If the resumer is
+    /// faster, the caller gets [`Error::InFlight`]. If the caller is faster, the resumer tries another operation.
     ///
-    /// If the stored request does not decode into `B`, the error is [`Error::Undecodable`], the operation is released,
-    /// and one attempt is used up.
+    /// If the stored request does not decode into `B`, the call returns [`Error::Undecodable`]. The operation is then
+    /// released, and one attempt is used up.
     ///
     /// # Errors
     ///
-    /// The errors of [`run`](Self::run). In addition, [`Error::Misuse`] under `AtMostOnce` or without
+    /// Returns the errors of [`run`](Self::run), and [`Error::Misuse`] under `AtMostOnce` or without
     /// [`max_attempts`](Self::max_attempts).
     ///
     /// # Cancellation and panics
     ///
-    /// As [`run`](Self::run). A [`Resumer`](super::Resumer) does this in a loop, and catches a panic.
+    /// Cancellation and panics are as for [`run`](Self::run). A [`Resumer`](super::Resumer) resumes operations in a
+    /// loop, and catches panics.
     pub async fn resume_one<B, T, E, F>(self, pool: &PgPool, operation: &str, work: F) -> Result<Option<T>, E>
     where
         B: DeserializeOwned,
@@ -149,8 +148,8 @@ impl LeaseOptions {
         }
     }
 
-    /// As [`resume_one`](Self::resume_one), but distinguishes an error of the search from a failed attempt. A shutdown
-    /// ends the search, and not an attempt.
+    /// Does the work of [`resume_one`](Self::resume_one), but distinguishes an error of the search from a failed
+    /// attempt. A shutdown ends the search, but not an attempt that has begun.
     pub(super) async fn resume<B, T, E, F>(
         self,
         pool: &PgPool,
@@ -167,7 +166,7 @@ impl LeaseOptions {
         let Some((mut owner, request)) = self.take_one(pool, operation, shutdown).await? else {
             return Ok(Resumed::Nothing);
         };
-        // A request whose decoding panics uses up an attempt, too.
+        // The work begins before the decoding, so that a request whose decoding panics also uses up an attempt.
         owner.begin();
         let lease = Lease::clone(&owner);
         let worked = match serde_json::from_slice(&request) {
@@ -180,7 +179,7 @@ impl LeaseOptions {
         };
         let outcome = match &worked {
             Ok(_) => PERFORMED,
-            // A step in doubt waits for an operator, who then permits another attempt.
+            // If a step is in doubt, the operator who settles the step permits another attempt.
             Err(failure) if failure.outcome() == FAILED && self.was_the_last(&lease) => EXHAUSTED,
             Err(failure) => failure.outcome(),
         };
@@ -188,16 +187,16 @@ impl LeaseOptions {
         Ok(worked.map_or_else(Resumed::Failed, Resumed::Completed))
     }
 
-    /// Whether this attempt was the last that is permitted. An operator's permission ends with its attempt.
+    /// Whether this attempt was the last that is permitted. An attempt that an operator has permitted is the last one.
     pub(crate) fn was_the_last(&self, lease: &Lease) -> bool {
         self.max_attempts.is_some_and(|most| lease.attempt() >= most.get()) && lease.steps.in_doubt().is_empty()
     }
 
-    /// Whether these options allow to resume operations.
+    /// Returns the limit of attempts, or an error if operations with these options cannot be resumed.
     pub(crate) fn resumable_attempts(&self) -> Result<i32, Error> {
         self.check()?;
         self.check_resumable()?;
-        // Work that always fails would be resumed for ever.
+        // Without a limit, work that always fails would be resumed for ever.
         let problem = "the number of attempts is unlimited; set LeaseOptions::max_attempts";
         let most = self.max_attempts.ok_or_else(|| Misuse::options(problem))?;
         Ok(i32::try_from(most.get()).unwrap_or(i32::MAX))
@@ -220,7 +219,8 @@ impl LeaseOptions {
         Ok(None)
     }
 
-    /// Operations to resume, without those that the same search has found before. None after a shutdown.
+    /// Searches for operations to resume. Skips the first `skipped` operations, which an earlier search has found.
+    /// After a shutdown, the result is empty.
     pub(crate) async fn candidates(
         self,
         pool: &PgPool,
@@ -235,7 +235,7 @@ impl LeaseOptions {
             Candidate::all(conn, self.deployment, operation, mode, max_attempts, after, stored_as, skipped).await
         });
         let limit = self.claim_limit(pool);
-        // A read may be cut off at once.
+        // The search only reads, so a shutdown may cut it off at once.
         let end = shutdown.or_after(limit, Duration::ZERO);
         let mut candidates = match ended_or_closed(end, candidates).await {
             Some(found) => found?,
@@ -246,8 +246,9 @@ impl LeaseOptions {
         Ok(candidates)
     }
 
-    /// Takes the operation over if it is as it was found, with this stored request if one is given. `None` means that
-    /// its caller has come back, or that another resumer was faster.
+    /// Takes the operation over if it has not changed since the search. If `stored` is given, the stored request must
+    /// also be equal to `stored`. `None` means that the caller has come back, that another resumer was faster, or that
+    /// the record does not decode.
     pub(crate) async fn take(
         self,
         pool: &PgPool,
@@ -264,7 +265,7 @@ impl LeaseOptions {
                 | Error::Incompatible(Incompatible::UnknownMode { .. })
                 | Error::Incompatible(Incompatible::UnknownFingerprint { .. }),
             ) => Ok(None),
-            // A row that was written by hand may not decode. The other candidates must not wait for its repair.
+            // A row that a person has changed with SQL may not decode. Other candidates must not wait for its repair.
             Err(Error::Database(error @ (sqlx::Error::Decode(_) | sqlx::Error::ColumnDecode { .. }))) => {
                 let (operation, token) = (candidate.key.operation(), candidate.token);
                 tracing::error!(
@@ -286,19 +287,18 @@ impl LeaseOptions {
         stored: Option<&[u8]>,
     ) -> Result<(LeaseOwner, Vec<u8>), Error> {
         let mut call = Call::again(self, pool, &candidate.key, candidate.fingerprint);
-        // An error rolls the claim back.
+        // This error rolls the claim back if the operation has changed.
         let changed = || Error::InFlight { retry_after: self.resume_after };
         let claimed_at = Instant::now();
         let claiming = in_pooled_transaction(pool, Opening::Durable(self.deployment), async |conn| {
             let Claimed::Won(claim) = call.claim(conn, OnDuplicate::Reject).await? else { return Err(changed()) };
-            // Another attempt or the retention has ended since. In the second case this claim is the first of a new
-            // operation.
+            // Since the search, another attempt has ended, or the retention has ended. If the retention has ended, this
+            // claim is the first claim of a new operation.
             if claim.attempt != candidate.attempt + 1 {
                 return Err(changed());
             }
             let request = call.record().request(conn, claim.token).await?.ok_or_else(changed)?;
-            // After the end of its retention the key may have become a new operation with the same body, and other
-            // headers.
+            // After the retention, the key may belong to a new operation with the same body but other headers.
             if stored.is_some_and(|stored| stored != request) {
                 return Err(changed());
             }

@@ -1,4 +1,4 @@
-//! The `Step` that is passed to the closure of a step outside the database, the results of steps as text, and the steps
+//! The `Step` that the closure of a step outside the database receives, the results of steps as text, and the steps
 //! that one attempt knows.
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use crate::outcome::encode;
 use crate::record::StoredSteps;
 use crate::{Error, InvalidStep, Misuse};
 
-/// A step outside the database, while it is performed.
+/// A step outside the database, as its closure sees it.
 #[derive(Debug)]
 pub struct Step {
     downstream_key: String,
@@ -25,16 +25,17 @@ impl Step {
         Self { downstream_key, took_no_effect: false.into() }
     }
 
-    /// A key for the next service, the same in every attempt of this step, and different for each step: 32 hexadecimal
-    /// digits of a SHA-256 of the key, the fingerprint and the name.
+    /// Returns a key for the next service, which is the same in every attempt of this step, and different for each
+    /// step. The key consists of 32 hexadecimal digits of a SHA-256 of the key, the fingerprint and the step's name.
     #[must_use]
     pub fn downstream_key(&self) -> &str {
         &self.downstream_key
     }
 
-    /// Declares that the step had no effect, so that it may be performed again. Without this, a failed
-    /// [`step_at_most_once`](super::Lease::step_at_most_once) is in doubt. Returns the error: `return
-    /// Err(step.not_performed(error))`. **The declaration is final**: call this only if the step ends with this error.
+    /// Declares that the step had no effect, so that the step may be performed again. Without this declaration, a
+    /// failed [`step_at_most_once`](super::Lease::step_at_most_once) is in doubt. Returns the error, so you can write
+    /// `return Err(step.not_performed(error))`. **The declaration is final**, so call this method only if the step ends
+    /// with this error.
     pub fn not_performed<E>(&self, error: E) -> E {
         self.took_no_effect.store(true, Ordering::Relaxed);
         error
@@ -50,7 +51,7 @@ pub(crate) fn encode_result<T: Serialize + DeserializeOwned>(name: &str, value: 
     fits_a_step(name, encode(value)?.body.unwrap_or_default())
 }
 
-/// The JSON text of a result, unless it is too large.
+/// Returns the JSON text of a result, or an error if the result is too large.
 pub(super) fn fits_a_step(name: &str, result: Vec<u8>) -> Result<String, Error> {
     if result.len() > MAX_RESULT_BYTES {
         return Err(invalid(name, InvalidStep::TooLarge));
@@ -62,49 +63,49 @@ pub(super) fn invalid(step: &str, problem: InvalidStep) -> Error {
     Error::Misuse(Misuse::Step { step: step.to_owned(), problem })
 }
 
-/// The steps that one attempt knows, by their names: the results that earlier attempts stored, and the steps that this
-/// attempt has called.
+/// The steps that one attempt knows, by their names. An attempt knows the steps that earlier attempts have stored, and
+/// the steps that it has called itself.
 ///
-/// The record is read only if a step was called before and its end is unknown, because its future was dropped or a
-/// COMMIT was not answered.
+/// A call of a step reads the record only if an earlier call of this step has ended without a result. The record may
+/// nevertheless have the result, if a future was dropped or a COMMIT was not answered.
 #[derive(Debug)]
 pub(super) struct Memory(Mutex<BTreeMap<String, Entry>>);
 
 #[derive(Debug)]
 struct Entry {
     known: Known,
-    /// The size of the result that the record has, or may have. The size is set before the result is stored, so
+    /// The size of the result that the record has, or may have. The size is set before the result is stored, so that
     /// concurrent steps together stay within the limit of all results. If the attempt does not know whether the result
     /// was stored, the size stays reserved.
     bytes: usize,
 }
 
-/// The state of a step, as far as this attempt knows.
+/// The state of a step, as far as this attempt knows the step.
 #[derive(Debug)]
 pub(super) enum Known {
     /// An earlier attempt has stored this result, and this attempt has not called the step.
     Stored(String),
-    /// It is being performed. A `step_at_most_once` is `begun` from the moment at which the record may say so.
+    /// The step is being performed. A `step_at_most_once` is `begun` once the record may say that the step was begun.
     Performing {
         begun: bool,
     },
     Returned,
-    /// It failed, or its future was dropped. The record may have a result.
+    /// The step failed, or its future was dropped. The record may have a result of the step.
     Ended,
-    /// It may have taken effect, and must not be performed again.
+    /// The step may have taken effect, and must not be performed again.
     InDoubt,
 }
 
 pub(super) enum Asked<T> {
     Replayed(T),
-    /// The step is performed from now on. `before`: its state, if this attempt or an earlier one has called it.
+    /// The step is performed from now on. `before` is its state, if this or an earlier attempt has called the step.
     Perform {
         before: Option<Known>,
     },
 }
 
 impl Memory {
-    /// The memory of an attempt that has called no step.
+    /// Creates the memory of an attempt that has not called a step yet.
     pub(super) fn of(stored: StoredSteps) -> Self {
         let entries = stored.into_iter().map(|(name, result)| match result {
             Some(result) => (name, Entry { bytes: result.len(), known: Known::Stored(result) }),
@@ -123,7 +124,7 @@ impl Memory {
         self.names_of(|known| matches!(known, Known::InDoubt | Known::Performing { begun: true }))
     }
 
-    /// The names of stored steps that this attempt has not called.
+    /// The names of the steps whose stored result this attempt has not used.
     pub(super) fn not_asked_for(&self) -> Vec<String> {
         self.names_of(|known| matches!(known, Known::Stored(_)))
     }
@@ -132,7 +133,6 @@ impl Memory {
         self.entries().iter().filter(|(_, step)| which(&step.known)).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Begins a call of a step.
     pub(super) fn ask<T: DeserializeOwned>(&self, name: &str) -> Result<Asked<T>, Error> {
         let mut entries = self.entries();
         let before = match entries.get_mut(name) {
@@ -150,7 +150,7 @@ impl Memory {
             },
             None => None,
         };
-        // A step that has ended counts if it may have a stored result.
+        // An ended step counts towards the limit only if the record may have its result.
         let counts =
             |other: &str, step: &Entry| other != name && (step.bytes > 0 || !matches!(step.known, Known::Ended));
         if entries.iter().filter(|(other, step)| counts(other, step)).count() >= MAX_STEPS {
@@ -160,17 +160,17 @@ impl Memory {
         Ok(Asked::Perform { before })
     }
 
-    /// Replaces the state of a step. Its size stays.
+    /// Replaces the state of a step, and keeps its size.
     pub(super) fn note(&self, name: &str, known: Known) {
         note(&mut self.entries(), name, known);
     }
 
-    /// Sets the size to that of the result in the record, or to zero if the record has no result.
+    /// Sets the size of a step to the size of its result in the record, or to zero if the record has no result.
     pub(super) fn resize(&self, name: &str, bytes: usize) {
         self.entries().entry(name.to_owned()).and_modify(|step| step.bytes = bytes);
     }
 
-    /// Reserves the size of a result, or refuses it if the operation would become too large.
+    /// Reserves the size of a result, or refuses the result if all results together would become too large.
     pub(super) fn reserve(&self, name: &str, bytes: usize) -> Result<(), Error> {
         let mut entries = self.entries();
         let others: usize = entries.iter().filter(|(other, _)| *other != name).map(|(_, step)| step.bytes).sum();

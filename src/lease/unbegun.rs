@@ -1,9 +1,10 @@
 //! The end of a claim whose call has failed before its work began.
 //!
-//! The COMMIT of a claim may take effect although the call does not learn it: its answer is lost, or the call's future
-//! is dropped meanwhile. Only the call knows that its work has not begun, so it releases the claim in the background.
-//! Otherwise the key would stay indeterminate under `AtMostOnce`, and in flight for a whole lease under the other
-//! policies. The service's role may not delete, so the record stays, with attempt 0.
+//! The COMMIT of a claim may take effect although the call gets no answer, because the answer is lost or the call's
+//! future is dropped. Only this process knows that the work has not begun, so [`Unbegun`] releases the claim in the
+//! background. Without the release, the key would stay indeterminate under `AtMostOnce`, and in flight for a whole
+//! lease under the other policies. The service's role may not delete rows, so the record of a first claim stays, with
+//! attempt 0.
 
 use std::time::Duration;
 
@@ -17,17 +18,18 @@ use crate::record::{Record, Unclaimed};
 use crate::session::{ANSWER_TIME, Opening, bounded, in_pooled_transaction};
 use crate::{Deployment, Error, Key};
 
-/// How many releases may be on their way in this process. A release follows an unanswered COMMIT, and each such COMMIT
-/// was sent on another connection. So more releases than this mean that the database is not reachable, and further
-/// claims lapse.
+/// How many releases may run at the same time in this process. A release follows a COMMIT without an answer, and each
+/// such COMMIT was sent on a different connection. So if this many releases are running, the database is not reachable,
+/// and further claims lapse.
 static RELEASES: Semaphore = Semaphore::const_new(256);
 
-/// The pauses between two tries. The COMMIT may wait for a standby, so the pause doubles.
+/// The first and the longest pause between two tries of a release. The pause doubles, because the COMMIT of the claim
+/// may be waiting for a standby server.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// A claim whose work has not begun. If this is dropped before [`begin`](Self::begin), the claim is released in the
-/// background.
+/// A claim whose work has not begun. If this value is dropped before [`begin`](Self::begin), the claim is released in
+/// the background.
 #[derive(Debug)]
 pub(super) struct Unbegun(Option<Box<Given>>);
 
@@ -38,16 +40,16 @@ struct Given {
     deployment: Deployment,
     token: i64,
     lease: Duration,
-    /// The runtime of the call, because a future may be dropped outside any runtime.
+    /// The Tokio runtime of the call, which is stored because a future may be dropped outside any runtime.
     runtime: Handle,
 }
 
 impl Unbegun {
-    /// A claim that this transaction commits next.
+    /// Makes the guard for a claim that the open transaction will commit next.
     ///
     /// # Panics
     ///
-    /// If there is no Tokio runtime.
+    /// Panics if there is no Tokio runtime.
     pub(super) fn of(pool: &PgPool, record: Record<'_>, token: i64, lease: Duration) -> Self {
         Self(Some(Box::new(Given {
             pool: pool.clone(),
@@ -59,7 +61,7 @@ impl Unbegun {
         })))
     }
 
-    /// The work begins at this moment, or other code decides about the claim.
+    /// Disarms the release, because the work begins now, or because other code now decides about the claim.
     pub(super) fn begin(&mut self) {
         self.0 = None;
     }
@@ -86,8 +88,8 @@ impl Drop for Unbegun {
 }
 
 impl Given {
-    /// Tries until the end of the claim is known, for at most the length of one lease. Holds no connection between two
-    /// tries.
+    /// Tries to release the claim until the end of the claim is known, for at most the length of one lease. Between two
+    /// tries, the function holds no connection.
     async fn release(self: Box<Self>) {
         let deadline = Instant::now() + self.lease;
         let mut pause = FIRST_PAUSE;

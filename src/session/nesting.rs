@@ -1,8 +1,8 @@
-//! The transaction of one connection, and the savepoints in it: how many sqlx counts, how they are rolled back, and the
+//! The transaction of one connection, and the savepoints in this transaction: their number, their rollback, and the
 //! COMMIT of a caller's transaction.
 //!
-//! sqlx counts none in autocommit, one in a transaction, and one more for each nested transaction, which is a
-//! savepoint. `sqlx` does not export this count, and `sqlx-core` does. This is the only file that uses `sqlx-core`.
+//! sqlx counts zero in autocommit, one in a transaction, and one more for each nested transaction, which is a
+//! savepoint. The crate `sqlx` does not export this count, but `sqlx-core` does. Only this file uses `sqlx-core`.
 
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgTransaction, Postgres, SqlStr};
 use sqlx_core::database::Database;
@@ -14,44 +14,45 @@ use crate::{Deployment, Error, Misuse};
 
 type Manager = <Postgres as Database>::TransactionManager;
 
-/// How often a ROLLBACK may fail. Each failure would need a cancellation by another session.
+/// How many times a failed ROLLBACK is sent again. Each further failure needs another session that cancels the
+/// ROLLBACK.
 const ROLLBACKS: usize = 3;
 
-/// These statements fail in an aborted transaction (25P02) and outside a transaction (25P01). They change nothing in a
-/// usable transaction.
+/// These statements fail in an aborted transaction (SQLSTATE 25P02) and outside a transaction (SQLSTATE 25P01). In a
+/// usable transaction, the statements change nothing.
 const IS_THERE: &str = "savepoint pg_idempotency; release savepoint pg_idempotency";
 
 pub(crate) fn depth(conn: &PgConnection) -> usize {
     Manager::get_transaction_depth(conn)
 }
 
-/// Begins a transaction with this message. sqlx counts it once the server has answered.
+/// Begins a transaction with this message. sqlx counts the transaction once the server has answered.
 pub(super) async fn begin(conn: &mut PgConnection, message: SqlStr) -> sqlx::Result<()> {
     Manager::begin(conn, Some(message)).await
 }
 
-/// Commits the innermost transaction.
 pub(super) async fn commit_innermost(conn: &mut PgConnection) -> sqlx::Result<()> {
     Manager::commit(conn).await
 }
 
 /// Rolls back all transactions that are deeper than `depth`.
 ///
-/// This function returns no error. A ROLLBACK fails if the connection is broken: then the server rolls back. It also
-/// fails if another session cancels it (`pg_cancel_backend`): then this function sends another one. A ROLLBACK TO
+/// This function returns no error. If the connection is broken, a ROLLBACK fails, but then the server rolls back. If
+/// another session cancels the ROLLBACK (`pg_cancel_backend`), this function sends another ROLLBACK. A ROLLBACK TO
 /// SAVEPOINT also fails if the caller's SQL has removed the savepoint.
 ///
 /// # Cancellation
 ///
-/// All of them are queued before the first await, and the next statement on the connection sends them. The statements
-/// after a cancelled ROLLBACK are not queued: a [`Session`](super::Session) sends a ROLLBACK when it is dropped.
+/// All ROLLBACK statements are queued before the first await, and the next statement on the connection sends them. But
+/// a ROLLBACK that follows a cancelled ROLLBACK is not queued. So a [`Session`](super::Session) sends a ROLLBACK when
+/// the session is dropped.
 pub(crate) async fn roll_back_to(conn: &mut PgConnection, depth: usize) {
     let queued = queue_rollbacks(conn, depth);
     if queued == 0 {
         return;
     }
-    // A ping returns at the first error that it reads. One more error may be that of a statement whose future was
-    // dropped.
+    // A ping returns at the first error that it reads. In addition to the queued statements, one statement whose future
+    // was dropped may have failed.
     let mut failed = false;
     for _ in 0..=queued {
         match conn.ping().await {
@@ -59,8 +60,8 @@ pub(crate) async fn roll_back_to(conn: &mut PgConnection, depth: usize) {
             Err(_) => failed = true,
         }
     }
-    // If it was the error of a ROLLBACK, the server's transaction is open, and sqlx counts none: the pool would give it
-    // to the next caller. Outside a transaction, a ROLLBACK is a warning.
+    // If a ROLLBACK has failed, the server's transaction is open, but sqlx does not count it. The pool would give this
+    // transaction to the next caller. Outside a transaction, a ROLLBACK only causes a warning.
     if failed && depth == 0 {
         for _ in 0..ROLLBACKS {
             if conn.execute("rollback").await.is_ok() {
@@ -70,7 +71,7 @@ pub(crate) async fn roll_back_to(conn: &mut PgConnection, depth: usize) {
     }
 }
 
-/// Queues what rolls back all transactions that are deeper than `depth`, and returns their number.
+/// Queues the statements that roll back all transactions deeper than `depth`, and returns the number of statements.
 pub(super) fn queue_rollbacks(conn: &mut PgConnection, depth: usize) -> usize {
     let mut queued = 0;
     while Manager::get_transaction_depth(conn) > depth {
@@ -80,11 +81,12 @@ pub(super) fn queue_rollbacks(conn: &mut PgConnection, depth: usize) -> usize {
     queued
 }
 
-/// A savepoint in plain SQL, because a cancelled nested `conn.begin()` of sqlx rolls back the outer transaction. Its
-/// name contains the claim's token. An inner call that was dropped leaves its savepoint behind. If all savepoints had
-/// the same name, the ROLLBACK TO SAVEPOINT of the outer call would stop at the savepoint of the inner call.
+/// A savepoint in plain SQL, because a cancelled nested `conn.begin()` of sqlx rolls back the outer transaction. The
+/// name of the savepoint contains the claim's token. An inner call that was dropped leaves its savepoint behind. If all
+/// savepoints had the same name, the ROLLBACK TO SAVEPOINT of the outer call would stop at the savepoint of the inner
+/// call.
 ///
-/// The name is formatted at run time, from sixteen hexadecimal digits, because it cannot be a parameter.
+/// The name is formatted at run time, from sixteen hexadecimal digits, because a name cannot be a parameter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Savepoint {
     token: i64,
@@ -109,19 +111,19 @@ impl Savepoint {
 
 async fn command(conn: &mut PgConnection, sql: String) -> Result<(), Error> {
     conn.execute(AssertSqlSafe(sql)).await.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
-        // No such savepoint, or no transaction: `perform` has ended it.
+        // The savepoint or the transaction is gone, because `perform` has ended it.
         Some(sqlstate::INVALID_SAVEPOINT | sqlstate::NO_ACTIVE_TRANSACTION) => Error::Misuse(Misuse::NotInTransaction),
         _ => error.into(),
     })
 }
 
-/// Runs the statements of an operator's decision in the caller's transaction, as
-/// [`Opening::DurableAllRows`](super::Opening::DurableAllRows) does in one of the crate's. If they fail, the
-/// transaction is as it was before. Otherwise only `synchronous_commit` may be another.
+/// Runs the statements of an operator's decision in the caller's transaction, with the settings of
+/// [`Opening::DurableAllRows`](super::Opening::DurableAllRows). If the statements fail, the transaction is as it was
+/// before. If the statements succeed, only the setting `synchronous_commit` may have changed.
 ///
 /// # Cancellation
 ///
-/// The caller has to roll the transaction back.
+/// If the future is dropped, the caller has to roll the transaction back.
 pub(crate) async fn in_callers_transaction<R, E: From<Error>>(
     conn: &mut PgConnection,
     deployment: Deployment,
@@ -130,7 +132,7 @@ pub(crate) async fn in_callers_transaction<R, E: From<Error>>(
     if !conn.is_in_transaction() {
         return Err(Error::Misuse(Misuse::NotInTransaction).into());
     }
-    // A savepoint that is rolled back restores the settings, too.
+    // A rollback to this savepoint also restores the settings.
     let savepoint = Savepoint::set(conn, draw_token()?).await?;
     let decided = async {
         let row_security = prepare_decision(conn, deployment).await?;
@@ -148,7 +150,7 @@ pub(crate) async fn in_callers_transaction<R, E: From<Error>>(
 
 /// Commits a transaction, or fails if the COMMIT would save nothing.
 ///
-/// PostgreSQL answers the COMMIT of an aborted transaction with a ROLLBACK, and sqlx's `tx.commit()` returns `Ok`. A
+/// PostgreSQL answers the COMMIT of an aborted transaction with a ROLLBACK, but sqlx's `tx.commit()` returns `Ok`. A
 /// consumer that ignores one error of a statement would then acknowledge an event although neither the event nor its
 /// [mark](crate::mark) was stored. Use this function instead of `tx.commit()` if the transaction holds a mark or a
 /// claim:
@@ -165,36 +167,38 @@ pub(crate) async fn in_callers_transaction<R, E: From<Error>>(
 /// # Ok(()) }
 /// ```
 ///
-/// This takes one more round trip than `tx.commit()`. If `tx` is a nested transaction (`tx.begin()`), which would only
-/// release a savepoint, this refuses it, and rolls back the outer transaction, too. Use `tx.commit()` there. After such
-/// an error, the outer `tx.commit()` of sqlx returns `Ok` and saves nothing, so return the error.
+/// This function takes one round trip more than `tx.commit()`. The function refuses a nested transaction
+/// (`tx.begin()`), because its COMMIT would only release a savepoint. For a nested transaction, use `tx.commit()`. A
+/// refusal also rolls back the outer transaction. The outer `tx.commit()` of sqlx then returns `Ok` and saves nothing,
+/// so return the error.
 ///
 /// # What it cannot see
 ///
-/// Some statements leave a transaction that looks like the caller's: a raw COMMIT or ROLLBACK with `and chain`, and a
-/// raw COMMIT or ROLLBACK that is followed by a raw BEGIN. Send none of these on a connection whose transaction sqlx
-/// has begun. Inside `perform` the crate notices them.
+/// Some raw statements leave a transaction that looks like the caller's. Such statements are a COMMIT or ROLLBACK with
+/// `and chain`, and a COMMIT or ROLLBACK that is followed by a BEGIN. Do not send these statements on a connection
+/// whose transaction sqlx has begun. Inside `perform`, the crate notices such statements.
 ///
 /// # Errors
 ///
-/// - [`Misuse::TransactionAborted`](crate::Misuse::TransactionAborted): a statement had failed before. Nothing was
-///   saved, and the transaction is rolled back.
-/// - [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction): the transaction had ended before, by a raw COMMIT
-///   or ROLLBACK, or by a nested `begin` that failed, or whose future was dropped while it waited.
+/// - [`Misuse::TransactionAborted`](crate::Misuse::TransactionAborted): a statement had failed before the call. Nothing
+///   was saved, and the transaction is rolled back.
+/// - [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction): the transaction had ended before. The reason is a
+///   raw COMMIT or ROLLBACK, or a nested `begin` that failed or whose future was dropped while it waited.
 /// - [`Misuse::NestedTransaction`](crate::Misuse::NestedTransaction): a nested transaction is open, because its guard
-///   was forgotten, or because it is `tx` itself. Everything is rolled back.
-/// - [`Error::Retryable`] and [`Error::Database`] of the COMMIT itself: a deferred constraint, a serialization failure.
-///   After an error of the connection **it is unknown** whether the COMMIT took effect: ask again with the same key.
+///   was forgotten, or because `tx` itself is nested. Everything is rolled back.
+/// - [`Error::Retryable`] and [`Error::Database`]: the COMMIT itself failed, for example because of a deferred
+///   constraint or a serialization failure. After an error of the connection, **it is unknown** whether the COMMIT took
+///   effect. So call again with the same key.
 ///
 /// # Cancellation
 ///
-/// The transaction is rolled back, or the COMMIT was already sent and may take effect.
+/// If the future is dropped, the transaction is rolled back. A COMMIT that was already sent may take effect.
 pub async fn commit(mut tx: PgTransaction<'_>) -> Result<(), Error> {
     match depth(&tx) {
         // A cancelled nested `begin` has rolled back the transaction around it, and sqlx then sends no COMMIT.
         0 => return Err(Error::Misuse(Misuse::NotInTransaction)),
         1 => {}
-        // If one level were left, the pool would get an open transaction.
+        // All levels are rolled back, because otherwise the pool would get an open transaction.
         _ => {
             roll_back_to(&mut tx, 0).await;
             return Err(Error::Misuse(Misuse::NestedTransaction));

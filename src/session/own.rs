@@ -1,7 +1,9 @@
-//! Transactions that the crate begins and ends itself, on connections of a pool.
+//! Transactions that the crate begins and ends itself, on connections of a pool. A *foreign* transaction is one that
+//! other code has left open on such a connection.
 //!
 //! The pool pings each connection that is returned to it. The ping sends a queued ROLLBACK. If a statement failed after
-//! its future was dropped, the ping gets the error, and the pool closes the connection. So no call gets an old error.
+//! its future was dropped, the ping gets the error, and the pool closes the connection. So no later call gets the error
+//! of an earlier call.
 
 use std::future::Future;
 use std::ops::{Deref, DerefMut};
@@ -17,29 +19,30 @@ use crate::error::sqlstate;
 use crate::record::{self, opening};
 use crate::{Deployment, Error, Misuse};
 
-/// A connection of the pool, and the transaction that the crate has begun on it, if there is one. If the session is
+/// A connection of the pool, with the transaction that the crate may have begun on this connection. If the session is
 /// dropped, the transaction is rolled back.
 pub(crate) struct Session {
     conn: PoolConnection<Postgres>,
-    /// A message with BEGIN or ROLLBACK is on its way, or has failed: sqlx may count no transaction, and the server
-    /// have one.
+    /// Whether a message with BEGIN or ROLLBACK is on its way or has failed. In this case the server may have a
+    /// transaction that sqlx does not count.
     uncounted: bool,
-    /// When the BEGIN of the open transaction was sent, if nothing has checked that it began the transaction.
+    /// When the BEGIN of the open transaction was sent, if nothing has checked that this BEGIN began the transaction.
     unchecked_since: Option<Instant>,
 }
 
 impl Session {
     pub(crate) async fn of(pool: &PgPool) -> Result<Self, Error> {
         let mut session = Self { conn: pool.acquire().await?, uncounted: false, unchecked_since: None };
-        // sqlx counts the transaction of a forgotten guard. Not even a look may happen in it.
+        // sqlx still counts a transaction whose guard other code has forgotten. The crate must not even read in it.
         session.roll_back().await;
         Ok(session)
     }
 
     /// Begins a transaction. `false` means that the claim in the message did not win, and no transaction is open.
     ///
-    /// If other code has left a transaction open on the connection, this function rolls it back, and begins again. Such
-    /// a transaction comes from a forgotten guard, which sqlx counts, or from a raw BEGIN, which the opening detects.
+    /// If other code has left a transaction open on the connection, this function rolls that transaction back, and
+    /// begins again. Such a transaction comes from a forgotten guard or from a raw BEGIN. sqlx counts a transaction
+    /// with a forgotten guard, and the opening detects a raw BEGIN.
     pub(crate) async fn begin(&mut self, opening: &Opening) -> Result<bool, Error> {
         self.roll_back().await;
         self.uncounted = true;
@@ -63,7 +66,7 @@ impl Session {
         opening.judge(begin(&mut self.conn, opening.sql()).await)
     }
 
-    /// When the BEGIN was sent, if only the age of the transaction can show that it began the transaction: see
+    /// When the BEGIN was sent, if only the age of the transaction can show that this BEGIN began it. See
     /// [`Opening::BeforeClaim`].
     pub(crate) fn unchecked_since(&self) -> Option<Instant> {
         self.unchecked_since
@@ -73,8 +76,8 @@ impl Session {
         depth(&self.conn) > 0
     }
 
-    /// Fails if the transaction cannot be committed because sqlx would send something else than a COMMIT: the service's
-    /// code has forgotten the guard of a nested transaction, or has dropped a nested `begin` while it waited.
+    /// Fails if sqlx would not send a COMMIT for the whole transaction. The cause is a forgotten guard of a nested
+    /// transaction, or a nested `begin` that the service's code has dropped while it waited.
     pub(crate) fn check_depth(&self) -> Result<(), Error> {
         match depth(&self.conn) {
             0 => Err(Error::Misuse(Misuse::NotInTransaction)),
@@ -83,15 +86,17 @@ impl Session {
         }
     }
 
-    /// Commits the transaction. After an error drop the session, or roll back.
+    /// Commits the transaction. After an error, the caller drops the session or rolls back.
     pub(crate) async fn commit(&mut self) -> Result<(), Error> {
         self.check_depth()?;
         Ok(commit_innermost(&mut self.conn).await?)
     }
 
-    /// Commits a transaction that began as [`Opening::Exempt`] and has no claim, so no completion could fail.
-    /// PostgreSQL answers the COMMIT of an aborted transaction with a ROLLBACK, and the handler may have ended the
-    /// transaction and begun another one. The setting of the opening ends with its transaction.
+    /// Commits a transaction that began as [`Opening::Exempt`]. The transaction has no claim, and so no completion that
+    /// could fail and show a problem. So this method first checks that the transaction is not aborted, because
+    /// PostgreSQL answers the COMMIT of an aborted transaction with a ROLLBACK. The method also checks that the setting
+    /// of the opening is still there. If the handler has ended the transaction and begun another one, the setting is
+    /// gone.
     #[cfg(feature = "http")]
     pub(crate) async fn commit_exempt(&mut self) -> Result<(), Error> {
         self.check_depth()?;
@@ -104,7 +109,6 @@ impl Session {
         self.commit().await
     }
 
-    /// Rolls back everything.
     pub(crate) async fn roll_back(&mut self) {
         self.uncounted = true;
         roll_back_to(&mut self.conn, 0).await;
@@ -127,14 +131,17 @@ impl DerefMut for Session {
 }
 
 impl Drop for Session {
-    /// Queues a ROLLBACK, which the pool's ping sends. To close the connection instead would let a service collapse
-    /// under short time-outs: each connection has to be opened again, and a connect takes longer than the time-out. If
-    /// the future was dropped during BEGIN, or during the ROLLBACK that follows a cancelled one, sqlx counts no
-    /// transaction. The next caller would then write into an open transaction, and lose the write. In this case, `drop`
-    /// queues a second ROLLBACK: it polls `begin` once, with `rollback` as the statement. One poll is enough, because
-    /// `begin` queues its statement before it waits.
+    /// Queues a ROLLBACK, which the pool's ping sends. If `drop` closed the connection instead, a service with short
+    /// time-outs would collapse, because it has to open each connection again, and a connect takes longer than the
+    /// time-out.
     ///
-    /// All transactions that sqlx counts are rolled back, because otherwise the pool would get an open one.
+    /// If the future was dropped during BEGIN, or during the ROLLBACK that follows a cancelled ROLLBACK, sqlx counts no
+    /// transaction. The next caller would then write into an open transaction, and lose the write. So `drop` queues a
+    /// second ROLLBACK: it polls `begin` once, with `rollback` as the statement. One poll is enough, because `begin`
+    /// queues its statement before it waits.
+    ///
+    /// All transactions that sqlx counts are rolled back, because otherwise the pool would get a connection with an
+    /// open transaction.
     fn drop(&mut self) {
         queue_rollbacks(&mut self.conn, 0);
         if self.uncounted {
@@ -144,11 +151,11 @@ impl Drop for Session {
     }
 }
 
-/// Runs `work` in a transaction of its own, which commits if the work returns `Ok` and is rolled back otherwise.
+/// Runs `work` in a transaction of its own, which commits if the work returns `Ok`, and is rolled back otherwise.
 ///
 /// # Cancellation
 ///
-/// If the future is dropped, the transaction is rolled back, or the COMMIT was already sent and may take effect.
+/// If the future is dropped, the transaction is rolled back. A COMMIT that was already sent may take effect.
 pub(crate) async fn in_pooled_transaction<R, E, W>(pool: &PgPool, opening: Opening, work: W) -> Result<R, E>
 where
     E: From<Error>,
@@ -168,61 +175,63 @@ where
 /// How a transaction begins.
 #[derive(Clone, Debug)]
 pub(crate) enum Opening {
-    /// With the session's settings.
+    /// Begins with the session's settings, and checks that no foreign transaction is open.
     Plain,
-    /// As `Plain`, without the check, for a claim that returns the age of its transaction. It detects a foreign
-    /// transaction only if a query has run in it, if it has a savepoint, or if it is aborted. The caller of the claim
-    /// detects another one by its age, unless it began shortly before the call.
+    /// Begins like `Plain`, but without the check, for a claim that returns the age of its transaction. This BEGIN
+    /// detects a foreign transaction only if that transaction has run a query, has a savepoint, or is aborted. The
+    /// caller of the claim detects every other foreign transaction by its age, unless that transaction began shortly
+    /// before the call.
     BeforeClaim,
-    /// For a handler without a key. It claims nothing, and may write the tables that are protected
-    /// ([`protect`](crate::protect())).
+    /// Begins a transaction for a handler without a key. The handler claims nothing, and may write the tables that are
+    /// protected ([`protect`](crate::protect())).
     #[cfg(feature = "http")]
     Exempt,
-    /// For code of the service that must not write. It is never committed, because a NOTIFY or a SET is not a write.
+    /// Begins a transaction for code of the service that must not write. The transaction is never committed, because
+    /// PostgreSQL does not count a NOTIFY or a SET as a write.
     #[cfg(feature = "http")]
     ReadOnly,
-    /// Sets `synchronous_commit` to `on` if the session has a weaker setting. For a claim that guards an effect
-    /// elsewhere: if the server lost the claim, a second caller could repeat the effect.
+    /// Sets `synchronous_commit` to `on` if the session has a weaker setting. This opening is for a claim that guards
+    /// an effect outside the database. If the server lost such a claim, a second caller could repeat the effect.
     ///
-    /// The setting `idempotency.claim` begins with [`own_transaction`](opening::own_transaction) until this transaction
-    /// ends. So a step, which claims nothing, may write the tables that are protected, and a later statement can tell
-    /// whether it is still in this transaction.
+    /// Until this transaction ends, the setting `idempotency.claim` begins with
+    /// [`own_transaction`](opening::own_transaction). So a step, which claims nothing, may write the tables that are
+    /// protected. A later statement can check whether it is still in this transaction.
     ///
-    /// It is durable on every server of the deployment.
+    /// The transaction is durable on every server of the deployment.
     Durable(Deployment),
-    /// As `Plain`, for a search of the crate's own. If row level security could hide a record from the role, the server
-    /// refuses the statement (42501). Otherwise an empty result would not prove that no record exists.
+    /// Begins like `Plain`, for a search of the crate. If row level security could hide a record from the role, the
+    /// server refuses the statement with an error of privileges (SQLSTATE 42501). Without this error, an empty result
+    /// would not prove that no record exists.
     ///
-    /// The setting is local to the transaction, because the connection is the service's or a pooler's. It applies to
-    /// all tables, so no code of the service may run in such a transaction.
+    /// The setting `row_security` is local to the transaction, because the connection belongs to the service or a
+    /// pooler. The setting applies to all tables, so no code of the service may run in such a transaction.
     AllRows,
-    /// As `Durable` and `AllRows`, for the decision of an operator, but without the setting `idempotency.claim`.
+    /// Begins like `Durable` and `AllRows` together, for the decision of an operator, but without the setting
+    /// `idempotency.claim`.
     DurableAllRows(Deployment),
-    /// At READ COMMITTED, whatever the session's own level is, and without a snapshot yet: the first statement takes a
-    /// lock, and the second one must see everything that was committed before that.
+    /// Begins at READ COMMITTED, whatever the session's own level is, and without a snapshot. The first statement takes
+    /// a lock, and the second statement must see everything that was committed before the lock.
     ReadCommitted,
-    /// With this message, which contains a claim and BEGIN. The claim contains the check.
+    /// Begins with this message, which contains a claim and BEGIN. The claim also detects a foreign transaction.
     Claiming(SqlStr),
 }
 
-/// The result of an attempt to begin.
 #[derive(Debug)]
 enum Begun {
     Open,
-    /// The claim in the message did not win: the key is taken, or the claim lost against a concurrent transaction.
+    /// The claim in the message did not win, because the key is taken, or because of a concurrent transaction.
     Taken,
-    /// The pool gave out a connection on which other code had left a transaction open. The error has aborted this
-    /// transaction.
+    /// The pool gave out a connection with a foreign transaction. The error has aborted this transaction.
     Foreign(sqlx::Error),
 }
 
 impl Opening {
-    /// [`BeforeClaim`](Self::BeforeClaim), if the claims of this deployment return the age of their transaction.
+    /// Returns [`BeforeClaim`](Self::BeforeClaim) if the claims of this deployment return the age of their transaction,
+    /// and [`Plain`](Self::Plain) otherwise.
     pub(crate) fn before_claim(deployment: Deployment) -> &'static Self {
         if deployment.claims_tell_the_age() { &Self::BeforeClaim } else { &Self::Plain }
     }
 
-    /// Whether the transaction commits if its work succeeds.
     fn commits(&self) -> bool {
         match self {
             #[cfg(feature = "http")]
@@ -247,7 +256,7 @@ impl Opening {
         }
     }
 
-    /// The same transaction, with the check.
+    /// The opening of the same transaction, with the check for a foreign transaction.
     fn checked(&self) -> &Self {
         match self {
             Self::BeforeClaim => &Self::Plain,
@@ -259,7 +268,7 @@ impl Opening {
         !matches!(self, Self::BeforeClaim)
     }
 
-    /// The result of an attempt to begin with this message.
+    /// Decides what the result of this opening's message means.
     fn judge(&self, begun: sqlx::Result<()>) -> Result<Begun, Error> {
         let Err(error) = begun else { return Ok(Begun::Open) };
         match (self, sqlstate(&error).as_deref()) {
@@ -269,7 +278,7 @@ impl Opening {
             ) => Ok(Begun::Taken),
             (Self::Claiming(_), Some(sqlstate::FOREIGN_TRANSACTION))
             | (Self::BeforeClaim, Some(sqlstate::ACTIVE_TRANSACTION))
-            // The check has found a foreign transaction, or that transaction is already aborted.
+            // The check has found a foreign transaction, or the foreign transaction is already aborted.
             | (_, Some(sqlstate::DIVISION_BY_ZERO | sqlstate::IN_FAILED_TRANSACTION)) => Ok(Begun::Foreign(error)),
             _ => Err(Error::of_statement(error)),
         }

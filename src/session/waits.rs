@@ -1,7 +1,8 @@
-//! Waits that end: for the server, also if the network drops all packets, and for another call, without a connection.
+//! Waits that end. A wait for the server ends even if the network drops all packets. A wait for another call holds no
+//! connection.
 //!
-//! sqlx sets no TCP keepalive. If a connection vanishes without a word, a statement on it waits until TCP gives up,
-//! which takes a quarter of an hour. If TCP has acknowledged the statement, the wait has no end.
+//! sqlx sets no TCP keepalive. If a connection vanishes silently, a statement on this connection waits for a quarter of
+//! an hour, until TCP gives up. If TCP has acknowledged the statement, the wait has no end.
 
 use std::future::poll_fn;
 use std::ops::Range;
@@ -15,20 +16,21 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::Error;
 use crate::background::jittered;
 
-/// The longest wait for a claim, or for a completion with its COMMIT. A server that takes longer for one of them is as
-/// good as away. A shorter limit would leave more sessions behind on a server whose COMMIT waits for a standby.
+/// The longest wait for a claim, or for a completion with its COMMIT. A server that takes longer counts as lost. A
+/// shorter limit would leave more sessions behind on a server whose COMMIT waits for a standby.
 pub(crate) const ANSWER_TIME: Duration = Duration::from_secs(30);
 
-/// Runs one of the functions of [`operator`](crate::operator), or of [`migrate`](crate::migrate()) and
-/// [`protect`](crate::protect()), for at most `limit`. After that it closes their connection, and returns
-/// [`Error::Unanswered`]: it is unknown whether a decision was made.
+/// Runs a function of [`operator`](crate::operator), [`migrate`](crate::migrate()) or [`protect`](crate::protect()),
+/// for at most `limit`. After that time, `bounded` closes the connection of the function, and returns
+/// [`Error::Unanswered`]. Whether a decision was made is then unknown.
 ///
-/// The functions themselves wait without a limit, because the time to read a whole table is not known in advance. If a
-/// network vanishes without a word, TCP may never notice. `tokio::time::timeout` ends that wait, too, but the
-/// connection then keeps its place in the pool.
+/// Without `bounded`, these functions wait without a limit, because the time to read a whole table is not known in
+/// advance. If the network vanishes silently, TCP may never notice. `tokio::time::timeout` also ends such a wait, but
+/// the connection then keeps its place in the pool.
 ///
-/// It closes the connections that `work` owns. A connection or a transaction that `work` only borrows stays open, with
-/// whatever `work` has sent: move it into `work`, or drop it after [`Error::Unanswered`].
+/// `bounded` closes the connections that `work` owns. A connection or a transaction that `work` only borrows stays
+/// open, and keeps the statements that `work` has sent. So move the connection into `work`, or drop the connection
+/// after [`Error::Unanswered`].
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -40,11 +42,11 @@ pub(crate) const ANSWER_TIME: Duration = Duration::from_secs(30);
 ///
 /// # Errors
 ///
-/// Those of `work`, and [`Error::Unanswered`].
+/// The errors of `work`, and [`Error::Unanswered`].
 ///
 /// # Cancellation
 ///
-/// As `work`.
+/// The same as for `work`.
 pub fn bounded<R, E: From<Error>>(
     limit: Duration,
     work: impl Future<Output = Result<R, E>>,
@@ -53,22 +55,22 @@ pub fn bounded<R, E: From<Error>>(
     async { bounded.await.unwrap_or_else(|| Err(Error::Unanswered.into())) }
 }
 
-/// As [`bounded`], for any work. `None` if the time is over.
+/// Does the same as [`bounded`], for any work. Returns `None` if the time is over.
 pub(crate) fn or_closed<R>(limit: Duration, work: impl Future<Output = R>) -> impl Future<Output = Option<R>> {
-    // Asynchronous, because the timer needs a runtime.
+    // The timer is made inside a future, because the timer needs a runtime.
     ended_or_closed(async move { sleep(limit).await }, work)
 }
 
-/// Runs `work` until `end` is ready, and closes the connections of the work then. `None` if `end` was first.
+/// Runs `work` until `end` is ready, and then closes the connections of the work. Returns `None` if `end` came first.
 pub(crate) fn ended_or_closed<R>(
     end: impl Future<Output = ()>,
     work: impl Future<Output = R>,
 ) -> impl Future<Output = Option<R>> {
-    // Boxed before the first await: otherwise the caller's future would have room for the work several times.
+    // The work is boxed before the first await. Otherwise the caller's future would have room for several copies of it.
     let mut work = Box::pin(work);
     async move {
         let mut end = pin!(end);
-        // The work first: what has ended in time counts.
+        // The work is polled first, so that a result that is ready in time counts.
         let ended = poll_fn(|context| match work.as_mut().poll(context) {
             Poll::Ready(result) => Poll::Ready(Some(result)),
             Poll::Pending => end.as_mut().poll(context).map(|()| None),
@@ -84,36 +86,37 @@ pub(crate) fn ended_or_closed<R>(
 /// Calls `drop_them`, which drops connections of a pool, and closes these connections.
 ///
 /// When a connection is dropped, sqlx spawns a task, which pings the server and returns the connection to the pool. On
-/// a vanished connection this ping has no end, and the connection would keep its place in the pool. A connection inside
-/// a future cannot be taken out, closed or detached. But the task is spawned on the current runtime. Here this is a
-/// runtime that never runs, so the task is dropped with its connection: the socket is closed, no word is sent, nothing
-/// is awaited, and the place is free.
+/// a vanished connection, this ping has no end, and the connection would keep its place in the pool. A connection
+/// inside a future cannot be taken out, closed or detached. But sqlx spawns the task on the current runtime. In this
+/// function, the current runtime never runs, so the task is dropped together with the connection. The drop closes the
+/// socket and frees the place in the pool, without sending or awaiting anything.
 fn outside_the_pool(drop_them: impl FnOnce()) {
     match runtime::Builder::new_current_thread().build() {
         Ok(never_run) => {
             let entered = never_run.enter();
             drop_them();
             drop(entered);
-            // Dropping it would panic inside another runtime.
+            // Dropping the runtime inside another runtime would panic.
             never_run.shutdown_background();
         }
         Err(_) => drop_them(),
     }
 }
 
-/// The pause between two polls. A person does not notice this pause, and the database has few polls to answer.
+/// The first and the longest pause between two polls. A person does not notice such a pause, and the database has few
+/// polls to answer.
 const PAUSES: Range<Duration> = Duration::from_millis(50)..Duration::from_millis(500);
 
-/// How a call waits for another one without a connection: it asks, gives the connection back, pauses, and asks again.
+/// How a call waits for another call without holding a connection. The waiting call asks, gives its connection back,
+/// pauses, and asks again.
 pub(crate) trait Polls {
-    /// Pauses, and returns whether to ask again.
+    /// Pauses, and returns whether the call should ask again.
     fn rest(&mut self) -> impl Future<Output = bool> + Send;
 }
 
-/// The pauses of one call that polls. Each is twice as long as the one before.
+/// The pauses of one call that polls. Each pause is twice as long as the pause before it, up to the longest pause.
 pub(crate) struct Pauses(Duration);
 
-/// Polls until a deadline.
 pub(crate) struct PollsUntil {
     deadline: Instant,
     pauses: Pauses,

@@ -1,4 +1,5 @@
-//! The protocol of transaction mode: claim, perform, and keep or undo; or replay.
+//! The protocol of transaction mode: a call claims the key, runs `perform`, and keeps or undoes its writes, or it
+//! replays the stored response.
 
 use std::time::Instant;
 
@@ -22,16 +23,16 @@ pub(crate) struct Call<'k> {
     round_trips: RoundTrips,
     /// Whether `perform` runs behind a savepoint.
     isolated: bool,
-    /// When the call was made: before it waits for a connection of the pool.
+    /// The time of the call, before its wait for a connection of the pool.
     since: Instant,
 }
 
-/// A key that the open transaction holds, by a claim of this call.
+/// A key that this call has claimed in the open transaction.
 pub(crate) struct Won<'k> {
     pub(crate) record: Record<'k>,
     pub(crate) claim: Claim,
     savepoint: Option<Savepoint>,
-    /// Whether the completion goes into the message with the COMMIT.
+    /// Whether the completion is in the same message as the COMMIT.
     in_messages: bool,
 }
 
@@ -60,7 +61,8 @@ impl<'k> Call<'k> {
         }
     }
 
-    /// The HTTP layer reads the body after the arrival of the request. The record is judged as of the arrival.
+    /// Sets the time of the call to the arrival of the request, because the HTTP layer reads the body later. The record
+    /// is judged as of the arrival.
     #[cfg(feature = "http")]
     pub(crate) fn made_at(self, since: Instant) -> Self {
         Self { since, ..self }
@@ -83,8 +85,7 @@ impl<'k> Call<'k> {
             Err(error) => Err(error),
         };
         if performed.is_err() {
-            // If the undo fails, the transaction is not in the promised state, so the caller gets the error of the
-            // undo.
+            // If the undo fails, the transaction is not in the promised state, so the caller gets this error.
             won.give_up(conn).await?;
         }
         performed.map(Outcome::Performed)
@@ -101,7 +102,8 @@ impl<'k> Call<'k> {
                 Claimed::Won(won) => won,
                 Claimed::Replayed(stored) => {
                     let response = decode(&stored)?;
-                    // The transaction is empty. If it were dropped, it would count as a rollback in `pg_stat_database`.
+                    // The empty transaction is committed, because a dropped transaction would count as a rollback in
+                    // `pg_stat_database`.
                     if session.is_open() {
                         session.commit().await?;
                     }
@@ -114,14 +116,14 @@ impl<'k> Call<'k> {
         };
         let ended = ended.await;
         if ended.is_err() {
-            // Awaited, so that an immediate retry finds the key free.
+            // The rollback is awaited, so that an immediate retry finds the key free.
             session.roll_back().await;
         }
         ended
     }
 
-    /// Begins a transaction of the crate and claims the key in it, or finds the stored response. The options say which
-    /// round trips are saved. A replay leaves an empty transaction, or none.
+    /// Begins a transaction of the crate and claims the key in it, or finds the stored response. The options decide
+    /// which round trips are saved. After a replay, the session has an empty transaction or no transaction.
     pub(crate) async fn begin(&self, session: &mut Session) -> Result<Claimed<Won<'k>>, Error> {
         let (record, terms) = (self.record, &self.terms);
         if self.claims_in_messages() {
@@ -138,11 +140,11 @@ impl<'k> Call<'k> {
         self.begin_and_claim(session).await
     }
 
-    /// As [`begin`](Self::begin), with a statement for each part.
+    /// Does the same as [`begin`](Self::begin), with one statement for each part.
     ///
-    /// A transaction that is older than this call may be a foreign one. A claim that fails because the transaction is
-    /// read only, or because its role lacks a privilege, may also be in a foreign one. In both cases the call rolls the
-    /// transaction back, and begins again with the check.
+    /// A transaction that is older than its BEGIN may be a foreign transaction, which other code has begun. If the
+    /// claim fails because the transaction is read only or its role lacks a privilege, the transaction may also be
+    /// foreign. In both cases, the call rolls the transaction back, and begins again with the check.
     pub(crate) async fn begin_and_claim(&self, session: &mut Session) -> Result<Claimed<Won<'k>>, Error> {
         session.begin(Opening::before_claim(self.record.deployment)).await?;
         let unchecked_since = session.unchecked_since();
@@ -155,7 +157,6 @@ impl<'k> Call<'k> {
         }
     }
 
-    /// Claims the key in the open transaction, or finds the stored response.
     async fn claim(
         &self,
         conn: &mut PgConnection,
@@ -168,7 +169,6 @@ impl<'k> Call<'k> {
         })
     }
 
-    /// A key that this call has claimed in the open transaction.
     async fn won(&self, conn: &mut PgConnection, claim: Claim) -> Result<Won<'k>, Error> {
         let savepoint = if self.isolated { Some(Savepoint::set(conn, claim.token).await?) } else { None };
         Ok(Won { record: self.record, claim, savepoint, in_messages: self.claims_in_messages() })
@@ -180,7 +180,7 @@ impl<'k> Call<'k> {
     }
 }
 
-/// Whether a claim may have failed because it ran in a foreign transaction.
+/// Whether a claim may have failed because it ran in a foreign transaction, which other code has begun.
 fn may_be_of_a_foreign_transaction(error: &Error) -> bool {
     match error {
         Error::Misuse(Misuse::NotInTransaction) => true,
@@ -193,7 +193,7 @@ fn may_be_of_a_foreign_transaction(error: &Error) -> bool {
 }
 
 impl Won<'_> {
-    /// Performs, and undoes the writes under `Verdict::Undo`. Returns the response, and its stored form.
+    /// Runs `perform`, and undoes its writes under `Verdict::Undo`. Returns the response and its stored form.
     async fn perform<T: Serialize + DeserializeOwned, E>(
         &mut self,
         conn: &mut PgConnection,
@@ -202,7 +202,8 @@ impl Won<'_> {
         let before = depth(conn);
         let performed = perform(&mut *conn).await;
         if depth(conn) > before {
-            // The guard of a nested transaction was forgotten. sqlx would end that one instead of the transaction.
+            // `perform` has forgotten the guard of a nested transaction. sqlx would end the nested transaction instead
+            // of the outer one.
             roll_back_to(conn, before).await;
             performed?;
             return Err(Error::Misuse(Misuse::NestedTransaction).into());
@@ -212,7 +213,7 @@ impl Won<'_> {
         let stored = encode(response)?;
         if let Verdict::Undo(_) = verdict {
             self.undo(conn).await?;
-            // Set anew, so that a completion that fails can be undone too.
+            // The savepoint is set anew, so that a completion that fails can also be undone.
             self.savepoint = Some(Savepoint::set(conn, self.claim.token).await?);
         }
         let (Verdict::Keep(response) | Verdict::Undo(response)) = verdict;
@@ -228,17 +229,17 @@ impl Won<'_> {
     }
 
     /// Restores the state of the transaction before `perform`, and releases the key for the next caller. Without a
-    /// savepoint the caller has to roll the transaction back.
+    /// savepoint, the caller has to roll the transaction back.
     async fn give_up(self, conn: &mut PgConnection) -> Result<(), Error> {
         let Some(savepoint) = self.savepoint else { return Ok(()) };
-        // The first try may return the error of an earlier statement whose future `perform` has dropped. Then the undo
-        // itself was not sent.
+        // The first try may return the error of an earlier statement whose future `perform` has dropped, without
+        // sending the undo.
         if let Err(first) = savepoint.undo(conn).await {
-            // If a worker of a distributed table is lost between the two halves of the undo, the savepoint is gone, and
-            // the first error says why.
+            // If a worker of a distributed table is lost between the two statements of the undo, the savepoint is gone,
+            // and the first error is the cause.
             savepoint.undo(conn).await.map_err(|second| if first.is_transient() { first } else { second })?;
         }
-        // On a distributed table, the undo also succeeds if a worker is lost. Then the next statement gets the error.
+        // On a distributed table, the undo succeeds even if a worker is lost, and the next statement returns the error.
         self.record.release_in_transaction(conn, self.claim).await
     }
 
@@ -255,7 +256,7 @@ impl Won<'_> {
         self.record.complete(conn, self.claim, response).await
     }
 
-    /// Undoes the writes of the handler if `undo`, stores the response and commits. After an error, roll back.
+    /// Undoes the writes of the handler if `undo` is set, stores the response, and commits. After an error, roll back.
     #[cfg(feature = "http")]
     pub(crate) async fn undo_and_commit(
         &self,
@@ -269,7 +270,7 @@ impl Won<'_> {
         self.complete_and_commit(session, response).await
     }
 
-    /// Stores the response and commits, which also ends the savepoint. After an error, roll back.
+    /// Stores the response and commits. The COMMIT also ends the savepoint. After an error, the caller rolls back.
     async fn complete_and_commit(&self, session: &mut Session, response: &Response) -> Result<(), Error> {
         session.check_depth()?;
         if self.in_messages {

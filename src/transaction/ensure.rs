@@ -20,7 +20,7 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 /// when the caller commits. If you have no transaction, use [`Idempotency::run`] with a pool.
 ///
 /// A first call adds two round trips to the transaction: the claim and the completion. [`commit`](crate::commit())
-/// takes one more than `tx.commit()`.
+/// takes one round trip more than `tx.commit()`.
 ///
 /// ```no_run
 /// # use pg_idempotency::{Error, Key, ensure_idempotent};
@@ -43,13 +43,13 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///
 /// # The response
 ///
-/// The response is any type that serde can encode and decode. It is stored as JSON text. A replay decodes this text
-/// into the *present* type: after a release that adds a field, the client may see other bytes than before. If the
-/// client must see the same bytes across releases, make the response a `Box<serde_json::value::RawValue>` (serde_json's
-/// feature `raw_value`), which is the stored text itself.
+/// The response can have any type that serde can encode and decode. The response is stored as JSON text. A replay
+/// decodes this text into the *present* type. So after a release that adds a field, the client may see other bytes than
+/// before. If the client must see the same bytes across releases, make the response a
+/// `Box<serde_json::value::RawValue>` (serde_json's feature `raw_value`). A `RawValue` is the stored text itself.
 ///
-/// A response that cannot be decoded again is not stored: the call returns [`Error::Unencodable`], which also lists the
-/// responses that decode as another value.
+/// A response that cannot be decoded again is not stored, and the call returns [`Error::Unencodable`]. The
+/// documentation of this error also lists the responses that decode as another value.
 ///
 /// # The closure
 ///
@@ -75,30 +75,33 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///
 /// - An error of `perform` is returned unchanged. **The caller must then roll back.** If the caller commits instead,
 ///   the key stays [indeterminate](Error::Indeterminate).
-/// - An earlier call has the key, and `perform` was not called: [`KeyReused`](Error::KeyReused),
+/// - An earlier call has the key, so `perform` was not called: [`KeyReused`](Error::KeyReused),
 ///   [`InFlight`](Error::InFlight), [`Indeterminate`](Error::Indeterminate), [`OtherMode`](Error::OtherMode),
 ///   [`Undecodable`](Error::Undecodable), [`Incompatible`](crate::Incompatible),
 ///   [`Misuse::AlreadyInTransaction`](crate::Misuse::AlreadyInTransaction).
-/// - Another error before `perform`: [`InvalidRequest::Body`](crate::InvalidRequest::Body),
+/// - Other errors before `perform`: [`InvalidRequest::Body`](crate::InvalidRequest::Body),
 ///   [`SchemaMissing`](Error::SchemaMissing), [`Misuse`](crate::Misuse).
 /// - The response could not be stored: [`Unencodable`](Error::Unencodable),
-///   [`OutlivedRetention`](Error::OutlivedRetention), [`Misuse`](crate::Misuse). Roll back, and acknowledge nothing.
+///   [`OutlivedRetention`](Error::OutlivedRetention), [`Misuse`](crate::Misuse). After such an error, roll back and
+///   acknowledge nothing.
 /// - The database failed: [`Retryable`](Error::Retryable), [`Database`](Error::Database). Nothing is committed, unless
 ///   `perform` has ended the transaction.
 ///
 /// # Cancellation
 ///
-/// Drop the transaction together with this future. `?` and a `timeout` around both do so. If a caller drops only this
-/// future and then commits, the key stays indeterminate. A statement that was sent runs to its end on the server, and
-/// the claim is held until then.
+/// Drop the transaction together with this future. `?` and a `timeout` around both do this. If a caller drops only this
+/// future and then commits, the key stays indeterminate. On the server, a statement that was already sent runs until it
+/// ends, and holds the claim until then.
 ///
 /// # What ends the claim early
 ///
-/// A COMMIT or ROLLBACK inside `perform` ends the transaction with the claim. So does a nested `conn.begin()` that
-/// fails, or whose future is dropped while it waits: sqlx 0.9 then rolls back the *outer* transaction.
-/// (`conn.begin_with` always fails there.) The call then returns
-/// [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction), so nothing is acknowledged. **Later writes of
-/// `perform` run in autocommit, and stay.** So if a nested `begin` fails, return its error.
+/// Two things inside `perform` end the transaction, and the claim with it:
+/// - A COMMIT or a ROLLBACK.
+/// - A nested `conn.begin()` that fails, or whose future is dropped while it waits. sqlx 0.9 then rolls back the
+///   *outer* transaction. (`conn.begin_with` always fails inside `perform`.)
+///
+/// The call then returns [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction), so nothing is acknowledged.
+/// **Later writes of `perform` run in autocommit, and stay.** So if a nested `begin` fails, return its error.
 pub async fn ensure_idempotent<T, E, B, F>(
     conn: &mut PgConnection,
     key: &Key,
@@ -115,11 +118,11 @@ where
 }
 
 impl Idempotency {
-    /// [`ensure_idempotent`] with these options.
+    /// Does the same as [`ensure_idempotent`], with these options.
     ///
     /// # Errors and cancellation
     ///
-    /// As [`ensure_idempotent`].
+    /// The same as for [`ensure_idempotent`].
     pub async fn ensure<T, E, B, F>(
         self,
         conn: &mut PgConnection,
@@ -141,12 +144,13 @@ impl Idempotency {
         .await
     }
 
-    /// [`ensure`](Self::ensure) with `perform` behind a savepoint, so that the caller's transaction survives a failure.
+    /// Does the same as [`ensure`](Self::ensure), but runs `perform` behind a savepoint, so that the caller's
+    /// transaction survives a failure.
     ///
     /// If `perform` returns an error, only the writes of `perform` are undone, and the key is free for the next caller.
     /// The transaction stays usable, and the caller may commit it. [`Verdict::Undo`] also undoes the writes, but
-    /// *stores* the response. Use it for a failure that every retry should get. A call takes two more round trips than
-    /// [`ensure`](Self::ensure), and with `Undo` four more.
+    /// *stores* the response. Use `Undo` for a failure that every retry should get. A call takes two round trips more
+    /// than [`ensure`](Self::ensure), or four more with `Undo`.
     ///
     /// ```no_run
     /// # use pg_idempotency::{Error, Idempotency, Key, Verdict};
@@ -163,7 +167,7 @@ impl Idempotency {
     ///
     /// # Errors and cancellation
     ///
-    /// As [`ensure_idempotent`].
+    /// The same as for [`ensure_idempotent`].
     pub async fn ensure_isolated<T, E, B, F>(
         self,
         conn: &mut PgConnection,
@@ -185,24 +189,26 @@ impl Idempotency {
         .await
     }
 
-    /// [`ensure`](Self::ensure) for callers without a transaction: takes a connection from the pool, begins, performs
-    /// or replays, and commits. A duplicate that [waits](crate::OnDuplicate::Wait) holds its connection.
+    /// Does the same as [`ensure`](Self::ensure), for callers without a transaction. The call takes a connection from
+    /// the pool, begins a transaction, runs `perform` or replays, and commits. A duplicate that
+    /// [waits](crate::OnDuplicate::Wait) holds its connection.
     ///
-    /// If other code has left a transaction open on the pool's connection, the crate rolls it back and begins again.
-    /// The guide's page `promises` names one exception. A replay under
-    /// [`RoundTrips::SelectFirst`](crate::RoundTrips::SelectFirst) reads in that transaction, and leaves it open.
+    /// If other code has left a transaction open on the pool's connection, the crate rolls this transaction back and
+    /// begins again. The guide's page `promises` names one exception. A replay under
+    /// [`RoundTrips::SelectFirst`](crate::RoundTrips::SelectFirst) reads in the transaction of the other code, and
+    /// leaves that transaction open.
     ///
-    /// For a failure that every retry should get, without its writes, `perform` begins a nested transaction
-    /// (`conn.begin()`), rolls it back, and returns the failure as its response.
+    /// If every retry should get a failure whose writes are undone, let `perform` begin a nested transaction
+    /// (`conn.begin()`), roll this transaction back, and return the failure as its response.
     ///
     /// # Errors
     ///
-    /// As [`ensure_idempotent`], but the crate rolls back after an error. [`Error::Database`] if the pool has no
-    /// connection in time.
+    /// Returns the errors of [`ensure_idempotent`], but the crate rolls back after an error. If the pool has no
+    /// connection in time, the error is [`Error::Database`].
     ///
     /// # Cancellation
     ///
-    /// The transaction is rolled back, or its COMMIT was already sent and may take effect.
+    /// If the future is dropped, the transaction is rolled back. A COMMIT that was already sent may take effect.
     pub async fn run<T, E, B, F>(self, pool: &PgPool, key: &Key, body: &B, perform: F) -> Result<Outcome<T>, E>
     where
         T: Serialize + DeserializeOwned,

@@ -1,9 +1,8 @@
 //! `RoundTrips::Fewest`: the message that begins the transaction contains the claim, and the message that commits
-//! contains the completion. In Rust, only this file calls the functions `claim_at_begin` and `store_response` of the
-//! schema.
+//! contains the completion. In Rust, only this file calls `claim_at_begin` and `store_response` of the schema.
 //!
-//! Such a message takes no parameters, so its values are literals. [`text`] and [`bytes`] write them so that no value
-//! can end its literal.
+//! Such a message takes no parameters, so its values are literals. [`text`] and [`bytes`] write each literal so that
+//! the value cannot end the literal.
 
 use std::time::Duration;
 
@@ -15,15 +14,15 @@ use crate::record::{Claim, Record, Terms, draw_token};
 use crate::session::Opening;
 use crate::{Error, Fingerprint, Key, Misuse};
 
-/// Commits, and begins an empty transaction, because sqlx still counts one.
+/// Commits, and begins an empty transaction, because sqlx still counts an open transaction.
 const COMMIT_AND_CHAIN: &str = "commit and chain";
 
-/// The longest response that goes into a message. In a longer response, the hexadecimal digits (two for each byte) and
-/// their decoding cost more than a round trip: a body of 256 KiB takes 5.7 ms in the text, and 1.2 ms as a parameter.
+/// The longest response that goes into a message. For a longer response, the hexadecimal digits (two for each byte) and
+/// their decoding cost more than a round trip. A body of 256 KiB takes 5.7 ms in the text, and 1.2 ms as a parameter.
 const MOST_INLINE: usize = 16 * 1024;
 
-/// Stores the response and commits. A short response and the COMMIT go into one message. An error of its first
-/// statement keeps the server from reaching the COMMIT.
+/// Stores the response and commits. A short response and the COMMIT go into one message. If the first statement of this
+/// message fails, the server does not reach the COMMIT.
 pub(super) async fn complete_and_chain(
     conn: &mut PgConnection,
     record: Record<'_>,
@@ -39,13 +38,13 @@ pub(super) async fn complete_and_chain(
     conn.execute(AssertSqlSafe(sql)).await.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
         Some(sqlstate::CLAIM_ENDED) => Error::Misuse(Misuse::NotInTransaction),
         Some(sqlstate::RETENTION_ENDED) => Error::OutlivedRetention,
-        // This may be an error of the COMMIT: the caller's deferred constraints and triggers run there.
+        // The error may come from the COMMIT, in which the caller's deferred constraints and triggers run.
         _ => error.into(),
     })
 }
 
-/// Commits the crate's transaction in plain SQL. sqlx still counts a transaction, so the statement begins another one,
-/// which is empty and holds neither a lock nor a snapshot.
+/// Commits the crate's transaction in plain SQL. sqlx still counts a transaction, so the statement begins another
+/// transaction. This transaction is empty, and holds neither a lock nor a snapshot.
 async fn commit_and_chain(conn: &mut PgConnection) -> Result<(), Error> {
     conn.execute(COMMIT_AND_CHAIN).await.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
         // The caller's code has ended the transaction.
@@ -89,13 +88,15 @@ fn key(key: &Key) -> String {
     format!("{scope}, {operation}, {value}")
 }
 
-/// A literal of a bytea. PostgreSQL reads it while it parses the message, which costs less than a function call.
+/// A literal of type `bytea`. PostgreSQL reads the literal while it parses the message, which costs less than a
+/// function call.
 fn bytes(value: Option<&[u8]>) -> String {
     value.map_or_else(null, |value| format!("E'\\\\x{}'", hex::encode(value)))
 }
 
-/// A literal of a text. Quotes, backslashes and control characters are written as `\u` and four digits. A text with
-/// other than ASCII characters is converted from its bytes, because a database in SQL_ASCII refuses `\u` for them.
+/// A literal of type `text`. Quotes, backslashes and control characters are written as `\u` and four hexadecimal
+/// digits. A text with characters outside ASCII is converted from its bytes, because a database in SQL_ASCII refuses
+/// `\u` for such characters.
 fn text(value: Option<&str>) -> String {
     let Some(value) = value else { return null() };
     if !value.is_ascii() {
@@ -114,8 +115,8 @@ fn text(value: Option<&str>) -> String {
 }
 
 fn interval(value: Option<Duration>) -> String {
-    // The unit is the second, because PostgreSQL 13 and 14 read no number of microseconds above 2^31. The interval has
-    // no days, like an interval that is bound as a parameter.
+    // The unit is the second, because PostgreSQL 13 and 14 cannot read a number of microseconds above 2^31. The
+    // interval has no days, like an interval that is bound as a parameter.
     value.map_or_else(null, |value| format!("'{}.{:06} seconds'", value.as_secs(), value.subsec_micros()))
 }
 
