@@ -1,5 +1,5 @@
-//! A service to check: payments, right or wrong. The first argument is the port, the second one is `right`, `late` or
-//! `stuck`.
+//! A payment service to check, with or without a mistake. The first argument is the port. The second argument is
+//! `right`, `late` or `stuck`.
 //!
 //! ```sh
 //! idempotency-check --database postgres:///shop --effects 'select count(*), coalesce(sum(amount), 0) from payments' \
@@ -15,18 +15,20 @@ use sqlx::{PgConnection, PgPool};
 /// How the service remembers a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Memory {
-    /// In the transaction of the payment.
+    /// Stores the key in the transaction of the payment.
     Right,
-    /// After the payment was committed: a payment whose connection is lost in between is made again.
+    /// Stores the key after the payment was committed. If the connection is lost in between, a retry makes the payment
+    /// again.
     Late,
-    /// Before the payment, as *processing*, in a transaction of its own: nobody frees the key after a crash.
+    /// Stores the key as *processing* before the payment, in a transaction of its own. After a crash, the key is never
+    /// released.
     Stuck,
 }
 
 type Failure = (StatusCode, String);
 
 fn failed(error: sqlx::Error) -> Failure {
-    // Many a service does not survive an error of its connection.
+    // Many services do not survive an error of their connection.
     if std::env::var_os("SHOP_IS_FRAGILE").is_some() {
         std::process::exit(1);
     }
@@ -110,7 +112,7 @@ pub(crate) async fn serve(port: u16, memory: Memory) -> anyhow::Result<()> {
     Ok(axum::serve(listener, shop(pool, memory)).await?)
 }
 
-/// What the second argument means.
+/// The memory that the second argument names.
 pub(crate) fn memory(name: &str) -> Memory {
     match name {
         "late" => Memory::Late,

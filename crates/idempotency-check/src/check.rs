@@ -31,7 +31,7 @@ enum Target {
     Http { request: Request, command: Vec<String>, variable: String },
 }
 
-/// A function of the caller's own in place of HTTP.
+/// A function of the caller, which replaces HTTP requests.
 struct Function<'a> {
     url: String,
     call: &'a dyn Fn(String, String) -> Calling<'static>,
@@ -44,7 +44,7 @@ impl Caller for Function<'_> {
 }
 
 impl Check {
-    /// A check with the default statuses ([`again`](Self::again)) and the default [`patience`](Self::patience).
+    /// A check with the default settings, such as [`again`](Self::again) and [`patience`](Self::patience).
     #[must_use]
     pub fn new(database_url: impl Into<String>) -> Self {
         let options = Options {
@@ -64,21 +64,22 @@ impl Check {
         }
     }
 
-    /// The query that shows the effects. Its numbers are compared as differences. `{key}` in it stands for the key.
+    /// The query that shows the effects. Its numbers are compared as differences. `{key}` in the query stands for the
+    /// key.
     #[must_use]
     pub fn effects(self, query: impl Into<String>) -> Self {
         Self { effects: Some(query.into()), ..self }
     }
 
-    /// A command of the shell that shows effects elsewhere, one row on each line.
+    /// A shell command that prints effects outside the database, one row on each line.
     #[must_use]
     pub fn effects_command(self, command: impl Into<String>) -> Self {
         Self { effects_command: Some(command.into()), ..self }
     }
 
-    /// Sends the request. The arguments are the URL of the database, through the proxy, and the key. An error means
-    /// that no answer came. If the function starts a service, let it do so only in its first call, with the URL of that
-    /// call.
+    /// The function that sends the request. Its arguments are a database URL, which leads through the proxy, and the
+    /// key. An error means that no answer came. If the function starts a service, start the service only in the first
+    /// call, with the URL of that call.
     #[must_use]
     pub fn call<F, E>(self, call: F) -> Self
     where
@@ -93,12 +94,12 @@ impl Check {
         Self { target: Some(Target::Function(Box::new(function))), ..self }
     }
 
-    /// Sends HTTP requests to a service. If `command` is not empty, the check starts the service with it.
+    /// Sends HTTP requests to a service. If `command` is not empty, the check starts the service with this command.
     pub(crate) fn http(self, request: Request, command: Vec<String>, variable: String) -> Self {
         Self { target: Some(Target::Http { request, command, variable }), ..self }
     }
 
-    /// The statuses that are no final answer. The default is 202, 409, 425, 429, 500, 502, 503 and 504.
+    /// The statuses after which a client retries. The default is 202, 409, 425, 429, 500, 502, 503 and 504.
     #[must_use]
     pub fn again(mut self, statuses: impl Into<Vec<u16>>) -> Self {
         self.options.again = statuses.into();
@@ -112,8 +113,9 @@ impl Check {
         self
     }
 
-    /// How answers are compared. The default is every byte. [`Compare::Status`] is for services whose replays contain a
-    /// time or the present state. Its price: an answer with the id of another payment is no finding.
+    /// How answers are compared. The default compares every byte. [`Compare::Status`] is for services whose replays
+    /// contain a time or the present state. With this value, the check overlooks an answer with the id of another
+    /// payment.
     #[must_use]
     pub fn compare(mut self, compare: Compare) -> Self {
         self.options.compare = compare;
@@ -127,25 +129,29 @@ impl Check {
         self
     }
 
-    /// Hears about the progress, a line at a time.
+    /// Calls this function with each line about the progress.
     #[must_use]
     pub fn progress(mut self, progress: impl Fn(&str) + 'static) -> Self {
         self.options.progress = Box::new(progress);
         self
     }
 
-    /// Where the proxy listens. The default is a free port of 127.0.0.1.
+    /// The address at which the proxy listens. The default is a free port of 127.0.0.1.
     #[must_use]
     pub fn listen(self, listen: SocketAddr) -> Self {
         Self { listen, ..self }
     }
 
-    /// Runs the check. Findings are not errors: they are in the report.
+    /// Runs the check. Findings are not errors. The report contains them.
     ///
     /// # Errors
     ///
-    /// If the check cannot run: the database or the service does not answer, the effects cannot be read, the service
-    /// does not use the proxy, or it does not behave the same way without an interruption.
+    /// Returns an error if the check cannot run, for one of these reasons:
+    ///
+    /// - The database or the service does not answer.
+    /// - The effects cannot be read.
+    /// - The service does not use the proxy.
+    /// - The requests without an interruption fail, change nothing, or differ from each other.
     pub async fn run(self) -> Result<Report, Error> {
         let Some(target) = self.target else { return Err(Error::Argument("there is nothing to call".to_owned())) };
         if self.effects.is_none() && self.effects_command.is_none() {

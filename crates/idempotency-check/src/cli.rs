@@ -14,12 +14,12 @@ use crate::client::{Request, other_body};
 use crate::judge::{Compare, Interruption};
 use crate::{Check, Error};
 
-/// Interrupts a service at each message to its PostgreSQL, retries the request with the same idempotency key, and
-/// reports whether the operation had one effect and one answer.
+/// Interrupts a service at each message to its PostgreSQL server, retries the request with the same idempotency key,
+/// and reports whether the operation had one effect and one answer.
 ///
-/// The service is the command after `--`. It is started with the URL of a proxy in DATABASE_URL. `{key}` in the URL, a
-/// header, the body or the effects stands for the key. Exit codes: 0 no findings, 1 findings, 2 the check could not
-/// run.
+/// The command after `--` starts the service, with the URL of a proxy in DATABASE_URL. `{key}` in the URL, a header,
+/// the body or the effects stands for the key. Exit codes: 0 without findings, 1 with findings, 2 if the check could
+/// not run.
 #[derive(Debug, Parser)]
 #[command(version)]
 pub struct Arguments {
@@ -29,23 +29,23 @@ pub struct Arguments {
     /// A query that shows the effects; its numbers are compared as differences
     #[arg(long, value_name = "SQL", required_unless_present = "effects_command")]
     effects: Option<String>,
-    /// A command of the shell that shows effects elsewhere
+    /// A shell command that prints effects outside the database
     #[arg(long, value_name = "CMD")]
     effects_command: Option<String>,
-    /// The body, as JSON
+    /// The body of the request, as JSON
     #[arg(long, group = "content", value_name = "BODY")]
     json: Option<String>,
-    /// The body, as a form
+    /// The body of the request, as a form
     #[arg(long, group = "content", value_name = "BODY")]
     form: Option<String>,
-    /// The body, without a content type
+    /// The body of the request, without a content type
     #[arg(long, group = "content", value_name = "BODY")]
     body: Option<String>,
-    /// Another body, which the service has to refuse under the same key [default: the first number or else the first
-    /// string is changed]
+    /// Another body, which the service has to refuse under the same key [default: the body with its first number, or
+    /// else its first string, changed]
     #[arg(long, value_name = "BODY")]
     other_json: Option<String>,
-    /// A header of another user, instead of the one with this name
+    /// A header of another user, which replaces the header with the same name
     #[arg(long, value_name = "N: V", value_parser = header)]
     other_header: Vec<(String, String)>,
     /// The method [default: POST]
@@ -54,7 +54,7 @@ pub struct Arguments {
     /// A header
     #[arg(short = 'H', long = "header", value_name = "N: V", value_parser = header)]
     headers: Vec<(String, String)>,
-    /// The header of the key [default: Idempotency-Key, unless {key} is elsewhere]
+    /// The header of the key [default: Idempotency-Key, unless {key} is in another place]
     #[arg(long, value_name = "NAME")]
     key_header: Option<HeaderName>,
     /// The statuses after which the client retries
@@ -63,7 +63,7 @@ pub struct Arguments {
     /// How long the client retries
     #[arg(long, default_value = "30s", value_parser = duration)]
     patience: Duration,
-    /// How two answers are compared; the status alone does not show an answer of another payment
+    /// How two answers are compared; the status alone does not reveal the answer of another payment
     #[arg(long, value_enum, default_value = "body")]
     compare: Compare,
     /// The environment variable in which the service gets the URL of the database
@@ -96,7 +96,7 @@ pub async fn run(arguments: Arguments) -> u8 {
         Ok(report) => report,
         Err(error) => return fail(&error.in_one_line()),
     };
-    // A reader that has gone away, as `head` does, is no failure.
+    // A reader that closes the pipe early, as `head` does, is not a failure.
     let _ = writeln!(std::io::stdout(), "{report}");
     if let Some(file) = file {
         let text = serde_json::to_vec_pretty(&report).map_err(|error| error.to_string());

@@ -1,4 +1,4 @@
-//! The client: one request, and the retries with the same key.
+//! The client: sends the request and its variants over HTTP.
 
 use std::fmt;
 use std::pin::Pin;
@@ -13,17 +13,17 @@ use tokio::time::sleep;
 
 use crate::Error;
 
-/// How long the sent part of a body may take to leave the client: a reset discards what is still there.
+/// How long the sent part of a body may take to leave the client. A reset discards bytes that have not left.
 const LEAVES: Duration = Duration::from_millis(50);
 
-/// What the service answered.
+/// The answer of the service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The status of HTTP. A caller without HTTP uses 200 for success.
+    /// The HTTP status. A function without HTTP uses 200 for success.
     pub status: u16,
-    /// `Content-Type` and `Location`, as far as they were sent.
+    /// The headers `Content-Type` and `Location`, if the service sent them.
     pub headers: Vec<(String, String)>,
-    /// Compared byte for byte.
+    /// The body, which is compared byte by byte.
     pub body: Vec<u8>,
 }
 
@@ -39,7 +39,7 @@ impl Answer {
     }
 }
 
-/// Which request is sent.
+/// The variant of the request that is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Variant {
     Plain,
@@ -53,16 +53,17 @@ pub(crate) enum Variant {
 /// An upload that the client cuts off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CutOff {
-    /// The code that resets the stream of HTTP/2. Without one, the client closes its connection of HTTP/1.1.
+    /// The code with which the client resets the HTTP/2 stream. `None` if the client closes its HTTP/1.1 connection
+    /// instead.
     pub(crate) code: Option<Reason>,
     /// Whether `Content-Length` announces the whole body.
     pub(crate) has_length: bool,
-    /// Whether only the end of the stream is missing. Otherwise, the last byte is missing too.
+    /// Whether only the end of the stream is missing. Otherwise, the last byte of the body is missing, too.
     pub(crate) has_every_byte: bool,
 }
 
 impl CutOff {
-    /// Sends what is sent of this body.
+    /// Returns the sent part of this body. The part ends with an error, which cuts the request off.
     fn body(self, mut bytes: Vec<u8>) -> Body {
         bytes.truncate(bytes.len() - usize::from(!self.has_every_byte));
         // hyper resets the stream with the code of this error.
@@ -87,23 +88,23 @@ impl fmt::Display for CutOff {
     }
 }
 
-/// An answer, or why there was none.
+/// A future that returns an answer, or the reason why no answer came.
 pub(crate) type Calling<'a> = Pin<Box<dyn Future<Output = Result<Answer, String>> + 'a>>;
 
-/// The way to the service.
+/// Sends requests to the service.
 pub(crate) trait Caller {
-    /// `None` if this caller cannot send such a request. Dropping the future hangs up.
+    /// Prepares a request. Returns `None` if this caller cannot send this variant. Dropping the future hangs up.
     fn call<'a>(&'a self, key: &str, variant: Variant) -> Option<Calling<'a>>;
 }
 
-/// Requests of HTTP. Each has a connection of its own, so that hanging up is seen.
+/// Sends HTTP requests. Each request has a connection of its own, so that the service notices when the client hangs up.
 pub(crate) struct Http {
     client: Client,
     http2: Client,
     pub(crate) request: Request,
 }
 
-/// What is sent, with `{key}` where the key belongs.
+/// The request, in which `{key}` stands for the key.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Request {
     pub(crate) method: Method,
@@ -112,7 +113,7 @@ pub(crate) struct Request {
     pub(crate) body: Option<String>,
     pub(crate) other_body: Option<String>,
     pub(crate) other_headers: Vec<(String, String)>,
-    /// The header of the key, unless `{key}` is elsewhere.
+    /// The header that contains the key. `None` if another part of the request contains the key.
     pub(crate) key_header: Option<String>,
 }
 
@@ -152,7 +153,7 @@ impl Caller for Http {
         let with_key = |text: &str| text.replace("{key}", key);
         let mut map = HeaderMap::new();
         for (name, value) in &headers {
-            // Both were checked when the arguments were read.
+            // The name and the value were checked when the arguments were read.
             map.append(HeaderName::try_from(name).ok()?, HeaderValue::try_from(with_key(value)).ok()?);
         }
         let body = body.map(|body| with_key(body));
@@ -195,7 +196,7 @@ fn reason(error: reqwest::Error) -> String {
     }
 }
 
-/// The body with its first number, or else its first string, changed, so that the service still understands it.
+/// Changes the first number of the body, or else its first string. The service can still parse the changed body.
 pub(crate) fn other_body(body: &str) -> Option<String> {
     let bytes = body.as_bytes();
     let mut in_string = false;
@@ -207,8 +208,8 @@ pub(crate) fn other_body(body: &str) -> Option<String> {
             return Some(changed(body, at + length - 1));
         }
     }
-    // The value of a member or an element: what follows a colon, a bracket or an equals sign. In JSON it must be a
-    // string, because another letter would make `true` no JSON.
+    // The value of a member or an element follows a colon, a bracket or an equals sign. In JSON, only a string can be
+    // changed, because `true` with another letter is not JSON.
     let is_json = body.starts_with(['{', '[']);
     let values = body.match_indices([':', '[', '=']).filter_map(|(at, _)| {
         let value = body[at + 1..].trim_start();
@@ -222,7 +223,7 @@ pub(crate) fn other_body(body: &str) -> Option<String> {
     bytes.get(first).filter(|byte| byte.is_ascii_alphanumeric()).map(|_| changed(body, first))
 }
 
-/// Another letter or digit at this place.
+/// Replaces the letter or digit at this place by another one.
 fn changed(body: &str, at: usize) -> String {
     let mut bytes = body.as_bytes().to_vec();
     bytes[at] = match bytes[at] {

@@ -1,4 +1,4 @@
-//! Reads the URL of the database: the address to which the proxy connects, and the URL that the service gets instead.
+//! Reads the URL of the database. Computes the address to which the proxy connects, and the URL that the service gets.
 
 use std::net::SocketAddr;
 use std::str::FromStr as _;
@@ -11,7 +11,8 @@ use crate::Error;
 use crate::proxy::{Trust, Upstream};
 use crate::wire::Address;
 
-/// Parameters that describe the way to the server. The service goes another way.
+/// Parameters that describe the connection to the server. The service does not get these parameters, because it
+/// connects to the proxy.
 const OF_THE_WAY: [&str; 13] = [
     "channel_binding",
     "dbname",
@@ -54,18 +55,19 @@ impl Database {
         let trust = match self.options.get_ssl_mode() {
             PgSslMode::Disable | PgSslMode::Allow | PgSslMode::Prefer => return Ok(Upstream::plain(address)),
             PgSslMode::Require if authorities.is_none() => Trust::Anything,
-            // In the first two modes, libpq does not verify the host name. This program verifies it in all three, which
-            // is stricter.
+            // With `require` and `verify-ca`, libpq does not verify the host name. This program is stricter, and
+            // verifies the host name in all three modes.
             PgSslMode::Require | PgSslMode::VerifyCa | PgSslMode::VerifyFull => Trust::Verified(authorities),
         };
         Upstream::encrypted(address, trust).map_err(Error::Proxy)
     }
 
-    /// The URL for the service: the same user, password, database and settings, through the proxy.
+    /// The URL for the service. The user, the password, the database and the settings are those of the original URL.
+    /// The address is that of the proxy.
     pub(crate) fn through(&self, proxy: SocketAddr) -> String {
         let resolved = self.options.to_url_lossy();
         let mut url = Url::parse("postgres://127.0.0.1").unwrap_or_else(|_| self.url.clone());
-        // They cannot fail on a URL with a host.
+        // These setters cannot fail on a URL with a host.
         let _ = url.set_host(Some(&proxy.ip().to_string()));
         let _ = url.set_port(Some(proxy.port()));
         let _ = url.set_username(resolved.username());

@@ -1,4 +1,4 @@
-//! What a request changed: the same question before and after it.
+//! The effects of a request: the difference between a reading before the request and a reading after it.
 
 use std::fmt;
 use std::process::Stdio;
@@ -11,11 +11,11 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::Error;
 
-/// Between two readings. They have to be equal, so that a late effect is charged to its own try.
+/// The pause between two readings. The two readings have to be equal, so that a late effect is charged to its own try.
 const APART: Duration = Duration::from_millis(50);
 /// How long the effects may go on changing, and how long one reading may take.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Numbers are compared exactly, with so many decimals.
+/// How many decimals of a number are compared. The comparison is exact.
 const DECIMALS: usize = 9;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ impl Effects {
         Self { options, connection: None, query, command }
     }
 
-    /// Connects, so that a wrong URL is the first thing to be said.
+    /// Connects to the database, so that a wrong URL is reported first.
     pub(crate) async fn reach(&mut self) -> Result<(), Error> {
         let connecting = timeout(PATIENCE, PgConnection::connect_with(&self.options)).await;
         let refused = |_| Error::Database(sqlx::Error::PoolTimedOut);
@@ -59,7 +59,7 @@ impl Effects {
         Ok(())
     }
 
-    /// Reads until two readings in a row are equal.
+    /// Reads the effects until two readings in a row are equal.
     pub(crate) async fn settled(&mut self, key: &str) -> Result<Reading, Error> {
         let started = Instant::now();
         let mut reading = self.read(key).await?;
@@ -76,7 +76,7 @@ impl Effects {
         }
     }
 
-    /// One reading.
+    /// Reads the effects once.
     pub(crate) async fn read(&mut self, key: &str) -> Result<Reading, Error> {
         let mut rows = Vec::new();
         if let Some(query) = &self.query {
@@ -98,7 +98,7 @@ impl Effects {
             Some(connection) => connection,
             None => PgConnection::connect_with(&self.options).await.map_err(Error::Database)?,
         };
-        // The simple protocol gives every value as text, whatever its type is.
+        // The simple protocol returns the values of every type as text.
         let rows = sqlx::raw_sql(AssertSqlSafe(query.to_owned())).fetch_all(&mut connection).await;
         let rows = rows.map_err(|error| Error::Effects(error.to_string()))?;
         self.connection = Some(connection);
@@ -130,7 +130,7 @@ fn cell(text: &str, key: &str) -> Cell {
     number(text).map_or_else(|| Cell::Text(text.replace(key, "{key}")), Cell::Number)
 }
 
-/// A decimal number, as a whole number of its smallest part.
+/// Parses a decimal number. Returns the number times 10 to the power of `DECIMALS`.
 fn number(text: &str) -> Option<i128> {
     let (sign, digits) = text.strip_prefix('-').map_or((1, text), |digits| (-1, digits));
     let (whole, part) = digits.split_once('.').unwrap_or((digits, ""));
@@ -151,7 +151,7 @@ fn in_decimals(number: i128) -> String {
 }
 
 impl Reading {
-    /// What has changed since `before`. A row that was missing counts as zero.
+    /// The changes since the reading `before`. A number in a missing row counts as zero.
     pub(crate) fn since(&self, before: &Self) -> Effect {
         let change = |row: usize, column: usize| {
             let at = |reading: &Self| reading.0.get(row).and_then(|cells| cells.get(column)).cloned();
@@ -177,7 +177,7 @@ impl Effect {
         self.0.iter().flatten().all(|change| matches!(change, Change::None | Change::By(0)))
     }
 
-    /// The same changes; rows without one at the end do not matter.
+    /// Whether both effects contain the same changes. Rows without a change at the end do not matter.
     pub(crate) fn equals(&self, other: &Self) -> bool {
         let changed = |effect: &Self| {
             let mut rows = effect.0.clone();
@@ -187,7 +187,7 @@ impl Effect {
         changed(self) == changed(other)
     }
 
-    /// Whether anything happened that `once` does not contain.
+    /// Whether this effect goes beyond `once`, which is the effect of one request.
     pub(crate) fn exceeds(&self, once: &Self) -> bool {
         let once = |row: usize, column: usize| once.0.get(row).and_then(|cells| cells.get(column));
         self.0.iter().enumerate().any(|(row, cells)| {
@@ -199,7 +199,7 @@ impl Effect {
         })
     }
 
-    /// For the report: one list for each row.
+    /// The changes as texts for the report, with one list for each row.
     pub(crate) fn rows(&self) -> Vec<Vec<String>> {
         self.0.iter().map(|row| row.iter().map(ToString::to_string).collect()).collect()
     }

@@ -1,6 +1,6 @@
 use std::io;
 
-/// Why the check could not run. A finding is not an error.
+/// The reason why the check could not run. A finding is not an error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -10,7 +10,7 @@ pub enum Error {
     /// The database cannot be reached.
     #[error("the database does not answer")]
     Database(#[source] sqlx::Error),
-    /// The effects query or command fails, or cannot be compared.
+    /// The query or the command for the effects fails, or its result cannot be compared.
     #[error("the effects cannot be read: {0}")]
     Effects(String),
     /// The service does not start, or does not answer.
@@ -22,7 +22,7 @@ pub enum Error {
          check gives it (in DATABASE_URL, or the variable of --env)"
     )]
     Unproxied,
-    /// The service does not behave the same way without any interruption.
+    /// The requests without an interruption fail, change nothing, or differ from each other.
     #[error("{0}")]
     Undisturbed(String),
     /// The proxy cannot listen, or the certificates of `sslrootcert` cannot be read.

@@ -1,4 +1,4 @@
-//! The form of an answer: what the answers to two keys have in common, although their values differ.
+//! The form of an answer. The answers to two keys have the same form, although their values differ.
 
 use std::collections::BTreeSet;
 
@@ -16,13 +16,13 @@ impl Form {
             if name.eq_ignore_ascii_case("content-type") { format!("{name}: {value}") } else { name.clone() }
         };
         let mut parts = answer.headers.iter().map(header).collect();
-        // Another body than JSON has no members.
+        // A body that is not JSON has no members.
         let body = serde_json::from_slice(&answer.body).unwrap_or_default();
         add_members(&mut parts, "", &body);
         Self(parts)
     }
 
-    /// Such as `lacks "id", and has "status"`. `None` if the forms are the same.
+    /// The difference, such as `lacks "id", and has "status"`. `None` if the forms are the same.
     pub(crate) fn unlike(&self, expected: &Self) -> Option<String> {
         let only = |verb: &str, one: &Self, other: &Self| {
             let parts: Vec<_> = one.0.difference(&other.0).map(String::as_str).collect();
@@ -33,7 +33,7 @@ impl Form {
     }
 }
 
-/// An element of an array is no member: there may be any number of them.
+/// Adds the path of each member. The elements of arrays are not members, because their number may vary.
 fn add_members(parts: &mut BTreeSet<String>, path: &str, value: &Value) {
     for (name, value) in value.as_object().into_iter().flatten() {
         parts.insert(format!("\"{path}{name}\""));

@@ -1,4 +1,4 @@
-//! What a try shows.
+//! The verdict about a try.
 
 use std::fmt;
 
@@ -19,37 +19,39 @@ pub enum Interruption {
     LostAfter,
     /// The client hangs up while the message is on its way.
     HangUp,
-    /// The process is killed while the message is on its way, and started again. The server still executes the message.
+    /// The service is killed while the message is on its way, and is then started again. The server still executes the
+    /// message.
     Killed,
     /// A second request with the same key arrives while the message is on its way.
     Duplicate,
 }
 
 impl Interruption {
-    /// As `--only` has it.
+    /// The name of the interruption in `--only`.
     #[must_use]
     pub fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 }
 
-/// What came of a try.
+/// The outcome of a try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// The effect happened once, and each final answer is the same. This is no finding.
+    /// The effect happened once, and all final answers are the same. This verdict is not a finding.
     OneEffect,
-    /// More than one effect.
+    /// The effects are more than those of one request.
     TwoEffects,
-    /// The client was told of success, and the effect, or a part of it, is missing.
+    /// A client got a successful answer, but the effect, or a part of it, is missing.
     NoEffectButSuccess,
-    /// One effect, and two final answers that differ, or an answer of another form than without an interruption.
+    /// The effect happened once, but two final answers differ, or an answer has another status or form than without an
+    /// interruption.
     OtherAnswer,
-    /// No final answer in time.
+    /// A client got no final answer in time.
     Stuck,
     /// The final answer is a refusal, although the same request succeeds without an interruption.
     RefusedThoughRetried,
-    /// Another body under the same key was answered with success.
+    /// The service answered another body under the same key with success.
     NotRefused,
     /// A request that the client had cut off had an effect.
     PerformedThoughCutOff,
@@ -73,12 +75,12 @@ impl fmt::Display for Verdict {
 /// How two answers are compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Compare {
-    /// The status, `Content-Type`, `Location`, and every byte of the body. The answer to an undisturbed request has
-    /// other values, so only the status, `Content-Type`, the presence of `Location` and the names of JSON members are
-    /// compared.
+    /// Compares the status, `Content-Type`, `Location`, and every byte of the body. The answer to an undisturbed
+    /// request contains other values. With that answer, only the status, `Content-Type`, the presence of `Location` and
+    /// the names of JSON members are compared.
     #[default]
     Body,
-    /// The status. An answer with the id of another payment is no finding then.
+    /// Compares only the status. The check then overlooks an answer with the id of another payment.
     Status,
 }
 
@@ -88,17 +90,17 @@ impl Compare {
     }
 }
 
-/// What the undisturbed request does.
+/// The effect and the answer of the undisturbed request.
 #[derive(Clone, Debug)]
 pub(crate) struct Expected {
     pub(crate) effect: Effect,
     pub(crate) answer: Answer,
-    /// `None` if it is not compared.
+    /// The form of the answer. `None` if forms are not compared.
     pub(crate) form: Option<Form>,
 }
 
 impl Expected {
-    /// Judges the final answers to one key, in their order, and what they changed.
+    /// Judges the final answers to one key, in their order, together with the effect.
     pub(crate) fn judge(&self, effect: &Effect, finals: &[&Answer], compare: Compare) -> (Verdict, String) {
         let in_place = || format!("the effect is {effect} in place of {}", self.effect);
         let Some(first) = finals.first() else {

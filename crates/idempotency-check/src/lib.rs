@@ -1,8 +1,8 @@
-//! Interrupts a service at each message to its PostgreSQL, lets a client retry with the same idempotency key, and
-//! judges whether the operation had one effect and one answer.
+//! Interrupts a service at each message to its PostgreSQL server. After each interruption, a client retries the request
+//! with the same idempotency key. The check then judges whether the operation had one effect and one answer.
 //!
-//! The program `idempotency-check` does this to any HTTP service; its README describes what it tries. This library does
-//! it in a project's own tests:
+//! The program `idempotency-check` checks an HTTP service in any language. Its README lists the interruptions. This
+//! library runs the same check in a project's own tests:
 //!
 //! ```no_run
 //! # async fn pay(_: &str, _: &str) -> Result<idempotency_check::Answer, String> { unimplemented!() }
@@ -19,8 +19,8 @@
 //! # }
 //! ```
 //!
-//! The function is called for each request, retry and duplicate. When the client hangs up, its future is dropped. Only
-//! the program cuts uploads off, because a function sends its bodies itself.
+//! The check calls the function for each request, retry and duplicate. To hang up, the check drops the future of the
+//! call. Only the program cuts uploads off, because a function sends its own bodies.
 
 mod check;
 pub mod cli;

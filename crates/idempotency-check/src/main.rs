@@ -13,7 +13,8 @@ async fn main() -> ExitCode {
     else {
         return ExitCode::from(2);
     };
-    // The service has a process group of its own, which the terminal does not signal. Dropping the run kills it.
+    // The service has a process group of its own, which the terminal does not signal. Dropping the run kills the
+    // service.
     let code = tokio::select! {
         code = run(arguments) => code,
         _ = interrupt.recv() => 130,

@@ -24,9 +24,10 @@ pub(crate) use state::{Cut, Event, Place, Then, Trap};
 pub(crate) use text::shorten;
 pub(crate) use upstream::{Trust, Upstream};
 
-/// Shorter than this, a silence may be the service thinking.
+/// The shortest silence that counts as the end of a request's work. During a shorter silence, the service may be
+/// computing.
 const QUIET: Duration = Duration::from_millis(60);
-/// How often a silence is looked for.
+/// The pause between two checks of the proxy's state.
 const LOOK: Duration = Duration::from_millis(5);
 
 #[derive(Debug)]
@@ -70,7 +71,8 @@ impl Proxy {
         self.entrance.port()
     }
 
-    /// Watches the idle service for so long. What it does now is background from now on.
+    /// Watches the idle service for this time. The statements that the service sends in this time count as background
+    /// afterwards.
     pub(crate) async fn learn(&self, watch: Duration) {
         self.shared.lock().phase = Phase::Learning;
         sleep(watch).await;
@@ -81,7 +83,7 @@ impl Proxy {
         self.shared.lock().background.len()
     }
 
-    /// Numbers the messages from now on, and interrupts the one that the trap describes.
+    /// Numbers the messages from now on, and interrupts the message that the trap describes.
     pub(crate) fn number(&self, trap: Option<Trap>) {
         let mut state = self.shared.lock();
         state.phase = Phase::Numbering;
@@ -91,12 +93,12 @@ impl Proxy {
         state.trap = trap;
     }
 
-    /// Adds to the story.
+    /// Adds a line to the story.
     pub(crate) fn say(&self, what: impl Into<String>) {
         self.shared.lock().events.push(Event::Said(what.into()));
     }
 
-    /// Ends the numbering.
+    /// Ends the numbering, and returns the events.
     pub(crate) fn finish(&self) -> Vec<Event> {
         let mut state = self.shared.lock();
         state.phase = Phase::Passing;
@@ -107,7 +109,7 @@ impl Proxy {
     /// Waits until the trap has caught its message.
     pub(crate) async fn fired(&self) {
         loop {
-            // Registered before the look, so that a trap that fires in between wakes it.
+            // The wait is registered before the check, so that a trap that fires in between ends the wait.
             let fired = self.shared.fired.notified();
             if self.has_fired() {
                 return;
@@ -122,13 +124,13 @@ impl Proxy {
 
     pub(crate) fn let_go(&self, then: Then) {
         if let Some(held) = self.shared.lock().held.take() {
-            // If the connection is gone, so is the message.
+            // If the connection is gone, the message is gone, too.
             let _ = held.send(then);
         }
     }
 
-    /// Waits until no request is at work in the database: no message is unanswered, and no transaction is open. Returns
-    /// whether that came to pass.
+    /// Waits until no request is at work in the database. Then no message is unanswered, and no transaction is open.
+    /// Returns `false` if this takes longer than `patience`.
     pub(crate) async fn settle(&self, patience: Duration) -> bool {
         self.until(patience, |state| {
             let foreground = |lane: &&Lane| lane.unit != Unit::Background;
@@ -137,7 +139,8 @@ impl Proxy {
         .await
     }
 
-    /// Waits until something has happened since `since`, and then nothing for a while. Statements may be waiting.
+    /// Waits until a message was sent after `since`, and a silence followed. Statements may still be waiting in the
+    /// database.
     pub(crate) async fn pause(&self, since: Instant, patience: Duration) {
         let quiet = |state: &State| state.last_activity > since && state.last_activity.elapsed() >= 2 * QUIET;
         self.until(patience, quiet).await;

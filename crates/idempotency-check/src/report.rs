@@ -11,26 +11,26 @@ use crate::client::Answer;
 use crate::judge::{Interruption, Verdict};
 use crate::proxy::shorten;
 
-/// How much of an answer is shown.
+/// The longest part of an answer that is shown, in characters.
 const BODY: usize = 200;
 
-/// How many lines of a story are shown, and how many of them are its beginning.
+/// A story of more than `STORY` lines is shortened to its first `BEGIN` lines and its last lines.
 const STORY: usize = 36;
 const BEGIN: usize = 30;
 
-/// What the check found.
+/// The result of a check.
 #[derive(Clone, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct Report {
-    /// What was checked.
+    /// The service that was checked.
     pub service: Checked,
     /// The messages of an undisturbed request.
     pub messages: Vec<Numbered>,
-    /// Every interruption of every message.
+    /// The tries with an interruption: each interruption of each message.
     pub tries: Vec<Try>,
     /// The tries without an interruption.
     pub undisturbed: Vec<Try>,
-    /// The wrong tries of `tries` and `undisturbed`.
+    /// The tries of `tries` and `undisturbed` with another verdict than [`Verdict::OneEffect`].
     pub findings: Vec<Try>,
     /// Remarks for the reader of the report.
     pub notes: Vec<String>,
@@ -40,13 +40,13 @@ pub struct Report {
 #[derive(Clone, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct Checked {
-    /// Where the request goes; empty for a function.
+    /// The URL of the request. The string is empty if a function sends the request.
     pub url: String,
     /// The method of the request.
     pub method: String,
-    /// The command that starts it.
+    /// The command that starts the service.
     pub command: Vec<String>,
-    /// Whether it was killed and started again.
+    /// Whether the check kills the service and starts it again.
     pub killed: bool,
 }
 
@@ -54,54 +54,54 @@ pub struct Checked {
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Numbered {
-    /// From 1.
+    /// The number of the message, from 1.
     pub number: usize,
-    /// Its statements, shortened.
+    /// The statements of the message, shortened.
     pub sql: String,
 }
 
-/// An answer, as a story shows it.
+/// An answer, as the story of a try shows it.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Told {
-    /// `first`, `retry`, `duplicate`, `again`, or a variant of the request.
+    /// The name of the request: `first`, `retry`, `duplicate`, `again`, or the name of a variant.
     pub request: &'static str,
-    /// `None` if no answer came.
+    /// The status of the answer, or `None` if no answer came.
     pub status: Option<u16>,
-    /// The body, shortened, or why no answer came.
+    /// The shortened body, or the reason why no answer came.
     pub body: String,
 }
 
-/// Requests with one key: an interruption of one message, or a check without an interruption.
+/// All requests with one key, either with an interruption of one message or without an interruption.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Try {
-    /// The number of the message, if one was interrupted.
+    /// The number of the interrupted message. `None` for a check without an interruption.
     pub message: Option<usize>,
-    /// What was done to it.
+    /// The interruption of the message.
     pub interruption: Option<Interruption>,
     /// The name of a check without an interruption, such as `two_at_once`.
     pub check: Option<&'static str>,
     /// Whether the message occurred.
     pub reached: bool,
-    /// `None` if the message was not reached, or nothing is judged.
+    /// The verdict. `None` if the message did not occur, or if the check does not judge this request.
     pub verdict: Option<Verdict>,
     /// The idempotency key.
     pub key: String,
-    /// A text that explains the verdict. Without a verdict, the text says what happened.
+    /// A text that explains the verdict. Without a verdict, the text describes what happened.
     pub detail: String,
     /// The effect of an undisturbed request.
     pub expected: Vec<Vec<String>>,
     /// The effect of this try.
     pub effect: Vec<Vec<String>>,
-    /// What the clients were told.
+    /// The answers that the clients got.
     pub answers: Vec<Told>,
-    /// What happened, in order.
+    /// The events of the try, in their order.
     pub story: Vec<String>,
 }
 
 impl Try {
-    /// Such as `7:lost-after`, or `two at once`.
+    /// The name of the try, such as `7:lost-after` or `two at once`.
     pub(crate) fn place(&self) -> String {
         match (self.message, self.interruption) {
             (Some(message), Some(interruption)) => format!("{message}:{}", interruption.name()),
@@ -144,7 +144,7 @@ impl Report {
         }
     }
 
-    /// How often each interruption had each verdict.
+    /// A table with the number of tries for each interruption and each verdict.
     fn table(&self) -> Table {
         let used: BTreeSet<_> = self.tries.iter().filter_map(|it| it.verdict).collect();
         let mut table = Table::new();
@@ -163,7 +163,7 @@ impl Report {
     }
 }
 
-/// For a person.
+/// The report as a text for a person.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "The request sends {} messages to the database:\n", self.messages.len())?;
@@ -183,7 +183,7 @@ impl fmt::Display for Report {
             format!("  {:<20} {}", it.place(), detail.join(": "))
         });
         let mut lines: Vec<_> = lines.collect();
-        // Some are tried several times.
+        // Some checks are tried several times, with the same line each time.
         lines.dedup();
         for line in lines {
             writeln!(f, "{line}")?;
@@ -194,7 +194,7 @@ impl fmt::Display for Report {
             let left_out = finding.story.len().saturating_sub(STORY);
             for (at, line) in finding.story.iter().enumerate() {
                 match at {
-                    // The end says what came of it.
+                    // The end of the story shows its outcome.
                     BEGIN if left_out > 0 => writeln!(f, "        … {} more lines; --report has them", left_out)?,
                     _ if at >= BEGIN && at < BEGIN + left_out => {}
                     _ => writeln!(f, "  {line}")?,

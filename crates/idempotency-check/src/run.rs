@@ -1,4 +1,5 @@
-//! One run of the check: the request without interruptions first, and then each interruption of each message.
+//! One run of the check. The request is first sent without interruptions, and then with each interruption of each
+//! message.
 
 mod cut_off;
 mod interrupt;
@@ -20,17 +21,18 @@ use crate::report::{Numbered, Report, Try};
 use crate::service::Service;
 use crate::talk::Talk;
 
-/// How long the idle service is watched, before its first request and after it. Job queues poll every second or two.
+/// How long the check watches the idle service, before the first request and after it. Job queues usually poll every
+/// one or two seconds.
 const WATCH: Duration = Duration::from_millis(2_200);
-/// How long the work of a request may go on in the database after its answer.
+/// How long the database may still work for a request after the service has answered.
 const SETTLE: Duration = Duration::from_secs(3);
-/// How long the effects may change after the last try. A job that was enqueued in one has run by then.
+/// How long the check waits for late effects after the last try. A job that a try has enqueued has run by then.
 const LATE: Duration = Duration::from_secs(4);
-/// How often a reading is repeated until it shows what was promised.
+/// The pause between two readings while the check waits for a promised effect.
 const LOOK: Duration = Duration::from_millis(100);
-/// How many more requests are sent until two in a row send the same messages.
+/// How many more requests may be sent until two requests in a row send the same messages.
 const COLD: usize = 5;
-/// How much of a statement is shown.
+/// The longest part of a statement that is shown, in characters.
 const SQL: usize = 110;
 
 pub(crate) struct Options {
@@ -49,23 +51,23 @@ pub(crate) struct Run<'a> {
     options: &'a Options,
     expected: Expected,
     places: Vec<Place>,
-    /// Whether another body under a used key is refused without an interruption.
+    /// Whether the service refuses another body under a used key when no message is interrupted.
     refuses: bool,
-    /// An undisturbed request, if a reading is about one key only.
+    /// An undisturbed request. `None` if a reading shows the effects of all keys.
     alone: Option<Ended>,
-    /// The tries whose effects may still change. If a reading shows more than one key, it is the last one.
+    /// The tries whose effects may still change. If a reading shows the effects of all keys, only the last try is here.
     ended: Vec<Ended>,
     report: Report,
 }
 
-/// Requests with a key, and the readings before and after them.
+/// The key of a try, and the readings before and after the try.
 struct Ended {
     key: String,
     before: Reading,
     after: Reading,
 }
 
-/// An undisturbed request.
+/// The result of an undisturbed request.
 struct Plain {
     messages: Vec<(Place, String)>,
     expected: Expected,
@@ -101,10 +103,10 @@ impl<'a> Run<'a> {
         self.number().await?;
         if self.options.only.is_none() {
             self.undisturbed().await?;
-            // A process that is killed forgets its jobs.
+            // This wait comes before the interruptions, because a process that is killed forgets its jobs.
             self.late().await?;
         } else {
-            // A try asks for another body if that is refused without an interruption.
+            // This call sets `refuses`, which decides whether a try also sends another body.
             self.another_body().await?;
             self.report.undisturbed.clear();
         }
@@ -122,7 +124,8 @@ impl<'a> Run<'a> {
         Talk::new(self.caller, self.proxy, &self.options.again, self.options.patience)
     }
 
-    /// Finds the messages of the request, its effect and its answer, and that they are the same each time.
+    /// Finds the messages, the effect and the answer of an undisturbed request. Compares two such requests with each
+    /// other.
     async fn number(&mut self) -> Result<(), Error> {
         let nobody = self.talk().key;
         let nothing = self.effects.read(&nobody).await?;
@@ -211,10 +214,11 @@ impl<'a> Run<'a> {
         Ok(Plain { messages, expected, took: started.elapsed(), ended: Ended { key: talk.key, before, after } })
     }
 
-    /// Says what it will cost.
+    /// Reports the number of tries, and the expected time.
     fn announce(&self, took: Duration) {
         let tries = self.plan();
-        // A try takes longer than an undisturbed request: it retries, asks again, and waits for the interruption.
+        // A try takes longer than an undisturbed request, because a try retries, repeats the request, and waits for the
+        // interruption.
         let kills = tries.iter().filter(|(_, interruption)| *interruption == Interruption::Killed).count();
         let seconds = tries.len() as f64 * (took.as_secs_f64() + 0.25) + kills as f64 + LATE.as_secs_f64();
         let count = self.report.messages.len();
@@ -253,7 +257,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// A reading before a try. What has changed since the last try ended was a late effect of that one.
+    /// Reads the effects before a try. A change since the end of the last try is a late effect of the last try.
     async fn before(&mut self, key: &str) -> Result<Reading, Error> {
         let before = self.effects.read(key).await?;
         if self.alone.is_none()
@@ -265,7 +269,7 @@ impl<'a> Run<'a> {
         Ok(before)
     }
 
-    /// Waits, and reads the effects again.
+    /// Waits for late effects, and reads the effects again.
     async fn late(&mut self) -> Result<(), Error> {
         (self.options.progress)("waiting for late effects");
         sleep(LATE).await;
@@ -285,7 +289,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Charges a late change to the try of its key.
+    /// Charges a late change of the effects to the try with the same key.
     fn charge(&mut self, ended: &Ended, now: &Reading, once: &Effect) {
         let mut tries = self.report.undisturbed.iter_mut().chain(&mut self.report.tries);
         let Some(it) = tries.find(|it| it.key == ended.key).filter(|_| *now != ended.after) else { return };
@@ -298,8 +302,9 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Sends the request again. A client that was told of success may as well stop here, so the whole effect has to be
-    /// there before. Returns whether it was.
+    /// Sends the request again. If a client got a successful answer, the whole effect must be committed before this
+    /// request, because a client may stop after such an answer. If the effect is missing, returns `false` and sends
+    /// nothing.
     async fn again(&mut self, talk: &mut Talk<'a>, before: &Reading) -> Result<bool, Error> {
         let once = self.expected.effect.clone();
         let is_promised = talk.finals().iter().any(|answer| answer.is_success());
@@ -311,7 +316,7 @@ impl<'a> Run<'a> {
         Ok(true)
     }
 
-    /// Whether the effect that a client was told of is committed, or will be soon.
+    /// Waits for a promised effect, for at most `SETTLE`. Returns whether the effect is committed.
     async fn is_kept(
         &mut self,
         talk: &Talk<'a>,
@@ -328,7 +333,7 @@ impl<'a> Run<'a> {
         Ok(true)
     }
 
-    /// Waits until the request has had all its effects.
+    /// Waits until the effects of the request no longer change. Returns the effects.
     async fn after(&mut self, key: &str, before: Reading, place: &str) -> Result<Effect, Error> {
         if !self.proxy.settle(SETTLE).await {
             let text =
@@ -341,7 +346,7 @@ impl<'a> Run<'a> {
         Ok(effect)
     }
 
-    /// What is known of the requests with a key when they are over.
+    /// Describes a try that is over, for the report.
     fn tried(&self, talk: Talk<'a>, verdict: Option<Verdict>, detail: String, effect: &Effect) -> Try {
         Try {
             message: None,
@@ -358,7 +363,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The events as lines. Up to the interruption, the messages have the numbers of the undisturbed request.
+    /// Writes the events as lines. Up to the interruption, the messages have the numbers of the undisturbed request.
     fn story(&self, key: &str, events: Vec<Event>, effect: &Effect) -> Vec<String> {
         let numbers: HashMap<_, _> = self.places.iter().enumerate().map(|(at, place)| (place, at + 1)).collect();
         let mut connections = Vec::new();

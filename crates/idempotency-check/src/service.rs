@@ -1,4 +1,4 @@
-//! The service as a process of the check: started, killed, and started again.
+//! The service as a process that the check starts, kills, and starts again.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -18,15 +18,15 @@ use crate::Error;
 
 /// How long a service may take until it listens.
 pub(crate) const START: Duration = Duration::from_secs(60);
-/// How long the processes of a killed group may take to let go of the port, and of the pipe into which they write.
+/// How long the processes of a killed group may take to release the port and the pipe into which they write.
 const FREE: Duration = Duration::from_secs(5);
-/// The end of what the service wrote, shown if it does not start.
+/// How many of the last lines of the service's output an error contains.
 const LINES: usize = 20;
 
 pub(crate) struct Service {
     command: Vec<String>,
     environment: (String, String),
-    /// Host and port of its URL.
+    /// The host and the port in the URL of the service.
     address: (String, u16),
     running: Option<Running>,
     /// How many times the service has ended although the check had not killed it.
@@ -41,9 +41,9 @@ struct Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It fails if the whole group has ended already.
+        // The call fails if the whole group has ended already.
         let _ = kill_process_group(self.group, Signal::KILL);
-        // A killed process ends at once; its port is free only then.
+        // A killed process ends soon, and its port is free only after that.
         let killed = Instant::now();
         while matches!(self.child.try_wait(), Ok(None)) && killed.elapsed() < FREE {
             std::thread::sleep(Duration::from_millis(1));
@@ -60,7 +60,7 @@ impl Service {
         &self.command
     }
 
-    /// As [`Service::start`], unless something else is there already.
+    /// Starts the service like [`Service::start`]. Fails if another process already listens at the address.
     pub(crate) async fn start_first(&mut self) -> Result<(), Error> {
         let (host, port) = &self.address;
         if listens(host, *port).await {
@@ -69,7 +69,7 @@ impl Service {
         self.start().await
     }
 
-    /// Returns once it listens.
+    /// Starts the service, and waits until it listens.
     pub(crate) async fn start(&mut self) -> Result<(), Error> {
         let (host, port) = &self.address;
         let (program, arguments) = self.command.split_first().unwrap_or((&self.command[0], &[]));
@@ -79,7 +79,7 @@ impl Service {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // A signal to the group reaches the processes that the service starts.
+            // A signal to the group also reaches the processes that the service starts.
             .process_group(0)
             .spawn()
             .map_err(|error| Error::Service(format!("{program} cannot be started: {error}")))?;
@@ -91,7 +91,8 @@ impl Service {
         let mut pause = Duration::from_millis(5);
         while !listens(host, *port).await {
             if let Ok(Some(status)) = running.child.try_wait() {
-                // The last lines may still be in the pipe, which a process that it has left behind keeps open.
+                // The last lines may still be in the pipe. The wait is limited, because a process that the service has
+                // left behind may keep the pipe open.
                 let _ = timeout(FREE, reading).await;
                 return Err(Error::Service(format!("the service ended with {status}{}", self.wrote())));
             }
@@ -115,7 +116,8 @@ impl Service {
         }
     }
 
-    /// Starts it again each time that it ends by itself, as a supervisor does. Never returns without an error.
+    /// Starts the service again each time that it ends by itself, as a supervisor does. Returns only if an error
+    /// occurs.
     pub(crate) async fn keep(&mut self) -> Result<Infallible, Error> {
         loop {
             if let Some(running) = &mut self.running {
@@ -151,7 +153,7 @@ impl Service {
         })
     }
 
-    /// The end of its log, for an error.
+    /// The last lines of the service's output, for an error.
     pub(crate) fn wrote(&self) -> String {
         let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         if log.is_empty() {

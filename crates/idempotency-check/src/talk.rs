@@ -1,4 +1,4 @@
-//! What a client says with one key, and what it is told.
+//! The requests of a client with one key, and the answers to them.
 
 use std::time::Duration;
 
@@ -9,10 +9,11 @@ use crate::client::{Answer, Caller, Calling, Variant};
 use crate::proxy::Proxy;
 use crate::report::Told;
 
-/// The first pause before a retry. It doubles up to `LONGEST_PAUSE`.
+/// The pause before the first retry. Each further pause is twice as long, up to `LONGEST_PAUSE`.
 const PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// A service that lost its connection may hang. The client then tries again.
+/// How long the client waits for an answer. A service that has lost its connection may hang, and the client then tries
+/// again.
 pub(crate) const ATTEMPT: Duration = Duration::from_secs(10);
 
 pub(crate) struct Talk<'a> {
@@ -32,7 +33,7 @@ impl<'a> Talk<'a> {
         Self { caller, proxy, again, key, deadline, finals: Vec::new(), told: Vec::new() }
     }
 
-    /// The patience begins now: what the check did until now was not the service's fault.
+    /// Restarts the time of `patience`, because the time until now was not the service's fault.
     pub(crate) fn begin_again(&mut self, patience: Duration) {
         self.deadline = Instant::now() + patience;
     }
@@ -43,7 +44,7 @@ impl<'a> Talk<'a> {
         Self { key, deadline: self.deadline, finals: Vec::new(), told: Vec::new(), ..*self }
     }
 
-    /// A request that is not sent before its future is polled.
+    /// Prepares a request. The request is sent when its future is first polled.
     pub(crate) fn call(&self, variant: Variant) -> Option<Calling<'a>> {
         self.caller.call(&self.key, variant)
     }
@@ -71,7 +72,7 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// Asks until there is a final answer, or patience ends.
+    /// Repeats the request until there is a final answer, or until the patience ends.
     pub(crate) async fn retry(&mut self) {
         let mut pause = PAUSE;
         while self.finals.is_empty() && Instant::now() < self.deadline {
@@ -81,7 +82,7 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// Another variant of the request, under the same key. Its answer is no answer to the request.
+    /// Sends a variant of the request under the same key. The answer does not count as an answer to the request itself.
     pub(crate) async fn vary(&mut self, request: &'static str, variant: Variant) -> Option<Result<Answer, String>> {
         let calling = self.call(variant)?;
         let answer = timeout(ATTEMPT, calling).await.unwrap_or_else(|_| Err("no answer in time".to_owned()));

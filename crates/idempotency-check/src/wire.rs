@@ -1,5 +1,5 @@
-//! PostgreSQL's wire protocol, as far as a proxy needs it: whole messages, a listening side, and a relay that asks a
-//! [`Tap`] about each message.
+//! The parts of PostgreSQL's wire protocol that a proxy needs: messages, a listening side, and a relay. The relay asks
+//! a [`Tap`] about each message.
 
 mod address;
 mod entrance;

@@ -1,4 +1,4 @@
-//! The command line. The flags of commands that crontabs and containers run are also environment variables.
+//! The command line. Commands that crontabs and containers run also take their flags from environment variables.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -15,7 +15,7 @@ use pg_idempotency::{InvalidKey, Key};
 #[command(version, propagate_version = true)]
 pub(crate) struct Arguments {
     /// The database: postgres://role@host/database
-    // The value may hold a password: never in --help.
+    // The value may contain a password, so --help does not show it.
     #[arg(long, env = "DATABASE_URL", hide_env_values = true, global = true)]
     pub(crate) database_url: Option<String>,
 
@@ -35,7 +35,7 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Checks the set-up; exits with 1 if a promise may not hold, and with 3 if only the sweep lags
+    /// Checks the set-up; exits with 1 if a promise may be broken, and with 3 if only the sweep lags
     Health {
         /// How long an expired record may wait for its sweep
         #[arg(long, env = "IDEMPOTENCY_MAX_LAG", default_value = "1h", value_parser = duration)]
@@ -44,10 +44,10 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Lists the keys that wait for a person (exhausted ones only with --max-attempts), the oldest claim first; exits
-    /// with 3 if there are any
+    /// Lists the keys that wait for a person, the oldest claim first; exits with 3 if there is a key to list. Exhausted
+    /// keys are listed only with --max-attempts
     Unsettled(Unsettled),
-    /// Shows the record of a key and its steps, with their downstream keys, and without the results of the steps
+    /// Shows the record of a key, and its steps with their downstream keys, but not the results of the steps
     Show {
         #[command(flatten)]
         key: KeyArguments,
@@ -60,14 +60,14 @@ pub(crate) enum Command {
     },
     /// Decides that an unfinished operation, or its step in doubt, took effect, and stores its response or result
     Resolve(Resolve),
-    /// Decides that an unfinished operation, or its step in doubt, took no effect: the next call performs it
+    /// Decides that an unfinished operation, or its step in doubt, took no effect, so that the next call performs it
     Release {
         #[command(flatten)]
         key: KeyArguments,
-        /// This step took no effect; the operation is released when no other step is in doubt
+        /// Decide that this step took no effect; the operation is released when no other step is in doubt
         #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
         step: Option<String>,
-        /// Why: the record keeps the reason as its last error, which callers may see
+        /// The reason, which the record keeps as its last error; callers may see the last error
         #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         reason: String,
         /// Do not ask for confirmation
@@ -78,18 +78,18 @@ pub(crate) enum Command {
     Grant {
         #[command(flatten)]
         key: KeyArguments,
-        /// Why: the record keeps the reason as its last error, which callers may see
+        /// The reason, which the record keeps as its last error; callers may see the last error
         #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         reason: String,
         /// Do not ask for confirmation
         #[arg(long)]
         yes: bool,
     },
-    /// Deletes the record of a key before it expires: the next call with the key performs again
+    /// Deletes the record of a key before it expires, so that the next call with the key performs the operation again
     Forget {
         #[command(flatten)]
         key: KeyArguments,
-        /// Why: the reason is printed with the decision, for the log
+        /// The reason, which is printed with the decision, for the log
         #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         reason: String,
         /// Do not ask for confirmation
@@ -98,15 +98,16 @@ pub(crate) enum Command {
     },
     /// Serves a web page that shows the records and settles keys, until SIGTERM or SIGINT
     Console {
-        /// The address to listen on; one that is not loopback requires --token-file or --user-header
+        /// The address to listen on; an address that is not loopback requires --token-file or --user-header
         #[arg(long, env = "IDEMPOTENCY_CONSOLE_ADDR", default_value = "127.0.0.1:9190")]
         listen: SocketAddr,
         #[command(flatten)]
         options: ConsoleOptions,
     },
-    /// Lets the database refuse every write to these tables outside an idempotent operation
+    /// Makes the database refuse every write to these tables outside an idempotent operation
     Protect {
-        /// The tables, named as in SQL; a protected table gets its missing triggers, and disabled ones are enabled
+        /// The tables, named as in SQL; if a table is protected already, its missing triggers are created, and its
+        /// disabled triggers are enabled
         #[arg(required = true, value_name = "TABLE")]
         tables: Vec<String>,
         /// Give a warning instead of the error, to find such writes first
@@ -121,7 +122,7 @@ pub(crate) enum Command {
     },
     /// Creates the schema and its table, or brings them up to date
     Migrate {
-        /// Print the SQL, for a DBA to run, and touch no database
+        /// Print the SQL for a DBA to run, and do not connect to a database
         #[arg(long)]
         print: bool,
         /// Create the SQL functions for callers in other languages, too
@@ -137,8 +138,8 @@ pub(crate) enum Command {
 pub(crate) struct Sweep {
     #[command(flatten)]
     pub(crate) pace: Pace,
-    /// Stop when the batch in progress ends after this time (30s, 5m, 1h). Exit code 3 means that more records may be
-    /// due. A batch that takes 5 seconds longer is rolled back, with exit code 1
+    /// Stop after this time (30s, 5m, 1h), at the end of the batch in progress. Exit code 3 means that more records may
+    /// be due. A batch that takes 5 seconds longer is rolled back, and the exit code is 1
     #[arg(long, env = "IDEMPOTENCY_MAX_DURATION", value_parser = duration)]
     pub(crate) max_duration: Option<Duration>,
     /// Print the report as JSON
@@ -150,10 +151,10 @@ pub(crate) struct Sweep {
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) pace: Pace,
-    /// The longest time from one pass to the next; each time is between half of it and all of it
+    /// The longest time from one pass to the next; each actual time is between half of this value and the whole value
     #[arg(long, env = "IDEMPOTENCY_INTERVAL", default_value = "60s", value_parser = interval)]
     pub(crate) interval: Duration,
-    /// Serve /metrics in Prometheus' text and /healthz on this address: 127.0.0.1:9187
+    /// Serve /healthz, and /metrics in the text format of Prometheus, on this address, such as 127.0.0.1:9187
     #[arg(long, env = "IDEMPOTENCY_METRICS_ADDR")]
     pub(crate) metrics_addr: Option<SocketAddr>,
 }
@@ -163,13 +164,13 @@ pub(crate) struct ConsoleOptions {
     /// A file with a token of at least 16 characters; the browser asks for it as the password
     #[arg(long, env = "IDEMPOTENCY_CONSOLE_TOKEN_FILE", value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
-    /// The header in which a reverse proxy names the operator; nothing but the proxy may reach the console
+    /// The header in which a reverse proxy names the operator; only the proxy may reach the console
     #[arg(long, env = "IDEMPOTENCY_CONSOLE_USER_HEADER", value_name = "NAME")]
     pub(crate) user_header: Option<HeaderName>,
-    /// Show keys but do not settle them; the janitor's grants are enough
+    /// Show keys but do not settle them; a role with the janitor's grants is enough
     #[arg(long, env = "IDEMPOTENCY_CONSOLE_READ_ONLY")]
     pub(crate) read_only: bool,
-    /// The service's limit: also list lapsed and released operations with this number of attempts
+    /// Also list lapsed and released operations with this number of attempts, which is the service's limit
     #[arg(long, env = "IDEMPOTENCY_MAX_ATTEMPTS")]
     pub(crate) max_attempts: Option<NonZeroU32>,
     /// Also list lapsed and released operations that no caller has claimed for this time
@@ -198,11 +199,11 @@ pub(crate) struct Unsettled {
     /// The greatest number of keys to list
     #[arg(long, default_value = "100")]
     pub(crate) limit: NonZeroU32,
-    /// The service's limit: also list lapsed and released operations with this number of attempts
+    /// Also list lapsed and released operations with this number of attempts, which is the service's limit
     #[arg(long, env = "IDEMPOTENCY_MAX_ATTEMPTS")]
     pub(crate) max_attempts: Option<NonZeroU32>,
-    /// Also list lapsed and released operations that no caller has claimed for this time, such as 1h: they may have
-    /// taken effect
+    /// Also list lapsed and released operations that no caller has claimed for this time, such as 1h, because they may
+    /// have taken effect
     #[arg(long, env = "IDEMPOTENCY_ABANDONED_FOR", value_parser = duration)]
     pub(crate) abandoned_for: Option<Duration>,
     /// Print JSON
@@ -216,11 +217,11 @@ pub(crate) struct Resolve {
     pub(crate) key: KeyArguments,
     #[command(flatten)]
     pub(crate) response: ResponseArguments,
-    /// Store the JSON as the result of this step in doubt; the next call continues after it when no other step is in
-    /// doubt
+    /// Store the JSON as the result of this step in doubt; when no other step is in doubt, the next call continues
+    /// after this step
     #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
     pub(crate) step: Option<String>,
-    /// Why: the reason is printed with the decision, for the log
+    /// The reason, which is printed with the decision, for the log
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     pub(crate) reason: String,
     /// Do not ask for confirmation
@@ -231,7 +232,8 @@ pub(crate) struct Resolve {
 #[derive(Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct ResponseArguments {
-    /// The response, or the result of the step, as the JSON that the service would have stored; `ps` shows it
+    /// The response, or the result of the step, as the JSON that the service would have stored; other users of the
+    /// machine can see the JSON with `ps`
     #[arg(long, value_name = "JSON", allow_hyphen_values = true)]
     pub(crate) response: Option<String>,
     /// A file with the JSON
@@ -239,14 +241,14 @@ pub(crate) struct ResponseArguments {
     pub(crate) response_file: Option<PathBuf>,
 }
 
-// No doc comment: clap would take it for the command's own text.
+// This type has no doc comment, because clap would use it as the text of the command.
 #[derive(Args)]
 pub(crate) struct KeyArguments {
     /// The owner of the operation
     scope: String,
     /// The name of the operation
     operation: String,
-    /// The client's value; if a part of the key begins with a hyphen, put all three behind `--`
+    /// The client's value; if a part of the key begins with a hyphen, put all three parts after `--`
     value: String,
 }
 

@@ -1,4 +1,4 @@
-//! The connection to the database, with an error that says why there is none.
+//! The connection to the database. An error contains the reason why the connection failed.
 
 use std::str::FromStr as _;
 use std::time::Duration;
@@ -11,16 +11,17 @@ use tokio::time::timeout;
 
 use crate::failure::{Failure, of_connecting};
 
-/// A slower server would not answer before cron calls again.
+/// How long the server may take to accept a connection. With a longer limit, cron could start the next command before
+/// the answer.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a command waits for an answer that takes the server a moment.
+/// How long a command waits for an answer that the server can give within a moment.
 pub(crate) const ANSWER: Duration = Duration::from_secs(30);
-/// How long a command waits for a statement that reads the whole table, or for other migrations. After this time the
-/// network counts as lost: cron would start the next command beside this one.
+/// How long a command waits for a statement that reads the whole table, or for other migrations. After this time, the
+/// network counts as lost. Without a limit, cron would start the next command beside this command.
 pub(crate) const LONG_ANSWER: Duration = Duration::from_secs(600);
 
-/// Asks the library, and closes the connection if no answer comes.
+/// Waits for an answer of the library, and closes the connection if no answer comes within `limit`.
 pub(crate) async fn ask<R, E: Into<Failure>>(
     limit: Duration,
     work: impl Future<Output = Result<R, E>>,
@@ -28,7 +29,7 @@ pub(crate) async fn ask<R, E: Into<Failure>>(
     bounded(limit, async { work.await.map_err(Into::into) }).await
 }
 
-/// The record of this key.
+/// Reads the record of this key.
 pub(crate) async fn look(pool: &PgPool, key: &Key) -> Result<Shown, Failure> {
     ask(ANSWER, operator::show(pool, key)).await?.ok_or(Failure::NoRecord)
 }
@@ -45,7 +46,7 @@ impl Database {
 
     fn options(&self) -> Result<PgConnectOptions, Failure> {
         let url = self.url.as_deref().ok_or(Failure::NoDatabase)?;
-        // sqlx's text about a malformed URL may quote the URL with its password.
+        // The error of sqlx is dropped, because its text may quote the malformed URL with its password.
         let options = PgConnectOptions::from_str(url).map_err(|_| Failure::MalformedUrl)?;
         Ok(options.application_name("idempotency-janitor"))
     }
@@ -57,8 +58,8 @@ impl Database {
         }
     }
 
-    /// A pool of one. A pool tries until its time is over and reports only the time-out, so a connection is made first,
-    /// which reports the reason.
+    /// A pool of one connection. A pool that cannot connect reports only a time-out. Therefore, this function first
+    /// opens a connection without a pool, and reports its error.
     pub(crate) async fn pool(&self) -> Result<PgPool, Failure> {
         let closing = self.connect().await?.close();
         timeout(CONNECT_TIMEOUT, closing)
@@ -68,12 +69,12 @@ impl Database {
         self.patient_pool()
     }
 
-    /// A pool of one for a daemon, which starts before its database.
+    /// A pool of one connection for a daemon, which may start before its database.
     pub(crate) fn patient_pool(&self) -> Result<PgPool, Failure> {
         self.pool_of(1, CONNECT_TIMEOUT)
     }
 
-    /// A pool that connects when it is first used, and waits so long for a connection.
+    /// A pool that connects when it is first used. A caller waits for a connection for at most `patience`.
     pub(crate) fn pool_of(&self, connections: u32, patience: Duration) -> Result<PgPool, Failure> {
         let pool = PgPoolOptions::new().max_connections(connections).acquire_timeout(patience);
         Ok(pool.connect_lazy_with(self.options()?))

@@ -1,8 +1,9 @@
-//! The operator's console: a small web page over the library's `operator`, for the keys that wait for a person.
+//! The operator's console: a small web page for the keys that wait for a person. The console uses the library's module
+//! `operator`.
 //!
 //! `access` admits or refuses a request, and `order` is a decision that a form sends. `pages` contains the templates,
-//! `text` makes text harmless, and `refusal` turns errors into pages. Decisions are those of the command line, in
-//! `settle`.
+//! `text` makes text harmless, and `refusal` turns errors into pages. The decisions are the same as those of the
+//! command line, and are made in `settle`.
 
 mod access;
 mod order;
@@ -44,20 +45,21 @@ use access::{Access, Visitor, guard};
 use order::{Order, decision, version};
 use refusal::Refusal;
 
-/// A page uses one connection, and few people open a console at once.
+/// How many connections the pool has. A page uses one connection, and few people open a console at once.
 const CONNECTIONS: u32 = 4;
 /// How long a page waits for a connection before it reports that the database is lost.
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How long a statement of a page may take.
 const PAGE_TIME: Duration = Duration::from_secs(10);
-/// How long the list may read the table, also after the page has given up: so at most one list at a time reads it.
+/// How long a list may read the table. The reading goes on after the page has given up, so that at most one list at a
+/// time reads the table.
 const LIST_TIME: Duration = Duration::from_secs(60);
-/// A browser sends a form in one piece. Without a limit, a client that never sends the rest of a form would keep its
-/// connection for ever.
+/// How long a form may take to arrive. A browser sends a form in one piece. Without a limit, a client that never sends
+/// the rest of a form would keep its connection for ever.
 const FORM_TIME: Duration = Duration::from_secs(5);
-/// In bytes. A response that a person types is smaller.
+/// The largest form, in bytes. A response that a person types is smaller.
 const FORM_SIZE: usize = 1 << 21;
-/// How many opened keys the console remembers. Their links stay valid after they have left the list.
+/// How many opened keys the console remembers. The link of such a key stays valid after the key has left the list.
 const OPENED: usize = 1000;
 
 type App = State<Arc<Console>>;
@@ -66,7 +68,7 @@ type Page = Result<Markup, Refusal>;
 
 struct Console {
     pool: PgPool,
-    /// One connection, so that at most one list at a time reads the table.
+    /// A pool of one connection, so that at most one list at a time reads the table.
     lists: PgPool,
     read_only: bool,
     max_attempts: Option<NonZeroU32>,
@@ -76,12 +78,12 @@ struct Console {
     opened: Mutex<VecDeque<(String, Key)>>,
 }
 
-/// `console`: serves until a signal.
+/// Runs the command `console`, which serves until a signal arrives.
 pub(crate) async fn run(address: SocketAddr, options: &ConsoleOptions, database: &Database) -> Result<Ending, Failure> {
     let mut signals = Signals::listen()?;
     log();
     let server = serve(address, options, database).await?;
-    // Port 0 is any free port.
+    // The address is printed, because port 0 means any free port.
     print(&format!("console on http://{}/\n", server.address))?;
     signals.received().await;
     server.stop().await;
@@ -113,8 +115,7 @@ async fn serve(address: SocketAddr, options: &ConsoleOptions, database: &Databas
     Server::start(address, router).await
 }
 
-/// Gives up a page that only reads if the database does not answer, and a form that does not arrive. An action is never
-/// cut off.
+/// Limits the time of a page that only reads, and the time in which a form has to arrive. An action is never cut off.
 async fn in_time(request: Request, next: Next) -> Response {
     if request.method() == Method::POST {
         let (parts, body) = request.into_parts();
@@ -135,15 +136,15 @@ async fn overview(State(console): App) -> Page {
         Ok((ask(PAGE_TIME, operator::stats(&pool)).await?, ask(PAGE_TIME, operator::health(&pool, lag)).await?))
     })
     .await?;
-    // It reads the whole table. The rest of the page does not wait for a large table, or for the list of another
-    // operator.
+    // The list of waiting keys reads the whole table. The rest of the page does not wait for a large table, or for the
+    // list of another operator.
     let waiting = timeout(PATIENCE, console.waiting()).await.ok().and_then(Result::ok);
     Ok(pages::overview(waiting.as_deref(), &stats, &warnings, console.read_only))
 }
 
-/// Asks the database in a task of its own, which ends within its own time and then closes a connection that does not
-/// answer. If a browser goes away, its request is dropped. Without a task the connection would then keep its place in
-/// the pool, until the ping of the pool is answered.
+/// Asks the database in a task of its own. The task ends within its own time, and then closes a connection that does
+/// not answer. If a browser goes away, its request is dropped. Without a task, the connection would then keep its place
+/// in the pool until the pool's ping is answered.
 async fn in_a_task<R: Send + 'static>(
     asking: impl Future<Output = Result<R, Failure>> + Send + 'static,
 ) -> Result<R, Failure> {
@@ -187,13 +188,14 @@ async fn confirm(State(console): App, visitor: Person, Path(link): Path<String>,
 }
 
 async fn settle(State(console): App, visitor: Person, Path(link): Path<String>, Form(order): Form<Order>) -> Page {
-    // A task of its own: if the browser closes the connection, the decision must still get into the log.
+    // The decision runs in a task of its own, because the decision must get into the log even if the browser closes the
+    // connection.
     let done = tokio::spawn(async move {
         let (agreed, order) = console.agree(&link, order, &visitor).await?;
         let done = agreed.carry_out(&console.pool, &order.reason).await;
         let done = done.map_err(|failure| Refusal::Failure(Some(link.clone()), failure))?;
         tracing::info!(operator = %printable(&order.operator), "{}", printable(&done));
-        // The decision is made and logged. Standard output may have no reader, or a full disk.
+        // The decision is made and logged, so an error is ignored. Standard output may have no reader, or a full disk.
         let _ = print(&format!("{} {}: {}\n", Utc::now().to_rfc3339(), printable(&order.operator), printable(&done)));
         Ok(pages::settled(&link, &done))
     });
@@ -201,7 +203,8 @@ async fn settle(State(console): App, visitor: Person, Path(link): Path<String>, 
 }
 
 impl Console {
-    /// The oldest keys that wait for a person. One more than a page shows tells whether there are more.
+    /// The oldest keys that wait for a person. The list contains one key more than a page shows, which reveals whether
+    /// there are more keys.
     async fn waiting(&self) -> Result<Vec<Shown>, Failure> {
         let (lists, most, idle) = (self.lists.clone(), self.max_attempts, self.abandoned_for);
         in_a_task(async move { ask(LIST_TIME, operator::unsettled(&lists, pages::LISTED + 1, most, Some(idle))).await })
@@ -220,7 +223,7 @@ impl Console {
         link
     }
 
-    /// The key of a link.
+    /// The key to which a link leads.
     fn key(&self, link: &str) -> Result<Key, Refusal> {
         let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         let (_, key) = opened.iter().find(|(known, _)| known == link).ok_or(Refusal::UnknownLink)?;
@@ -254,7 +257,7 @@ impl Console {
     }
 }
 
-/// The link of a key: a digest, because the value may be a secret.
+/// The link of a key. The link is a digest, because the value may be a secret.
 fn link(key: &Key) -> String {
     let mut digest = Sha256::new_with_prefix("console");
     for part in [key.scope(), key.operation(), key.value()] {

@@ -1,4 +1,4 @@
-//! Errors in one line: the failure, its cause, and what to do. A URL is never printed, because it may contain a
+//! Errors in one line, with the failure, its cause, and advice. A URL is never printed, because it may contain a
 //! password.
 
 use std::error::Error as _;
@@ -19,7 +19,7 @@ pub(crate) enum Failure {
     Login(#[source] sqlx::Error),
     #[error("the server gave no answer within {0:?}; check host, port and firewall")]
     Silence(Duration),
-    #[error("the server did not answer in time; it may still have carried out the command")]
+    #[error("the server did not answer in time; the server may still have carried out the command")]
     Unanswered,
     #[error(transparent)]
     Idempotency(Error),
@@ -47,7 +47,7 @@ pub(crate) enum Failure {
     Key(#[from] InvalidKey),
     #[error("there is no record of this key")]
     NoRecord,
-    #[error("the record is under a live lease for {seconds:.0} s more; its owner may be at work: wait for it")]
+    #[error("the record is under a live lease for {seconds:.0} s more; its owner may be at work, so wait for it")]
     Leased { seconds: f64 },
     #[error("nothing was done: the record's state is {state}; {why}")]
     NotToBeSettled { state: State, why: &'static str },
@@ -83,7 +83,7 @@ pub(crate) enum Failure {
         #[source]
         source: std::io::Error,
     },
-    #[error("a promise may not hold, see above")]
+    #[error("a promise may be broken, see above")]
     Unhealthy,
     #[error("cannot write the result")]
     Output(#[source] std::io::Error),
@@ -92,7 +92,7 @@ pub(crate) enum Failure {
          --user-header, or listen on 127.0.0.1"
     )]
     OpenConsole { address: std::net::SocketAddr },
-    #[error("cannot use the token file {path:?}; it should hold one line of at least 16 characters")]
+    #[error("cannot use the token file {path:?}; the file should contain one line of at least 16 characters")]
     TokenFile {
         path: std::path::PathBuf,
         #[source]
@@ -109,7 +109,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// 2 for wrong arguments, 1 for all other failures.
+    /// The exit code: 2 for wrong arguments, 1 for all other failures.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::NoDatabase
@@ -124,12 +124,12 @@ impl Failure {
         }
     }
 
-    /// The error and its causes. sqlx repeats the server's text, which is printed once.
+    /// The error and its causes. The text of the server's error occurs in several causes of sqlx, and is printed once.
     pub(crate) fn in_one_line(&self) -> String {
         let mut line = self.to_string();
         let mut cause = self.source();
         while let Some(error) = cause {
-            // The last words of a server's error name a line of its own source.
+            // The text of a server's error ends with a line number of the server's source code.
             let text = error.to_string();
             let text = text.split(" at line ").next().unwrap_or_default();
             if !line.contains(text) {
@@ -141,8 +141,8 @@ impl Failure {
     }
 }
 
-/// Foreign text in one line. Escapes characters that would start another line, control the terminal, change the
-/// direction of writing, or be invisible.
+/// Writes foreign text in one line. Escapes characters that would start another line, would control the terminal, would
+/// change the direction of writing, or would be invisible.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().fold(String::with_capacity(text.len()), |mut line, character| {
         match character {
@@ -154,7 +154,7 @@ pub(crate) fn printable(text: &str) -> String {
     })
 }
 
-/// Why a connection was not made. Class 28 is a login that the server refused.
+/// The failure of an attempt to connect. SQLSTATE class 28 means that the server refused the login.
 pub(crate) fn of_connecting(error: sqlx::Error) -> Failure {
     match error.as_database_error().and_then(|cause| cause.code()) {
         Some(code) if code.starts_with("28") => Failure::Login(error),
@@ -162,7 +162,7 @@ pub(crate) fn of_connecting(error: sqlx::Error) -> Failure {
     }
 }
 
-/// Creating a schema needs other rights than using it.
+/// Changes the advice, because a role needs other rights to create a schema than to use the schema.
 pub(crate) fn of_migrating(failure: Failure) -> Failure {
     match failure {
         Failure::Refused(cause) => Failure::MayNotMigrate(cause),
@@ -170,7 +170,8 @@ pub(crate) fn of_migrating(failure: Failure) -> Failure {
     }
 }
 
-/// A role that protects a table has to own it. The rights of a janitor are not enough.
+/// Changes the advice, because a role that protects a table has to own the table. The rights of a janitor are not
+/// enough.
 pub(crate) fn of_protecting(failure: Failure) -> Failure {
     match failure {
         Failure::Refused(cause) => Failure::MayNotProtect(cause),
@@ -191,21 +192,22 @@ impl From<SettleError> for Failure {
     fn from(error: SettleError) -> Self {
         match error {
             SettleError::Other(error) => error.into(),
-            // The record was there a moment ago.
+            // The record still existed a moment ago.
             _ => Self::Changed,
         }
     }
 }
 
-/// The library's advice for a caller with a key does not help here. 42501 is a missing right, which an administrator
-/// grants.
+/// The library gives advice for a caller with a key, which does not help an operator. SQLSTATE 42501 means that the
+/// role lacks a right, which an administrator can grant.
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error {
             Error::Database(cause) => match cause.as_database_error().and_then(|cause| cause.code()).as_deref() {
                 Some("42501") => Self::Refused(cause),
-                // A pool connects when it is first used: the login, the database's name, no room, or a server that is
-                // starting.
+                // A pool connects when it is first used, so a statement can fail because of its connection. These
+                // classes mean a lost connection, a refused login, a wrong database, a lack of resources, or a server
+                // that is starting or stopping.
                 Some(code) if ["08", "28", "3D", "53", "57P"].iter().any(|class| code.starts_with(class)) => {
                     of_connecting(cause)
                 }

@@ -1,4 +1,4 @@
-//! `health`: the parts of the set-up that break a promise, and the protected tables.
+//! `health`: shows settings that break a promise, and the protected tables.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use crate::connection::{ANSWER, Database, ask};
 use crate::failure::{Failure, printable};
 use crate::process::{Ending, print};
 
-/// A line for each warning. A sweep that lags has its own exit code, because only a broken promise has to wake a
+/// Prints a line for each warning. A sweep that lags has its own exit code, because only a broken promise has to wake a
 /// person.
 pub(crate) async fn health(database: &Database, max_lag: Duration, as_json: bool) -> Result<Ending, Failure> {
     let pool = database.pool().await?;
     let warnings = ask(ANSWER, operator::health(&pool, max_lag)).await?;
-    // These are the only warnings, because the schema, or a table of it, could not be read.
+    // Each of these two warnings comes alone, because the schema or one of its tables could not be read.
     let is_unread = matches!(warnings.first(), Some(Warning::UntrustedSchema { .. } | Warning::RowSecurity { .. }));
     let protected = match is_unread {
         true => Protected::new(),

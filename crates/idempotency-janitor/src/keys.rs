@@ -1,4 +1,4 @@
-//! `show` and `unsettled`: the keys that have to be settled, and the record of one key.
+//! `show` prints the record of one key, and `unsettled` lists the keys that have to be settled.
 
 use std::num::NonZeroU32;
 
@@ -46,7 +46,7 @@ fn in_json(shown: &Shown) -> serde_json::Value {
         "value": shown.key.value(),
         "mode": shown.mode.to_string(),
         "state": shown.state.to_string(),
-        // A string: beyond 2^53 many readers of JSON round numbers.
+        // The token is a string, because many readers of JSON round numbers beyond 2^53.
         "token": shown.token.to_string(),
         "attempt": shown.attempt,
         "granted_attempt": shown.granted_attempt,
@@ -91,8 +91,8 @@ fn probes_in_json(probes: &ShownProbes) -> serde_json::Value {
     })
 }
 
-/// What a reconciler has found out, in words: *4 probes, 2 without a trace, the last one failed at …: no route; left to
-/// a person*.
+/// The findings of a reconciler in words, such as *4 probes, 2 without a trace, the last one failed at …: no route;
+/// left to a person*.
 pub(crate) fn probes_in_words(probes: &ShownProbes) -> String {
     let last = probes.at.map(|at| format!(" at {}", at.to_rfc3339())).unwrap_or_default();
     let said = probes.finding.map(|finding| format!(", the last one {}{last}", finding.as_str().replace('_', " ")));
@@ -164,7 +164,7 @@ fn step_in_text(step: &ShownStep) -> String {
 
 pub(crate) async fn unsettled(database: &Database, options: Unsettled) -> Result<Ending, Failure> {
     let limit = options.limit.get();
-    // One more than requested shows whether there are more.
+    // One key more than requested shows whether there are more keys.
     let (most, abandoned_for) = (options.max_attempts, options.abandoned_for);
     let pool = database.pool().await?;
     let mut found = ask(LONG_ANSWER, operator::unsettled(&pool, limit.saturating_add(1), most, abandoned_for)).await?;
@@ -228,18 +228,19 @@ fn list_in_text(found: &[Shown], more_left: bool, most: Option<NonZeroU32>) -> S
     format!("{table}\n{}{more}", first.unwrap_or_default())
 }
 
-/// As the arguments of the commands that settle it.
+/// The key as the arguments of the commands that settle the key.
 fn named(record: &Shown) -> String {
     [record.key.scope(), record.key.operation(), record.key.value()].map(as_argument).join(" ")
 }
 
-/// Why the key waits: its state, and whether its attempts are used up, if the service's limit is known.
+/// The reason why the key waits: its state, and *exhausted* if its attempts have reached the service's limit.
 pub(crate) fn waits_as(record: &Shown, most: Option<NonZeroU32>) -> String {
     let exhausted = most.is_some_and(|most| record.is_exhausted(most));
     format!("{}{}", record.state, if exhausted { ", exhausted" } else { "" })
 }
 
-/// Quoted as one argument of a shell, because the line is made to be copied, and a part of a key is foreign text.
+/// Quotes a part of a key as one argument of a shell, because the line is made to be copied, and the part is foreign
+/// text.
 fn as_argument(part: &str) -> String {
     let plain = |character: char| character.is_ascii_alphanumeric() || "_-./:@%+=,".contains(character);
     if part.chars().all(plain) {
@@ -247,7 +248,7 @@ fn as_argument(part: &str) -> String {
     } else if printable(part) == part {
         format!("'{}'", part.replace('\'', r"'\''"))
     } else {
-        // Bash and zsh read this as the same characters, and a terminal shows them.
+        // Bash and zsh read this form as the same characters, and a terminal shows every character of this form.
         let escaped = part.chars().fold(String::new(), |mut escaped, character| {
             match character {
                 '\'' | '\\' => escaped.extend(['\\', character]),

@@ -1,11 +1,11 @@
 //! `idempotency-janitor`: deletes expired records of pg-idempotency, shows the others, and settles unknown outcomes.
 //!
-//! A thin `main` over the library. Exit codes:
+//! This program is a thin `main` over the library. Its exit codes are:
 //!
 //! - 0: done
-//! - 1: ran and failed
+//! - 1: the command ran and failed
 //! - 2: wrong usage
-//! - 3: `sweep` stopped with work left, `unsettled` lists a key, or `health` found only a sweep that lags
+//! - 3: `sweep` stopped with work left, `unsettled` listed a key, or `health` found only that the sweep lags
 
 mod arguments;
 mod connection;
@@ -62,7 +62,7 @@ async fn run(arguments: Arguments) -> Result<Ending, Failure> {
             };
             migrated.map_err(failure::of_migrating)?;
             if distributed {
-                // It moves every record. The time is unknown, and a person watches it.
+                // This call has no time limit, because it moves every record, and a person watches it.
                 distribute(&pool).await.map_err(Failure::from).map_err(failure::of_migrating)?;
             }
             print("the schema is current\n")

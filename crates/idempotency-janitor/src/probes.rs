@@ -16,13 +16,13 @@ use crate::failure::Failure;
 use crate::process::print;
 use crate::server::Server;
 
-/// The exporter's own server uses the same interval.
+/// The interval at which the metrics are drained. The exporter's own server uses the same interval.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// Shorter than the time-outs of common probes.
+/// How long `/healthz` waits for the database. Common probes have longer time-outs.
 const PROBE: Duration = Duration::from_secs(2);
 
-/// Starts to serve, and prints the address, because port 0 is any free port.
+/// Starts to serve, and prints the address, because port 0 means any free port.
 pub(crate) async fn serve(address: SocketAddr, database: &Database) -> Result<Server, Failure> {
     let recorder = PrometheusBuilder::new().build_recorder();
     let (exported, kept_up) = (recorder.handle(), recorder.handle());
@@ -40,7 +40,7 @@ pub(crate) async fn serve(address: SocketAddr, database: &Database) -> Result<Se
     let server = Server::start(address, router).await?;
     print(&format!("metrics on http://{}/metrics\n", server.address))?;
     tokio::spawn(async move {
-        // Histograms grow until they are drained, and it may be that no server scrapes them.
+        // Histograms grow until they are drained, and perhaps no Prometheus server scrapes them.
         loop {
             tokio::time::sleep(UPKEEP).await;
             kept_up.run_upkeep();
@@ -50,17 +50,17 @@ pub(crate) async fn serve(address: SocketAddr, database: &Database) -> Result<Se
 }
 
 /// All probes share one connection, because each new connection is a new process on the server. The probes do not use
-/// the connection of the sweep: a probe would wait behind a batch, and report a busy janitor as dead. They do not use a
-/// pool either. A pool pings each connection that comes back. After the network was lost, such a ping can take a
-/// quarter of an hour, and the pool would have no connection until then.
+/// the connection of the sweep, because a probe would wait behind a batch, and would report a busy janitor as dead. The
+/// probes do not use a pool either. A pool pings each connection that is returned to it. After the network was lost,
+/// such a ping can take a quarter of an hour, and the pool would have no connection until then.
 struct Probe {
     database: Database,
     kept: Mutex<Option<PgConnection>>,
 }
 
 impl Probe {
-    /// Takes the connection while it pings. So if this future is dropped, a connection that does not answer is closed.
-    /// A broken connection is replaced at once, for example after a restart of the server.
+    /// Takes the connection out of `kept` during the ping. If this future is dropped, a connection that does not answer
+    /// is therefore closed. A broken connection is replaced at once, for example after a restart of the server.
     async fn ask(&self) -> Result<(), Failure> {
         let mut kept = self.kept.lock().await;
         if let Some(mut conn) = kept.take()

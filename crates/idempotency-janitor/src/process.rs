@@ -1,4 +1,4 @@
-//! The process: how it ends, its output and log, and the signals that end it.
+//! The process: its output, its log, its ending, and the signals that end it.
 
 use std::io::{ErrorKind, IsTerminal as _, Write as _, stderr, stdout};
 
@@ -8,15 +8,15 @@ use tracing_subscriber::filter::LevelFilter;
 
 use crate::failure::Failure;
 
-/// How a run that did not fail ends.
+/// The ending of a command that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     Done,
-    /// Work is left: for the next sweep, or for a person.
+    /// Work is left for the next sweep, or for a person.
     WorkLeft,
 }
 
-/// A reader that has gone away, as `head` does, is no failure.
+/// Prints a text. A reader that closes the pipe early, as `head` does, is not a failure.
 pub(crate) fn print(text: &str) -> Result<Ending, Failure> {
     match stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::Output(error)),
@@ -24,7 +24,7 @@ pub(crate) fn print(text: &str) -> Result<Ending, Failure> {
     }
 }
 
-/// SIGTERM and SIGINT: both ask to finish the batch and end.
+/// SIGTERM and SIGINT. After either signal, the process finishes its work in progress and ends.
 pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -46,13 +46,14 @@ impl Signals {
 
 /// Writes the log to stderr, filtered by RUST_LOG.
 pub(crate) fn log() {
-    // Invalid directives are ignored: a RUST_LOG for other programs, or a mistyped one, must not stop the sweep.
+    // Invalid directives are ignored, because a RUST_LOG for other programs, or a mistyped RUST_LOG, must not stop the
+    // sweep.
     let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(stderr)
         .with_ansi(stderr().is_terminal())
-        // It would report an error of standard error on standard error, and panic.
+        // Otherwise, the subscriber would report an error of standard error on standard error, and panic.
         .log_internal_errors(false)
         .init();
 }

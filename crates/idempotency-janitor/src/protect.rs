@@ -1,4 +1,4 @@
-//! `protect` and `unprotect`: the tables that are written inside idempotent operations only.
+//! `protect` and `unprotect`: the tables that may be written only inside idempotent operations.
 
 use pg_idempotency::OnEscape;
 
@@ -6,7 +6,8 @@ use crate::connection::{Database, LONG_ANSWER, ask};
 use crate::failure::{Failure, of_protecting};
 use crate::process::{Ending, print};
 
-/// One table after the other, each in its own transaction: no table stays locked during the wait for the next one.
+/// Protects one table after the other, each in its own transaction. So no table stays locked during the wait for the
+/// next table.
 pub(crate) async fn protect(database: &Database, tables: &[String], warn: bool) -> Result<Ending, Failure> {
     let pool = database.pool().await?;
     let (on_escape, then) = match warn {

@@ -1,6 +1,7 @@
-//! The HTTP server of the console, and of `/metrics` and `/healthz`. Clients that have not signed in can hold only a
-//! bounded number of its connections, and only for a bounded time: the rest of the process keeps its descriptors.
-//! `axum::serve` has no such bounds: a few hundred clients that never ended their requests took all descriptors.
+//! The HTTP server of the console, and of `/metrics` and `/healthz`. The number of open connections and the time of
+//! each connection are bounded, even for clients that have not signed in. Therefore, the rest of the process keeps its
+//! file descriptors. `axum::serve` has no such bounds. With `axum::serve`, a few hundred clients that never ended their
+//! requests used up all descriptors.
 
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -17,19 +18,23 @@ use tokio::time::{sleep, timeout};
 
 use crate::failure::Failure;
 
-/// A browser opens six, and few people and probes come at once. Two servers and the database need less than the 256
-/// descriptors that some systems give a process. A client above this waits in the system's queue.
+/// The greatest number of connections. A browser opens six connections, and few people and probes connect at once. Two
+/// servers and the database need fewer than the 256 descriptors that some systems give a process. A further client
+/// waits in the system's queue.
 const CONNECTIONS: u32 = 64;
-/// A client sends its header in one piece. This also ends a connection that is idle between two requests.
+/// How long a client may take to send the header of a request. A usual client sends the header in one piece. The limit
+/// also ends a connection that is idle between two requests.
 const HEADER_TIME: Duration = Duration::from_secs(5);
-/// After this time a connection ends with the request in progress, so that no slow body or slow reader keeps it.
+/// After this time, a connection ends at the end of the request in progress. So a slow body or a slow reader does not
+/// keep the connection.
 const CONNECTION_TIME: Duration = Duration::from_secs(30);
-/// How long the end of a connection, or of the server, waits for a request in progress: longer than any action takes.
+/// How long the end of a connection, or of the server, waits for the request in progress. Every action takes less time
+/// than this.
 const GRACE: Duration = Duration::from_secs(10);
 /// The pause after an error of `accept`, such as a process without a free descriptor.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Serves until it is stopped or dropped.
+/// A server that runs until it is stopped or dropped.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     places: Arc<Semaphore>,
@@ -47,7 +52,7 @@ impl Server {
         Ok(Self { address, places, stop })
     }
 
-    /// Accepts no more, and waits for the requests in progress.
+    /// Accepts no more connections, and waits for the requests in progress.
     pub(crate) async fn stop(self) {
         drop(self.stop);
         let _ = timeout(GRACE, self.places.acquire_many(CONNECTIONS)).await;
@@ -56,7 +61,8 @@ impl Server {
 
 async fn accept(listener: TcpListener, router: Router, places: Arc<Semaphore>, mut stopped: watch::Receiver<()>) {
     loop {
-        // A place first: a connection that waits for one has no descriptor.
+        // The place is acquired before the connection is accepted, because a connection that waits for a place has no
+        // descriptor.
         let accepting = async { (places.clone().acquire_owned().await, listener.accept().await) };
         let (place, accepted) = tokio::select! {
             accepted = accepting => accepted,
@@ -81,7 +87,7 @@ async fn answer(stream: TcpStream, router: Router, mut stopped: watch::Receiver<
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     let mut connection = pin!(connection);
     tokio::select! {
-        // Errors are the client's: it has gone, or has sent no HTTP.
+        // An error comes from the client, which has gone away, or has not sent HTTP.
         _ = connection.as_mut() => return,
         _ = stopped.changed() => {}
         () = sleep(CONNECTION_TIME) => {}

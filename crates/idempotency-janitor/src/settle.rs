@@ -1,6 +1,7 @@
 //! `resolve`, `release`, `grant` and `forget`: an operator decides about one key.
 //!
-//! Each shows the record first, and settles it only as it was shown.
+//! Each command first reads the record, and shows the record before it asks for a confirmation. The command settles the
+//! record only if the record has not changed since.
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _, stderr, stdin};
 
@@ -20,7 +21,7 @@ const EXPIRED: &str = "the key is new again, and the next call performs the oper
 
 /// The finding of an operator about a key.
 pub(crate) enum Decision {
-    /// It took effect, and returned this response.
+    /// The operation took effect, and returned this response.
     Resolve {
         response: Box<RawValue>,
     },
@@ -35,13 +36,13 @@ pub(crate) enum Decision {
     },
     /// The operation, or its only step in doubt, took no effect.
     Release,
-    /// The cause of its failures is repaired: one more attempt is permitted.
+    /// The cause of the operation's failures is repaired, so one more attempt is permitted.
     Grant,
     Forget,
 }
 
 impl Decision {
-    /// An error if this record cannot be settled in this way.
+    /// Returns an error if this record cannot be settled in this way.
     pub(crate) fn check(&self, shown: &Shown) -> Result<(), Failure> {
         if let Some(left) = shown.lease_left {
             return Err(Failure::Leased { seconds: left.as_secs_f64() });
@@ -85,7 +86,7 @@ impl Decision {
         }
     }
 
-    /// The decision about this record, if it can be settled in this way.
+    /// Applies the decision to this record. Returns an error if the record cannot be settled in this way.
     pub(crate) fn about(self, shown: Shown) -> Result<Agreed, Failure> {
         self.check(&shown)?;
         Ok(Agreed { decision: self, shown })
@@ -148,13 +149,13 @@ impl Agreed {
         }
     }
 
-    /// Settles the record as it was shown. Returns a line for the log.
+    /// Settles the record if it is still as it was shown. Returns a line for the log.
     pub(crate) async fn carry_out(self, pool: &PgPool, reason: &str) -> Result<String, Failure> {
         let Self { decision, shown } = self;
         let before = shown.clone();
         let done = match decision {
             Decision::Resolve { response } => {
-                // The record keeps its own retention if it is longer.
+                // If the record's own retention is longer, the record keeps it.
                 ask(ANSWER, shown.resolve(pool, &response, DEFAULT_RETENTION)).await?;
                 "resolved"
             }
@@ -218,17 +219,18 @@ pub(crate) async fn settle(
         confirm(&agreed)?;
     }
     let done = agreed.carry_out(&pool, reason).await?;
-    // The line is appended to a log. It is the only record of the time of `resolve` and `forget`.
+    // The line contains the time and the reason, because the database does not store the reason for `resolve` and
+    // `forget`.
     let receipt = format!("{} {done}\n", Utc::now().to_rfc3339());
-    // The decision is made. A non-zero exit code would be wrong, even if the line cannot be written because the disk is
-    // full.
+    // The decision is made. A non-zero exit code would be wrong, even if the disk is full and the line cannot be
+    // written.
     if print(&receipt).is_err() {
         let _ = stderr().write_all(receipt.as_bytes());
     }
     Ok(Ending::Done)
 }
 
-/// The other steps in doubt.
+/// The steps in doubt except `step`.
 fn others(shown: &Shown, step: &str) -> Vec<String> {
     names_in_doubt(shown).into_iter().filter(|other| other != step).collect()
 }
@@ -256,7 +258,8 @@ fn settled(done: &str, shown: &Shown, step: &str, reason: &str) -> String {
     format!("{done}: the step {step:?} with downstream key {downstream_key} of {of}, {left}, because {reason}")
 }
 
-/// The response byte by byte: a parsed number would lose digits, and a parsed object its order.
+/// Keeps the response byte by byte, because a parsed number would lose digits, and a parsed object would lose its
+/// order.
 fn read(response: ResponseArguments) -> Result<Box<RawValue>, Failure> {
     let text = match (response.response, response.response_file) {
         (_, Some(path)) => std::fs::read_to_string(&path).map_err(|source| Failure::ResponseFile { path, source })?,
@@ -273,7 +276,7 @@ pub(crate) fn json(text: &str) -> Result<Box<RawValue>, Failure> {
     })
 }
 
-/// Asks on a terminal; anywhere else the answer is no.
+/// Asks for a confirmation on a terminal. Without a terminal, the decision is not confirmed.
 fn confirm(agreed: &Agreed) -> Result<(), Failure> {
     if !stdin().is_terminal() {
         return Err(Failure::NotConfirmed);
@@ -285,9 +288,9 @@ fn confirm(agreed: &Agreed) -> Result<(), Failure> {
     if matches!(answer.trim(), "y" | "Y" | "yes") { Ok(()) } else { Err(Failure::NotConfirmed) }
 }
 
-/// Describes the key for the log of decisions. The log contains only the beginning of a value, and two values may begin
-/// alike, so the token shows which claim was settled. The downstream key helps to find the operation in the provider's
-/// log.
+/// Describes the key for the log of decisions. The log contains only the beginning of a value. Two values may begin
+/// alike, so the token identifies the claim that was settled. The downstream key helps to find the operation in the
+/// provider's log.
 fn named(shown: &Shown) -> String {
     let key = &shown.key;
     let (value, bytes) = (beginning(key.value()), key.value().len());
@@ -301,8 +304,8 @@ fn named(shown: &Shown) -> String {
     )
 }
 
-/// The first characters of a value, because the whole value gives access to the response: four of at least sixteen
-/// bytes, so that the rest keeps enough entropy.
+/// The first four bytes of a value of at least sixteen bytes, so that the rest keeps enough entropy. A shorter value is
+/// not shown. The whole value would give access to the response.
 pub(crate) fn beginning(value: &str) -> &str {
     let shown = if value.len() >= 16 { value.floor_char_boundary(4) } else { 0 };
     &value[..shown]

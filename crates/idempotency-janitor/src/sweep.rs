@@ -17,7 +17,8 @@ fn janitor(pool: sqlx::PgPool, pace: &Pace) -> Janitor {
 pub(crate) async fn sweep(database: &Database, options: Sweep) -> Result<Ending, Failure> {
     let janitor = janitor(database.pool().await?, &options.pace);
     let mut signals = Signals::listen()?;
-    // For the warnings about deleted indeterminate records: cron mails them, although the report is dropped.
+    // The log contains the warnings about deleted indeterminate records. Cron mails the log, even if the report is
+    // dropped.
     log();
     let stop = async {
         match options.max_duration {

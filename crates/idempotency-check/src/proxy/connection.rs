@@ -11,7 +11,7 @@ use super::upstream;
 pub(super) struct Connection {
     id: u64,
     shared: Arc<Shared>,
-    /// Towards the server, and not towards the service.
+    /// Whether the connection to the server is encrypted. The connection to the service is never encrypted.
     is_encrypted: bool,
 }
 
@@ -75,7 +75,8 @@ impl Tap for Connection {
         }
         let mut state = self.shared.lock();
         let Some(lane) = state.lanes.get_mut(&self.id) else { return Flow::Close };
-        // The last message of an answer also ends the transaction, and with it whose it was.
+        // These values are read first, because the last message of an answer also ends the transaction and resets
+        // `unit`.
         let (is_lost, is_background) = (lane.is_lost(), lane.unit == Unit::Background);
         lane.down(message);
         let is_over = is_lost && lane.is_answered();

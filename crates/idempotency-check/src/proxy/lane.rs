@@ -1,4 +1,5 @@
-//! One connection of the service: which messages belong together, and which of them the server has answered.
+//! One connection of the service. A lane records which messages belong together, and which messages the server has
+//! answered.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -8,8 +9,9 @@ use super::text::shape;
 
 /// The messages of a client that are sent, lost or held together.
 ///
-/// A simple query is a step of its own. In the extended protocol, everything up to a Sync or a Flush is one step.
-/// PostgreSQL executes it message by message, but a client cannot act on an answer before it has sent the whole.
+/// A simple query is a step of its own. In the extended protocol, all messages up to a Sync or a Flush are one step.
+/// PostgreSQL executes a step message by message, but a client cannot act on an answer before it has sent the whole
+/// step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Step {
     pub(super) sql: String,
@@ -17,20 +19,20 @@ pub(super) struct Step {
     answer: Answer,
 }
 
-/// Which messages of the server end the answer to a step.
+/// The messages of the server that end the answer to a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
-    /// A simple query, and the start of a session: ReadyForQuery.
+    /// ReadyForQuery, after a simple query or after the start of a session.
     Query,
-    /// A Sync: ReadyForQuery.
+    /// ReadyForQuery, after a Sync.
     Sync,
-    /// A step that ends in a Flush: so many replies, or an error.
+    /// This number of replies, or an error, after a step that ends in a Flush.
     Replies(usize),
 }
 
-/// What a message of the client is.
+/// The role of a client's message in a step.
 pub(super) enum Part {
-    /// It belongs to no step: a password, the data of a COPY, the end of the connection.
+    /// The message belongs to no step: it is a password, data of a COPY, or the end of the connection.
     Apart,
     /// The step is not complete yet.
     Begun,
@@ -50,13 +52,14 @@ pub(super) struct Lane {
     prepared: HashMap<String, String>,
     gathered: Gathered,
     unanswered: VecDeque<Answer>,
-    /// `I`, `T` or `E` of the last ReadyForQuery; 0 before the first.
+    /// The state in the last ReadyForQuery: `I`, `T` or `E`. The value is 0 before the first ReadyForQuery.
     transaction: u8,
-    /// Whether the server is receiving the data of a COPY, and then whether a Sync will follow it.
+    /// `Some` while the server receives the data of a COPY. The value is `true` if a Sync will follow the data.
     copy: Option<bool>,
-    /// Whose transaction, or whose statement outside a transaction, this is.
+    /// Whether the current transaction, or the current statement outside a transaction, belongs to a request or to the
+    /// background.
     pub(super) unit: Unit,
-    /// The answer to the last step is lost, and the connection after it.
+    /// Whether the answer to the last step is lost. The connection is closed at the end of this answer.
     pub(super) is_cut: bool,
 }
 
@@ -119,12 +122,12 @@ impl Lane {
         Part::Complete(Step { shape: shape(&sql), sql, answer })
     }
 
-    /// The step is on its way to the server.
+    /// Records that the step is on its way to the server.
     pub(super) fn sent(&mut self, step: &Step) {
         self.unanswered.push_back(step.answer);
     }
 
-    /// Whether this message belongs to the answer that is lost.
+    /// Whether the next message of the server belongs to the lost answer.
     pub(super) fn is_lost(&self) -> bool {
         self.is_cut && self.unanswered.len() == 1
     }
@@ -144,7 +147,7 @@ impl Lane {
                 self.copy = Some(!matches!(front, Some(Answer::Query)));
                 self.unanswered.pop_front();
             }
-            // The server skips everything up to the next Sync.
+            // After an error, the server skips all messages up to the next Sync.
             (b'E', Some(Answer::Replies(_))) => {
                 while matches!(self.unanswered.front(), Some(Answer::Replies(_))) {
                     self.unanswered.pop_front();
@@ -164,7 +167,7 @@ impl Lane {
         self.unanswered.is_empty()
     }
 
-    /// Nothing is under way, and no transaction is open.
+    /// Whether every step is answered, and no transaction is open.
     pub(super) fn is_idle(&self) -> bool {
         self.is_answered() && matches!(self.transaction, b'I' | 0)
     }

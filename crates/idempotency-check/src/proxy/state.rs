@@ -1,4 +1,4 @@
-//! What the proxy knows: the connections, and which message of a request is to be interrupted.
+//! The state of the proxy: the connections, and the message of a request that is to be interrupted.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,14 +9,15 @@ use tokio::sync::{Notify, oneshot};
 use super::lane::{Lane, Step, Unit};
 use super::text;
 
-/// A message of a request. Its shape, and which one of this shape it is, find it again in another run.
+/// The place of a message in a request. The shape and the number of its occurrence identify the message in another run
+/// of the request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Place {
     pub(crate) shape: String,
     pub(crate) occurrence: usize,
 }
 
-/// What a story is made of.
+/// A line of a story.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     Message {
@@ -27,7 +28,7 @@ pub(crate) enum Event {
     },
     /// The server rejected a statement.
     Rejected(String),
-    /// The client, or the check, did something.
+    /// The client or the check did something.
     Said(String),
 }
 
@@ -38,11 +39,11 @@ pub(crate) enum Cut {
     Hold,
 }
 
-/// What becomes of a message that is held.
+/// How the proxy continues with a message that it has held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Then {
     Pass,
-    /// Its sender is dead: the server executes it, and nobody hears the answer.
+    /// The process that sent the message was killed. The server executes the message, and the answer is discarded.
     Orphan,
 }
 
@@ -64,7 +65,7 @@ pub(super) struct State {
     pub(super) connections: u64,
     pub(super) last_activity: Instant,
     pub(super) phase: Phase,
-    /// What the service does by itself.
+    /// The shapes of the statements that the service sends by itself.
     pub(super) background: HashSet<String>,
     pub(super) occurrences: HashMap<String, usize>,
     pub(super) events: Vec<Event>,
@@ -74,9 +75,9 @@ pub(super) struct State {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Nobody asks the service for anything: what it does is background.
+    /// No request is sent, so each statement of the service is background.
     Learning,
-    /// A request is under way: its messages are numbered.
+    /// A request is in progress, and its messages are numbered.
     Numbering,
     Passing,
 }
@@ -94,15 +95,15 @@ pub(super) enum Decision {
 }
 
 impl State {
-    /// What the service wants of the server next.
+    /// Decides about the next step of a connection.
     pub(super) fn decide(&mut self, id: u64, step: &Step) -> Decision {
         let Some(lane) = self.lanes.get_mut(&id) else { return Decision::Pass };
         let learnt = self.background.contains(&step.shape);
         if self.phase == Phase::Learning {
             self.background.insert(step.shape.clone());
         } else if learnt && lane.unit != Unit::Foreground {
-            // A job begins its transaction as a request does. The first statement that the job does not send shows
-            // whose it is.
+            // A job may begin its transaction with the same statement as a request. The first statement that the job
+            // never sends shows that the transaction belongs to a request.
             lane.unit = Unit::Background;
         } else {
             lane.unit = Unit::Foreground;

@@ -1,6 +1,6 @@
-//! What two executions of the same statement have in common, and how a statement is shown.
+//! The shape of a statement, which is the same in each execution, and the text of a statement in a report.
 
-/// The text without its values and its white space, so that the same statement with another key is recognised.
+/// The text without its values and its superfluous white space. The same statement with another key has the same shape.
 pub(crate) fn shape(sql: &str) -> String {
     let mut shape = String::with_capacity(sql.len());
     let mut characters = sql.trim().trim_end_matches(';').chars().peekable();
@@ -8,7 +8,8 @@ pub(crate) fn shape(sql: &str) -> String {
         let in_word = shape.ends_with(|last: char| last.is_alphanumeric() || matches!(last, '_' | '$' | '.'));
         match character {
             '\'' => {
-                // A doubled quote begins the next string at once, and is shown as one.
+                // A doubled quote counts as the end of one string and the beginning of the next string. Both strings
+                // become a single `?`.
                 while characters.next().is_some_and(|next| next != '\'') {}
                 if !shape.ends_with('?') {
                     shape.push('?');
@@ -29,7 +30,7 @@ pub(crate) fn shape(sql: &str) -> String {
     shape
 }
 
-/// In one line, and not too long for a report.
+/// The text in one line, with at most `longest` characters.
 pub(crate) fn shorten(text: &str, longest: usize) -> String {
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     if words.chars().count() <= longest {
@@ -38,7 +39,7 @@ pub(crate) fn shorten(text: &str, longest: usize) -> String {
     words.chars().take(longest - 1).chain(['…']).collect()
 }
 
-/// Whether the statement only asks whether the server is there, as pools do before they lend a connection.
+/// Whether the statement is a ping, which pools send before they lend a connection.
 pub(crate) fn pings(shape: &str) -> bool {
     matches!(shape, "" | ";" | "prepare: ") || shape.eq_ignore_ascii_case("select ?")
 }

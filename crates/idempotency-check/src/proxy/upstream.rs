@@ -1,4 +1,4 @@
-//! The way from the proxy to the database: plain, or through TLS, as the URL demands.
+//! The connection from the proxy to the database, with or without TLS, as the URL demands.
 
 use std::io;
 use std::sync::Arc;
@@ -24,9 +24,10 @@ pub(crate) struct Upstream {
 /// What `sslmode` demands of the server's certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Trust {
-    /// `require`: anything.
+    /// Any certificate, for `sslmode=require`.
     Anything,
-    /// The name of the server, by an authority of this file, or of the machine.
+    /// A certificate for the name of the server, from an authority in this file. `None` means the authorities of the
+    /// machine.
     Verified(Option<String>),
 }
 
@@ -65,7 +66,7 @@ impl Upstream {
     }
 }
 
-/// A client without TLS must not be offered a mechanism that binds the password to the TLS connection.
+/// Removes the mechanisms that bind the password to the TLS connection, because the client has no TLS.
 pub(crate) fn without_channel_binding(message: &mut Message) {
     if message.kind() != b'R' || !message.body().starts_with(&SASL) {
         return;
@@ -94,7 +95,7 @@ fn roots(file: Option<&str>) -> io::Result<RootCertStore> {
     Ok(roots)
 }
 
-/// Accepts every certificate, as `sslmode=require` does. rustls has no such verifier of its own.
+/// Accepts every certificate, as `sslmode=require` does. The crate rustls has no such verifier.
 #[derive(Debug)]
 struct Unverified(Arc<CryptoProvider>);
 

@@ -1,4 +1,4 @@
-//! Requests that the client cuts off, and then sends whole.
+//! Requests that the client first cuts off, and then sends whole.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::judge::Verdict;
 
 use super::{Run, SETTLE};
 
-/// How long a service may take to begin what it should not do.
+/// How long a service may take to begin the work for a request that was cut off.
 const BEGINS: Duration = Duration::from_millis(300);
 
 const RESETS: [(&str, Reason); 3] = [
@@ -21,7 +21,7 @@ const RESETS: [(&str, Reason); 3] = [
 
 impl Run<'_> {
     pub(super) async fn cut_off(&mut self) -> Result<(), Error> {
-        // With a length and every byte, a request of HTTP/1.1 is whole.
+        // The pair (true, true) is missing, because an HTTP/1.1 request with its length and every byte is whole.
         self.uploads("cut_off", None, &[(true, false), (false, false), (false, true)]).await?;
         let speaks_http2 = self.speaks_http2().await?;
         for (check, code) in RESETS {

@@ -15,9 +15,9 @@ use crate::talk::{ATTEMPT, Talk};
 
 use super::{Run, SETTLE};
 
-/// How long the service has to notice that its client has hung up.
+/// How long the service may take to notice that its client has hung up.
 const HANG_UP: Duration = Duration::from_millis(100);
-/// How long a duplicate may take until it is answered or waits.
+/// How long the check waits until the duplicate is answered, or waits in the database.
 const DUPLICATE: Duration = Duration::from_millis(700);
 
 impl<'a> Run<'a> {
@@ -45,7 +45,7 @@ impl<'a> Run<'a> {
         if let Some(answer) = early {
             first = None;
             talk.heard("first", answer);
-            // The message may follow the answer.
+            // The message may come after the answer.
             tokio::select! { () = self.proxy.fired() => {} _ = self.proxy.settle(SETTLE) => {} }
         }
         let reached = self.proxy.has_fired();
@@ -75,7 +75,8 @@ impl<'a> Run<'a> {
         Ok(Try { message: Some(message), interruption: Some(interruption), reached, ..tried })
     }
 
-    /// The trap has caught the message. If the try has already gone wrong, returns the verdict and its detail.
+    /// Interrupts the message that the trap has caught. If the try has already gone wrong, returns the verdict and its
+    /// detail.
     async fn act(
         &mut self,
         interruption: Interruption,

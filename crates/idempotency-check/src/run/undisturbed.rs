@@ -11,7 +11,7 @@ use crate::talk::Talk;
 
 use super::Run;
 
-/// The first one still opens the connections of the service's pool.
+/// How many times a race is tried. In the first race, the service's pool may still open its connections.
 const RACES: usize = 3;
 
 impl<'a> Run<'a> {
@@ -25,8 +25,8 @@ impl<'a> Run<'a> {
         self.cut_off().await
     }
 
-    /// So many clients with one key, and then the same request again, until there is a finding: a race may be lost once
-    /// in a while only.
+    /// Lets this number of clients send the request with one key at once, and then sends the request again. Repeats the
+    /// race until there is a finding, because a race is lost only once in a while.
     async fn at_once(&mut self, check: &'static str, clients: usize, races: usize) -> Result<(), Error> {
         for _ in 0..races {
             let mut talk = self.talk();
@@ -81,7 +81,8 @@ impl<'a> Run<'a> {
             None => (Some(Verdict::Stuck), "another body got no answer".to_owned()),
         };
         self.add("another_body", verdict, detail, talk, &effect);
-        // Otherwise, the service may refuse the changed body itself, and not its second use of the key.
+        // The service may refuse the changed body itself, and not the second use of the key. So the body is also sent
+        // with a new key.
         let mut talk = self.talk();
         let before = self.before(&talk.key).await?;
         let accepted = talk.vary("other-body", Variant::OtherBody).await;
@@ -125,7 +126,7 @@ impl<'a> Run<'a> {
         let answer = talk.vary("other-user", Variant::OtherUser).await;
         let effect = self.after(&talk.key, before, "another_user").await?;
         if self.alone.is_some() {
-            // A late effect may be the first user's.
+            // Both users have this key, so a late effect may belong to the first user.
             self.ended.pop();
         }
         let (verdict, detail) = match answer {

@@ -6,25 +6,25 @@ use sqlx::postgres::PgConnectOptions;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
-/// A connection of any kind.
+/// A connection over TCP, TLS or a Unix socket.
 pub type Stream = Box<dyn Duplex>;
 
-/// What a [`Stream`] can do.
+/// The traits that a [`Stream`] has.
 pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Duplex for T {}
 
-/// Where a server listens.
+/// The address at which a server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// A host name or an IP address, and a port.
     Tcp(String, u16),
-    /// The socket itself, not its directory.
+    /// The path of the socket itself, not of its directory.
     Unix(PathBuf),
 }
 
 impl Address {
-    /// Where these options lead.
+    /// The address in these options.
     #[must_use]
     pub fn of(options: &PgConnectOptions) -> Self {
         let (host, port) = (options.get_host(), options.get_port());
@@ -39,7 +39,7 @@ impl Address {
     ///
     /// # Errors
     ///
-    /// If nothing listens there.
+    /// Fails if no server listens at this address.
     pub async fn connect(&self) -> io::Result<Stream> {
         match self {
             Self::Tcp(host, port) => {

@@ -8,7 +8,8 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use super::Stream;
 
-/// The listening side of a proxy. When this value is dropped, it listens no more, and its connections are closed.
+/// The listening side of a proxy. When this value is dropped, the proxy stops listening, and its connections are
+/// closed.
 #[derive(Debug)]
 pub struct Entrance {
     port: u16,
@@ -17,11 +18,11 @@ pub struct Entrance {
 }
 
 impl Entrance {
-    /// Listens at this address; its port may be 0. Each connection is given to `pass`.
+    /// Listens at this address, and calls `pass` with each connection. Port 0 means any free port.
     ///
     /// # Errors
     ///
-    /// If the address is taken, or is not one of this machine.
+    /// Fails if another socket uses the address, or if the address does not belong to this machine.
     pub async fn tcp<F>(at: SocketAddr, pass: impl Fn(Stream) -> F + Send + 'static) -> io::Result<Self>
     where
         F: Future<Output = ()> + Send + 'static,
@@ -31,7 +32,7 @@ impl Entrance {
         let accepting = tokio::spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
-                // It only matters for latency.
+                // The option only affects latency, so an error is ignored.
                 let _ = client.set_nodelay(true);
                 connections.spawn(pass(Box::new(client)));
                 while connections.try_join_next().is_some() {}
@@ -44,7 +45,7 @@ impl Entrance {
     ///
     /// # Errors
     ///
-    /// If the socket exists, or the directory does not.
+    /// Fails if the socket exists already, or if the directory does not exist.
     pub fn unix<F>(directory: &Path, pass: impl Fn(Stream) -> F + Send + 'static) -> io::Result<Self>
     where
         F: Future<Output = ()> + Send + 'static,
@@ -62,7 +63,7 @@ impl Entrance {
         Ok(Self { port, socket: Some(socket), accepting })
     }
 
-    /// Its port.
+    /// The port at which the proxy listens. A Unix socket has port 5432 in its name.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
@@ -73,7 +74,7 @@ impl Drop for Entrance {
     fn drop(&mut self) {
         self.accepting.abort();
         if let Some(socket) = &self.socket {
-            // A directory that is gone took the socket with it.
+            // The removal fails if the directory was removed before, together with the socket.
             let _ = std::fs::remove_file(socket);
         }
     }

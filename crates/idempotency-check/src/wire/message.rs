@@ -3,21 +3,22 @@ use std::io;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
-/// PostgreSQL refuses longer messages itself.
+/// The longest message, in bytes. PostgreSQL itself refuses longer messages.
 const LONGEST: usize = 1 << 30;
 
 const SSL_REQUEST: u32 = 80_877_103;
 const GSSENC_REQUEST: u32 = 80_877_104;
 const CANCEL_REQUEST: u32 = 80_877_102;
 
-/// One whole message, with its header. The first message of a client has no kind; [`Message::kind`] gives 0 for it.
+/// One whole message, with its header. The first message of a client has no kind, and [`Message::kind`] returns 0 for
+/// this message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     bytes: Vec<u8>,
     header: usize,
 }
 
-/// What an ErrorResponse says.
+/// The content of an ErrorResponse.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
     /// The SQLSTATE.
@@ -27,7 +28,7 @@ pub struct Rejection {
 }
 
 impl Message {
-    /// A message of this kind.
+    /// A message of this kind with this body.
     #[must_use]
     pub fn new(kind: u8, body: &[u8]) -> Self {
         let mut message = Self { bytes: vec![kind; 5], header: 5 };
@@ -35,11 +36,11 @@ impl Message {
         message
     }
 
-    /// Reads the next message, of either side.
+    /// Reads the next message of the client or of the server.
     ///
     /// # Errors
     ///
-    /// If the connection ends or breaks, or the length is impossible.
+    /// Fails if the connection ends or breaks, or if the length is impossible.
     pub async fn read(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Self> {
         Self::read_after(5, from).await
     }
@@ -48,7 +49,7 @@ impl Message {
     ///
     /// # Errors
     ///
-    /// As [`Message::read`].
+    /// Fails for the same reasons as [`Message::read`].
     pub async fn read_first(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Self> {
         Self::read_after(4, from).await
     }
@@ -64,19 +65,19 @@ impl Message {
         Ok(Self { bytes, header })
     }
 
-    /// As it is sent.
+    /// The bytes of the message, as they are sent.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The message type, such as `b'Q'`. 0 if the message has none, as in the first messages of a connection.
+    /// The type of the message, such as `b'Q'`. The first messages of a connection have no type, and the result is 0.
     #[must_use]
     pub fn kind(&self) -> u8 {
         if self.header == 5 { self.bytes[0] } else { 0 }
     }
 
-    /// What follows the length.
+    /// The bytes after the length.
     #[must_use]
     pub fn body(&self) -> &[u8] {
         &self.bytes[self.header..]
@@ -90,13 +91,14 @@ impl Message {
         self.bytes[self.header - 4..self.header].copy_from_slice(&length.to_be_bytes());
     }
 
-    /// Whether the client asks for encryption. The server answers with one byte, and the client then begins again.
+    /// Whether the client requests encryption. The server answers with one byte. The client then sends another first
+    /// message.
     #[must_use]
     pub fn is_encryption_request(&self) -> bool {
         self.kind() == 0 && matches!(u32_at(self.body(), 0), SSL_REQUEST | GSSENC_REQUEST)
     }
 
-    /// Whether this connection exists only to cancel a statement of another one.
+    /// Whether the client opened this connection only to cancel a statement of another connection.
     #[must_use]
     pub fn is_cancel_request(&self) -> bool {
         self.kind() == 0 && u32_at(self.body(), 0) == CANCEL_REQUEST
@@ -110,7 +112,7 @@ impl Message {
         request
     }
 
-    /// The name of a client's message, as PostgreSQL's documentation has it.
+    /// The name of a client's message in PostgreSQL's documentation.
     #[must_use]
     pub fn front_name(&self) -> &'static str {
         match self.kind() {
@@ -144,8 +146,8 @@ impl Message {
         Some(String::from_utf8_lossy(text))
     }
 
-    /// The prepared statement that a Parse, a Bind, or a Describe or Close of a statement names. The unnamed one is
-    /// empty.
+    /// The name of the prepared statement in a Parse, Bind, Describe or Close message. The unnamed statement has an
+    /// empty name.
     #[must_use]
     pub fn statement(&self) -> Option<Cow<'_, str>> {
         let name = match (self.kind(), self.body()) {
@@ -157,14 +159,14 @@ impl Message {
         Some(String::from_utf8_lossy(name))
     }
 
-    /// The state of the transaction in a ReadyForQuery: `b'I'` for idle, `b'T'` in a transaction, `b'E'` in a failed
-    /// one.
+    /// The state in a ReadyForQuery: `b'I'` outside a transaction, `b'T'` in a transaction, `b'E'` in a failed
+    /// transaction.
     #[must_use]
     pub fn ready(&self) -> Option<u8> {
         (self.kind() == b'Z').then(|| self.body().first().copied().unwrap_or(b'I'))
     }
 
-    /// What an ErrorResponse says.
+    /// The content of an ErrorResponse. `None` for another message.
     #[must_use]
     pub fn rejection(&self) -> Option<Rejection> {
         if self.kind() != b'E' {
@@ -182,7 +184,7 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     bytes.get(at..).and_then(|bytes| bytes.first_chunk()).map_or(0, |four| u32::from_be_bytes(*four))
 }
 
-/// The field of this number, of fields that each end in a zero byte.
+/// Returns the field with this number. Each field ends with a zero byte.
 fn field(bytes: &[u8], number: usize) -> &[u8] {
     bytes.split(|&byte| byte == 0).nth(number).unwrap_or_default()
 }

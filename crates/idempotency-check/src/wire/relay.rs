@@ -7,37 +7,41 @@ use tokio::time::timeout;
 
 use super::{Message, Stream};
 
-/// How long a server may take to notice that its connection was closed. It notices after its present statement.
+/// How long a server may take to notice that its connection was closed. The server notices this only after its current
+/// statement.
 const CLOSING: Duration = Duration::from_secs(5);
 
 /// What the relay does with a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
-    /// Sends it, after those that were gathered before it.
+    /// Sends the message after all gathered messages.
     Pass,
-    /// Keeps it, and sends it with the next one that is passed. If the connection is closed first, it is never sent.
+    /// Keeps the message, and sends it together with the next message that is passed. If the connection is closed
+    /// first, the message is never sent.
     Gather,
-    /// Sends so many of its bytes, and then closes both connections.
+    /// Sends this number of bytes of the message, and then closes both connections.
     Part(usize),
-    /// Reads it, and never sends it.
+    /// Discards the message.
     Swallow,
     /// Closes both connections.
     Close,
 }
 
-/// Decides about each message. To hold a message, a tap does not return yet; the other direction goes on.
+/// Decides about each message. To hold a message, a tap delays its return. Messages of the other direction still pass.
 pub trait Tap: Sync {
-    /// A message of the client. The first one is its start-up or cancel request.
+    /// Decides about a message of the client. The first message is a start-up or cancel request.
     fn up(&self, message: &mut Message) -> impl Future<Output = Flow> + Send;
 
-    /// A message of the server.
+    /// Decides about a message of the server.
     fn down(&self, message: &mut Message) -> impl Future<Output = Flow> + Send;
 }
 
-/// Passes messages between the two until one of them closes its connection, or the tap does.
+/// Passes messages between the client and the server until one of them closes its connection, or until the tap closes
+/// both.
 ///
 /// Requests for encryption are refused, so that the messages can be read. If the client is gone, the server still
-/// receives what the client had sent, executes it, and only then sees the end of its connection.
+/// receives and executes the messages that the client had sent. The server sees the end of the connection after these
+/// messages.
 pub async fn relay(mut client: Stream, server: Stream, tap: &impl Tap) {
     let Ok(first) = begin(&mut client).await else { return };
     let (mut from_client, mut to_client) = split(client);
@@ -49,18 +53,18 @@ pub async fn relay(mut client: Stream, server: Stream, tap: &impl Tap) {
             match send(tap.up(&mut read).await, &read, &mut gathered, &mut to_server).await {
                 Ok(true) => message = Message::read(&mut from_client).await,
                 Ok(false) => return,
-                // The server has closed the connection. Messages that it sent before are still passed on.
+                // The server has closed the connection. Messages that the server sent before are still passed on.
                 Err(_) => break,
             }
         }
-        // The server may still execute what it has received. It closes the connection after that.
+        // The server may still execute messages that it has received. Afterwards, the server closes the connection.
         let _ = to_server.shutdown().await;
         pending().await
     };
     let down = async {
         let mut gathered = Vec::new();
         while let Ok(mut message) = Message::read(&mut from_server).await {
-            // A client that is gone misses the answer; the tap does not.
+            // If the client is gone, the tap still sees the answer.
             if !send(tap.down(&mut message).await, &message, &mut gathered, &mut to_client).await.unwrap_or(true) {
                 return;
             }
@@ -68,12 +72,13 @@ pub async fn relay(mut client: Stream, server: Stream, tap: &impl Tap) {
     };
     tokio::select! { () = up => {}, () = down => {} }
     drop((from_client, to_client));
-    // Closing a TCP connection that still has unread bytes resets it, and the server may lose what it has not read yet.
+    // A TCP connection that is closed with unread bytes is reset. The server may then lose messages that it has not
+    // read yet.
     let _ = to_server.shutdown().await;
     let _ = timeout(CLOSING, tokio::io::copy(&mut from_server, &mut tokio::io::sink())).await;
 }
 
-/// Reads until the message that begins the session.
+/// Reads the message that begins the session. Before this message, refuses each request for encryption.
 async fn begin(client: &mut Stream) -> io::Result<Message> {
     loop {
         let first = Message::read_first(client).await?;
@@ -84,7 +89,7 @@ async fn begin(client: &mut Stream) -> io::Result<Message> {
     }
 }
 
-/// Whether the connection goes on.
+/// Carries out the `flow`. Returns whether the connection goes on.
 async fn send(
     flow: Flow,
     message: &Message,
@@ -118,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// Gathers Parse, closes at Terminate, sends three bytes of a Query, and swallows notices.
+    /// A tap that gathers Parse, closes at Terminate, sends three bytes of a Query, and swallows notices.
     struct Picky;
 
     impl Tap for Picky {

@@ -1,5 +1,5 @@
-//! Decides who may see a page and send a form. Every request passes [`guard`] first. With HTTP Basic there are no
-//! sessions to keep, and none to steal.
+//! Decides who may see a page and send a form. Every request passes [`guard`] first. The console uses HTTP Basic, so it
+//! has no sessions that it would have to keep, or that could be stolen.
 
 use std::fs::read_to_string;
 use std::net::{IpAddr, SocketAddr};
@@ -36,19 +36,20 @@ const HEADERS: [(HeaderName, &str); 6] = [
 ];
 
 pub(super) struct Access {
-    /// Then the Host is checked: another site may point its own name to this machine (DNS rebinding).
+    /// Whether the console listens on loopback. On loopback, the `Host` is checked, because another site may point its
+    /// own name to this machine (DNS rebinding).
     loopback: bool,
-    /// The digest of the token: a comparison of digests does not reveal the token's length.
+    /// The digest of the token. A comparison of digests does not reveal the length of the token.
     token: Option<[u8; 32]>,
     user_header: Option<HeaderName>,
 }
 
-/// The name of the person behind a request. It is `None` on loopback without a sign-in; the forms then ask for it.
+/// The name of the person who sends a request. `None` on loopback without a sign-in, where the forms ask for the name.
 #[derive(Clone)]
 pub(super) struct Visitor(pub(super) Option<String>);
 
 impl Access {
-    /// Fails if the address is not loopback and nobody would have to sign in.
+    /// Fails if the address is not loopback and no sign-in is required.
     pub(super) fn new(address: SocketAddr, options: &ConsoleOptions) -> Result<Self, Failure> {
         let loopback = address.ip().is_loopback();
         if !loopback && options.token_file.is_none() && options.user_header.is_none() {
@@ -83,7 +84,7 @@ impl Access {
             name = Some(user);
         }
         if let Some(header) = &self.user_header {
-            // A second one is a client's own, beside the proxy's.
+            // If a request has two such headers, a client has sent its own beside the header of the proxy.
             let users: Vec<_> = headers.get_all(header).iter().map(|user| user.as_bytes().trim_ascii()).collect();
             let [user @ [_, ..]] = users[..] else { return Err(Refusal::NotOneUser(header.clone(), users.len())) };
             name = Some(String::from_utf8_lossy(user).into_owned());
@@ -98,9 +99,9 @@ fn is_loopback(host: &HeaderValue) -> bool {
     host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
-/// Whether a browser sends this for a page of another site, with the sign-in of its user. Browsers say so in
-/// `Sec-Fetch-Site`, or, to a server without TLS, in `Origin`. A client without both is no browser, so no page can make
-/// it send a form.
+/// Whether a page of another site made a browser send this request, with the sign-in of the browser's user. Browsers
+/// report the site of the page in `Sec-Fetch-Site`. To a server without TLS, browsers report the site in `Origin`. A
+/// client that sends neither header is not a browser, so a page cannot make this client send a form.
 fn is_of_another_site(headers: &HeaderMap) -> bool {
     if let Some(site) = headers.get("sec-fetch-site") {
         return site != "same-origin" && site != "none";
@@ -110,7 +111,7 @@ fn is_of_another_site(headers: &HeaderMap) -> bool {
     origin.to_str().ok().and_then(|origin| Some(origin.split_once("://")?.1)) != own
 }
 
-/// The name and the password.
+/// The name and the password of HTTP Basic.
 fn basic(headers: &HeaderMap) -> Option<(String, String)> {
     let (scheme, encoded) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     let decoded = BASE64_STANDARD.decode(encoded.trim()).ok().filter(|_| scheme.eq_ignore_ascii_case("basic"))?;
@@ -119,7 +120,7 @@ fn basic(headers: &HeaderMap) -> Option<(String, String)> {
     Some((name.trim().to_owned(), password.to_owned()))
 }
 
-/// Passes a request on, or answers with a page that explains the refusal. Errors of axum become pages too.
+/// Passes a request on, or answers with a page that explains the refusal. Errors of axum become pages, too.
 pub(super) async fn guard(State(access): State<Arc<Access>>, mut request: Request, next: Next) -> Response {
     let mut response = match access.visitor(request.method(), request.headers()) {
         Err(refusal) => refusal.into_response(),

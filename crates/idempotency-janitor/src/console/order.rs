@@ -1,4 +1,4 @@
-//! A person's decision, as a form sends it, and what it refers to.
+//! A person's decision, as a form sends it, and the record to which the decision refers.
 
 use pg_idempotency::operator::Shown;
 use serde::Deserialize;
@@ -9,7 +9,8 @@ use crate::settle::Decision;
 
 pub(super) const TOOK_EFFECT: &str = "took_effect";
 
-/// A person's decision. The page of a key sends it, and so does the page that asks for a confirmation.
+/// A person's decision. The page of a key sends the decision first. The page that asks for a confirmation sends it
+/// again.
 #[derive(Deserialize)]
 pub(super) struct Order {
     /// The [`version`] of the record that the page showed.
@@ -18,7 +19,7 @@ pub(super) struct Order {
     #[serde(default)]
     pub(super) response: String,
     pub(super) reason: String,
-    /// The name that the visitor enters. It is ignored if the sign-in has given a name.
+    /// The name that the visitor enters. The console ignores this name if the sign-in has given a name.
     #[serde(default)]
     pub(super) operator: String,
 }
@@ -30,8 +31,8 @@ impl Order {
     }
 }
 
-/// The decision of this name, about the record as it is now. A number behind the name is the place of the step among
-/// those in doubt. Its own name could not be sent: a browser changes line breaks.
+/// The decision of this name, about the record as it is now. A number behind the name is the place of a step among the
+/// steps in doubt. The form cannot send the name of the step, because a browser changes line breaks.
 pub(super) fn decision(action: &str, shown: &Shown, json: Box<RawValue>) -> Option<Decision> {
     let (action, place) = action.split_once(' ').unwrap_or((action, "0"));
     let in_doubt = names_in_doubt(shown);
@@ -48,7 +49,7 @@ pub(super) fn decision(action: &str, shown: &Shown, json: Box<RawValue>) -> Opti
     }
 }
 
-/// What a decision refers to: the record as a page has shown it.
+/// The version of the record to which a decision refers. A page has shown this version.
 pub(super) fn version(shown: &Shown) -> String {
     format!("{} {}", shown.state, shown.version())
 }

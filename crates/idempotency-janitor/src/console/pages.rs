@@ -1,4 +1,4 @@
-//! The pages. `html!` escapes every value. Other people's text goes through `text` first.
+//! The templates of the pages. `html!` escapes every value. Foreign text first goes through the module `text`.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -14,7 +14,7 @@ use crate::keys::{names_in_doubt, probes_in_words, waits_as};
 use crate::settle::Agreed;
 use crate::stats::size;
 
-/// The list shows this many keys, the oldest: more than a person settles at once.
+/// How many of the oldest keys the list shows. A person settles fewer keys at once.
 pub(super) const LISTED: u32 = 100;
 
 fn page(title: &str, content: &Markup) -> Markup {
@@ -36,7 +36,7 @@ fn page(title: &str, content: &Markup) -> Markup {
     }
 }
 
-/// The page of an error, with the link of the key that it concerns.
+/// The page of an error, with the link of the key that the error concerns.
 pub(super) fn refused(status: StatusCode, why: &str, link: Option<&str>) -> Markup {
     page(
         status.canonical_reason().unwrap_or("Error"),
@@ -47,7 +47,7 @@ pub(super) fn refused(status: StatusCode, why: &str, link: Option<&str>) -> Mark
     )
 }
 
-/// Each cell names its column, because a narrow screen does not show the head.
+/// A table. Each cell names its column, because a narrow screen does not show the head.
 fn table(columns: &[&str], rows: impl Iterator<Item = Vec<Markup>>) -> Markup {
     html! {
         table {
@@ -61,7 +61,8 @@ fn table(columns: &[&str], rows: impl Iterator<Item = Vec<Markup>>) -> Markup {
     }
 }
 
-/// What asks for a person comes first, and what only informs comes last. `waiting` is `None` if it is not known.
+/// The overview. Parts that need a person come first, and mere information comes last. `waiting` is `None` if the table
+/// could not be read in time.
 pub(super) fn overview(waiting: Option<&[Shown]>, stats: &Stats, warnings: &[Warning], read_only: bool) -> Markup {
     let well = warnings.is_empty() && waiting.is_some_and(<[_]>::is_empty);
     let about = if stats.exact { "" } else { "~" };
@@ -117,7 +118,7 @@ pub(super) fn overview(waiting: Option<&[Shown]>, stats: &Stats, warnings: &[War
     )
 }
 
-/// The records with their links.
+/// The page of the keys that wait. `found` contains the records with their links.
 pub(super) fn waiting(found: &[(String, Shown)], most: Option<NonZeroU32>) -> Markup {
     let columns = ["Claimed", "Scope", "Operation", "Key", "State", "Attempt", "Look up", "Last error"];
     let listed = found.len().min(LISTED as usize);
@@ -162,7 +163,7 @@ fn in_doubt(shown: &Shown) -> impl Iterator<Item = &ShownStep> {
     shown.steps.iter().filter(|step| step.in_doubt)
 }
 
-/// `form` is the form for the decision, unless the console is read-only.
+/// The page of a key. `form` is the form for the decision, or `None` if the console is read-only.
 pub(super) fn key(shown: &Shown, form: Option<Markup>) -> Markup {
     let key = &shown.key;
     let left = shown.retention_left;

@@ -1,4 +1,4 @@
-//! Why a request gets another page than it asked for, and the status code of that page.
+//! The reasons why a request is refused, and the status code of the page that explains the refusal.
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -9,7 +9,7 @@ use crate::failure::Failure;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Refusal {
-    /// With the link of the key that it concerns, if any.
+    /// A failure. If the failure concerns a key, the variant contains the link of this key.
     #[error("{}", .1.in_one_line())]
     Failure(Option<String>, Failure),
     #[error(

@@ -1,4 +1,5 @@
-//! Makes other people's text harmless and readable. The templates escape HTML; `text` escapes what a reader cannot see.
+//! Makes foreign text harmless and readable. The templates escape HTML. This module escapes characters that a reader
+//! cannot see.
 
 use std::time::Duration;
 
@@ -6,13 +7,13 @@ use chrono::{DateTime, Utc};
 
 use crate::settle::beginning;
 
-/// Escapes control characters, zero-width characters and marks that change the direction of writing, so that no text
-/// looks like another.
+/// Escapes control characters, zero-width characters and marks that change the direction of writing, so that two
+/// different texts do not look the same.
 pub(super) fn visible(text: &str) -> String {
     escaped(text, &['"', '\''])
 }
 
-/// As [`visible`], but keeps line breaks, tabs and backslashes, as a body needs them.
+/// Escapes a text like [`visible`], but keeps line breaks, tabs and backslashes, because a body needs them.
 pub(super) fn lines(text: &str) -> String {
     escaped(text, &['"', '\'', '\\', '\n', '\t'])
 }
@@ -34,7 +35,7 @@ pub(super) fn time(at: DateTime<Utc>) -> String {
     at.format("%Y-%m-%d %H:%M:%SZ").to_string()
 }
 
-/// The time since then, by this machine's clock.
+/// The time since `at`, by this machine's clock.
 pub(super) fn age(at: DateTime<Utc>) -> Duration {
     (Utc::now() - at).to_std().unwrap_or_default()
 }
@@ -49,7 +50,7 @@ pub(super) fn span(duration: Duration) -> String {
     }
 }
 
-/// A number with a narrow space between thousands.
+/// A number with a narrow space between groups of three digits.
 pub(super) fn count(number: u64) -> String {
     let digits = number.to_string();
     let groups = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);
