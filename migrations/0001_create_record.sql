@@ -1,52 +1,54 @@
--- The only table of pg-idempotency. Each row is called a record and belongs to one key.
+-- The only table of pg-idempotency. Each row is called a record, and belongs to one key.
 --
--- any-language.sql adds functions for callers in other languages. Without such callers, nobody needs them.
+-- any-language.sql adds functions for callers in other languages. A database without such callers does not need these functions.
 --
--- `completed_at` says whether the operation is complete, and `expires_at` says how long the key is remembered. strict.sql adds
--- the rules that every record keeps as CHECK constraints. They are not here because PostgreSQL parses each CHECK again for
--- every statement, which makes a first call much slower.
+-- `completed_at` shows whether the operation is complete, and `expires_at` shows how long the key is remembered. strict.sql adds
+-- the rules that every record keeps as CHECK constraints. This file does not contain them, because PostgreSQL parses each CHECK
+-- again for every statement, which makes a first call much slower.
 
 create table idempotency.record (
     -- 'transaction', 'at_least_once', 'in_steps', 'at_most_once' or 'mark'. A key belongs to one mode.
     mode             text not null,
-    -- The key: the owner, the operation and the client's value. Collation "C" compares bytes: no locale makes two keys equal,
+    -- The key: the owner, the operation and the client's value. Collation "C" compares bytes. So no locale makes two keys equal,
     -- and no upgrade of the system's collations breaks the index.
     scope            text collate "C" not null,
     operation        text collate "C" not null,
     value            text collate "C" not null,
-    -- A version byte and a SHA-256 of what makes two requests the same; null for a mark.
+    -- A version byte and a SHA-256 of everything that makes two requests the same. Null for a mark.
     fingerprint      bytea,
-    -- The fencing token of the claim. It is random: a counter would restart after a purge, and a stale owner would match.
+    -- The fencing token of the claim. The token is random, because a counter would restart after a purge, and a stale owner would
+    -- match.
     token            bigint not null,
-    -- 1 for the first claim, and one more for each take-over of an unfinished operation with the same body. 0 once a first claim
+    -- 1 for the first claim, and one more for each take-over of an unfinished operation with the same body. 0 if the first claim
     -- has ended before its work began.
     attempt          integer not null default 1,
     -- An operator permits attempts up to this number, however small the service's limit is.
     granted_attempt  integer,
-    -- The start of the claiming transaction. Completion requires that now() is still the same. No COMMIT survives this, unless the
-    -- claim is in the same message: so `complete` also asks whether the setting idempotency.claim still has the token.
+    -- The start of the claiming transaction. A completion requires that now() is still the same. This check detects every COMMIT
+    -- after the claim, unless both are in the same message. So `complete` also checks whether the setting idempotency.claim still
+    -- has the token.
     claimed_at       timestamptz not null default now(),
-    -- The deadline of a lease: null where the transaction itself is the lease, -infinity once the claim is released.
+    -- The deadline of a lease. Null if the transaction itself is the lease, and -infinity after the claim is released.
     lease_until      timestamptz,
     completed_at     timestamptz,
-    -- From this moment on the key is new, even if no sweep has deleted the record, unless a lease is live.
+    -- From this moment on, the key is new unless a lease is live, even if no sweep has deleted the record.
     expires_at       timestamptz not null,
-    -- The first response. The body is bytea because a replay repeats every byte; jsonb rewrites numbers and refuses \u0000.
+    -- The first response. The body is bytea, because a replay repeats every byte. jsonb rewrites numbers, and refuses \u0000.
     response_status  smallint,
     response_headers jsonb,
     response_body    bytea,
-    -- Why the last attempt was released.
+    -- The reason why the last attempt was released.
     last_error       text,
     -- In mode 'in_steps': {"<name>": {"result": "<JSON text>", "attempt": n, "at": time}}, or {"begun": time, "attempt": n} while
-    -- nobody knows whether the step took effect. The result is a string, because jsonb refuses \u0000 and loses -0.0.
+    -- it is unknown whether the step took effect. The result is a string, because jsonb refuses \u0000 and loses -0.0.
     steps            jsonb,
-    -- The request, so that a resumer can do the work if no caller comes back: JSON, or one of the HTTP layer, whose first byte
-    -- is the version of its form. JSON never begins with a byte below 9.
+    -- The request, so that a resumer can do the work if no caller comes back. It is JSON, or a request of the HTTP layer. The first
+    -- byte of the latter is the version of its form. JSON never begins with a byte below 9.
     request          bytea,
-    -- How often a resumer has sent the request to a service that knows it under another key, up to 20. This costs no attempt, and
-    -- lengthens the distance to the next one as an attempt would. Null, and so without a byte, if it has never happened.
+    -- How often a resumer has sent the request to a service that knows it under another key, up to 20. Such a sending does not
+    -- count as an attempt, but delays the next attempt as an attempt would. Null, which takes no space, if this has never happened.
     misdirected      integer,
-    -- What a reconciler has found out about an operation in doubt: see src/record/probes.rs.
+    -- The findings of a reconciler about an operation in doubt. src/record/probes.rs describes them.
     probes           jsonb,
     -- The traceparent of the last claim: 55 characters, or null.
     trace            text,
@@ -56,23 +58,26 @@ create table idempotency.record (
     -- Completion in transaction mode is a heap-only update without spare room, because it follows the claim on the same page.
     -- Room in every page would save 4 % of the WAL and cost two thirds more heap.
     fillfactor = 100,
-    -- Rows are deleted as fast as they are inserted, so vacuum starts at a hundredth of the table; the server's default is a
-    -- fifth. It is a share because each vacuum reads all indexes whole. The thresholds spare a small table.
+    -- Rows are deleted as fast as they are inserted, so vacuum starts at a hundredth of the table. The server's default is a fifth.
+    -- The setting is a share of the table, because each vacuum reads all indexes completely. The absolute thresholds spare a small
+    -- table.
     autovacuum_vacuum_scale_factor = 0.01,
     autovacuum_vacuum_threshold = 10000,
     autovacuum_vacuum_insert_scale_factor = 0.05,
     autovacuum_vacuum_insert_threshold = 100000,
-    -- Sessions keep the plans that they made while the table was empty, which scan all of it. The next analyze replaces these
-    -- plans, so it comes early.
+    -- Sessions keep the plans that they made while the table was empty. These plans scan the whole table. The next analyze replaces
+    -- the plans, so it comes early.
     autovacuum_analyze_scale_factor = 0.05,
     autovacuum_analyze_threshold = 1000
 );
 
--- For the sweep. An index on a column that completions or heartbeats change would end their heap-only updates. (In transaction
--- mode nothing changes expires_at after the claim. A heartbeat changes it only when less than two leases are left.)
+-- The index of the sweep. An index on a column that completions or heartbeats change would end their heap-only updates. (In
+-- transaction mode, nothing changes expires_at after the claim. A heartbeat changes expires_at only when less than two leases are
+-- left.)
 create index record_expires_at on idempotency.record (expires_at);
 
--- For resumers. Completion in transaction mode changes none of these columns, so it stays a heap-only update.
+-- The index of resumers. A completion in transaction mode changes none of these columns, so the completion stays a heap-only
+-- update.
 create index record_to_resume on idempotency.record (operation, claimed_at) where request is not null;
 
 comment on table idempotency.record is 'pg-idempotency: one row per idempotency key; delete none by hand that is not past expires_at';
@@ -85,10 +90,10 @@ do $$ begin
     end if;
 end $$;
 
--- True, or the error 0A000 if Citus distributes the table: the usual statements would take the key's lock on a worker, where other
--- callers do not see it. Citus itself refuses only some of them. Those that begin a call contain this function. It is declared
--- immutable, so the server calls it when it plans such a statement, and the plan that it keeps does not contain it. A table that
--- is distributed later invalidates the plan.
+-- Returns true, or fails with 0A000 if Citus distributes the table. The usual statements would take the key's lock on a worker,
+-- where other callers do not see the lock. Citus itself refuses only some of these statements. The statements that begin a call
+-- contain this function. The function is declared immutable, so the server calls it when it plans such a statement, and the stored
+-- plan does not contain the call. A later distribution of the table invalidates the plan.
 create function idempotency.is_plain()
 returns boolean language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
 begin
@@ -103,13 +108,14 @@ begin
 end
 $$;
 
--- Waits until no open transaction holds the key whose advisory lock is $4, for at most $5 milliseconds. Returns
+-- Waits until no open transaction holds the key whose advisory lock is $4, for at most $5 milliseconds. The function returns
 --   'claim'    no record is there. The lock is kept, so that exactly one of the waiting calls claims the key;
---   'look'     a record is there. The lock is kept if the record can be taken over (it had expired at $6, or is of the caller's
---              mode $7 and is released or has lapsed), so that exactly one call takes it over. Otherwise the lock is not kept, so
---              that replays do not queue, and no call holds the lock of a key that belongs to another mode;
+--   'look'     a record is there. The lock is kept if the record can be taken over, so that exactly one call takes it over. (Such a
+--              record had expired at $6, or is of the caller's mode $7 and is released or has lapsed.) Otherwise the lock is not
+--              kept, so that replays do not queue, and no call holds the lock of a key that belongs to another mode;
 --   'timeout'  the wait took too long. The lock is not kept.
--- The caller's transaction remains usable and gets its lock_timeout back: the exception block undoes its settings and locks.
+-- The caller's transaction remains usable and gets its lock_timeout back, because the exception block undoes the settings
+-- and locks.
 create function idempotency.await_key(text, text, text, int8, int8, timestamptz, text)
 returns text language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -151,12 +157,13 @@ end
 $$;
 
 -- The option "fewest round trips" calls `claim_at_begin` and `store_response` in the messages that also begin and commit, where
--- nothing is prepared. The server keeps the plans of a function; planning anew costs more than a round trip on a Unix socket. The
--- statements are `insert` and `complete` of src/record, word for word, but for the age that the former returns and the
--- clock by which the latter judges the retention. They name the schema of every function and table, so there is no search_path,
--- which every call would set and reset. The functions of any-language.sql call `try_claim` and `store_response`, too.
+-- nothing is prepared. The server keeps the plans of a function, and a new plan costs more than a round trip on a Unix socket. The
+-- statements are the same as `insert` and `complete` of src/record, word for word, with two exceptions: the age that `insert`
+-- returns, and the clock by which `complete` judges the retention. The statements name the schema of every function and table. So
+-- the functions have no search_path, which every call would set and reset. The functions of any-language.sql also call `try_claim`
+-- and `store_response`.
 
--- True if this call has won the claim.
+-- Returns true if this call has won the claim.
 create function idempotency.try_claim(text, text, text, int8, bytea, interval, interval, text, int8, text)
 returns boolean language plpgsql as $$
 declare
@@ -184,7 +191,7 @@ begin
 end
 $$;
 
--- The claim in the message that begins.
+-- Claims the key in the message that begins the transaction.
 create function idempotency.claim_at_begin(text, text, text, int8, bytea, interval, interval, text, int8, text)
 returns void language plpgsql as $$
 begin
@@ -222,11 +229,11 @@ begin
 end
 $$;
 
--- The tables of the service that are written inside idempotent operations only. A statement trigger asks whether the setting
--- idempotency.claim has the token of a claim; it ends with the transaction. This is against mistakes, not against attackers: every
--- role may set the setting.
+-- The functions for tables of the service that may be written only inside idempotent operations. A statement trigger checks whether
+-- the setting idempotency.claim has the token of a claim. The setting ends with the transaction. The check finds mistakes, and does
+-- not stop attackers, because every role may change the setting.
 
--- A table and its partitions of every depth: a statement trigger fires for the table that the statement names, and no other.
+-- Returns a table and its partitions of every depth, because a statement trigger fires only for the table that the statement names.
 create function idempotency.with_partitions(relation regclass)
 returns setof oid language sql stable set search_path = pg_catalog, pg_temp as $$
     with recursive tree (oid) as (
@@ -237,7 +244,7 @@ returns setof oid language sql stable set search_path = pg_catalog, pg_temp as $
     select oid from tree
 $$;
 
--- The trigger's condition has found no token.
+-- Runs if the trigger's condition has found no token.
 create function idempotency.on_escape()
 returns trigger language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -254,7 +261,7 @@ begin
 end
 $$;
 
--- Whether exactly this trigger guards the table: one that somebody made by hand may let some writes escape.
+-- Whether exactly this trigger guards the table. A trigger that a person has created may let some writes escape.
 create function idempotency.is_protected(relation oid, warns boolean)
 returns boolean language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
@@ -269,7 +276,7 @@ begin
 end
 $$;
 
--- Under the advisory lock of the table.
+-- Drops the triggers of a table. The caller holds the advisory lock of the table.
 create function idempotency.drop_guards(relation oid)
 returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
@@ -284,8 +291,8 @@ begin
 end
 $$;
 
--- From now on a write to this table outside an idempotent operation fails with IK006, or gives a warning under 'warn'. If it is
--- protected so already, this locks nothing. A partition that is attached later needs another call.
+-- Lets each write to this table outside an idempotent operation fail with IK006, or give a warning under 'warn'. If the table is
+-- already protected in this way, the function locks nothing. A partition that is attached later needs another call.
 create function idempotency.protect(relation regclass, on_escape text default 'refuse')
 returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare

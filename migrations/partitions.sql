@@ -1,8 +1,8 @@
 -- Turns idempotency.record into a table with 16 hash partitions by scope, with its records, constraints and privileges.
--- It refuses, with an error that names the reason, a table with anything that would be lost, such as a policy, a
--- trigger or an index of your own. `migrate` does not apply this file (src/guide/larger.md). It locks the table while
--- it copies the records, so set a lock_timeout. Run it in one transaction, as the owner of the table, and analyze the
--- table afterwards.
+-- The file refuses a table with anything that would be lost, such as a policy, a trigger or an index of your own. The
+-- error names the reason. `migrate` does not apply this file (src/guide/larger.md). The file locks the table while it
+-- copies the records, so set a lock_timeout. Run the file in one transaction, as the owner of the table, and analyze
+-- the table afterwards.
 do $$
 declare
     partitions constant int := 16;

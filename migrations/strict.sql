@@ -1,10 +1,10 @@
 -- The rules that every record keeps, as CHECK constraints. `migrate` does not apply this file.
 --
 -- PostgreSQL parses each CHECK again for every statement, so a first call costs the server much more time. Apply this
--- file if that price is small beside the danger of a bug in hand-written SQL: `psql -f migrations/strict.sql`. It reads
--- and locks the whole table. Applied a second time, it changes nothing. The crate's own tests run with it, so every
--- statement that the crate sends keeps these rules. To look for records that break them, restore a backup and apply the
--- file there.
+-- file if that price is small compared with the danger of a bug in hand-written SQL: `psql -f migrations/strict.sql`.
+-- The file reads and locks the whole table. A second application changes nothing. The crate's own tests run with this
+-- file, so every statement that the crate sends keeps these rules. To find records that break the rules, restore a
+-- backup and apply the file there.
 
 alter table idempotency.record
     drop constraint if exists known_mode,
@@ -31,7 +31,7 @@ alter table idempotency.record
         and octet_length(operation) between 1 and 255
         and octet_length(value) between 1 and 255
     ),
-    -- No caller can have such a key, so nobody would come back for the record.
+    -- No caller can have such a key, so no caller would come back for the record.
     add constraint key_without_control_characters check (
         scope::text !~ '[\u0001-\u001f\u007f-\u009f]'::text
         and operation::text !~ '[\u0001-\u001f\u007f-\u009f]'::text
@@ -52,7 +52,7 @@ alter table idempotency.record
             and request is null
         )
     ),
-    -- It permits the attempt after the one that the operator saw. That attempt keeps it.
+    -- An operator permits the attempt after the attempt that the operator saw. The permitted attempt keeps the number.
     add constraint grant_only_to_repeat check (
         granted_attempt is null
         or (
@@ -80,12 +80,13 @@ alter table idempotency.record
     add constraint request_only_to_resume check (
         request is null or (mode in ('at_least_once', 'in_steps', 'at_most_once') and completed_at is null)
     ),
-    -- Its attempt is given back, and never the first: any body may take over attempt 0.
+    -- A misdirected attempt is given back. The first attempt is never given back, because any body may take over
+    -- attempt 0.
     add constraint misdirected_only_to_repeat check (
         misdirected is null
         or (misdirected between 1 and 20 and attempt >= 1 and completed_at is null and mode in ('at_least_once', 'in_steps'))
     ),
-    -- An attempt or a decision ends what was found out before.
+    -- An attempt or a decision removes earlier findings.
     add constraint probes_only_in_doubt check (
         probes is null
         or (

@@ -11,31 +11,32 @@ use tokio::time::sleep;
 
 use crate::Error;
 
-/// The pause of a loop after its first error. It doubles with each further error.
+/// The pause of a loop after its first error. The pause doubles with each further error.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
 pub(crate) enum Next {
-    /// At once, because there may be more to do.
+    /// The next pass begins at once, because there may be more to do.
     AtOnce,
     AfterInterval {
         less: Duration,
     },
-    /// After the pause for an error, which the pass has logged.
+    /// The next pass begins after the pause for an error. The failed pass has logged the error.
     AfterError,
 }
 
 impl Next {
-    /// After the whole interval, because there is nothing to do.
+    /// The next pass begins after the whole interval, because there is nothing to do.
     pub(crate) const LATER: Self = Self::AfterInterval { less: Duration::ZERO };
 }
 
-/// The passes of a loop until its shutdown. The first pass begins after an interval, so that processes that start
-/// together do not search together.
+/// The passes of a loop until its shutdown. The first pass begins after a random time of at most one interval.
+/// Processes that start together then search at different times.
 ///
-/// An error or a panic of a pass is logged, and the loop goes on: at first after a second, and after twice the time
-/// with each error, up to the interval.
+/// The loop logs an error or a panic of a pass, and continues after a pause. The first pause is a second. Each further
+/// error doubles the pause, up to the interval.
 //
-// Not a function that takes the pass as an asynchronous closure: the future of such a loop would not be `Send`.
+// `Passes` is not a function that takes the pass as an asynchronous closure, because the future of such a function
+// would not be `Send`.
 pub(crate) struct Passes<'l> {
     what: &'static str,
     operation: Option<&'l str>,
@@ -60,7 +61,7 @@ impl<'l> Passes<'l> {
         unless(&mut self.shutdown, sleep(self.rest)).await.is_some()
     }
 
-    /// Notes how the pass has [ended](caught).
+    /// Notes the result that [`caught`] returned for the pass.
     pub(crate) fn ended(&mut self, pass: Result<Result<Next, Error>, Panic>) {
         let (operation, what) = (self.operation, self.what);
         let next = match pass {
@@ -87,7 +88,8 @@ impl<'l> Passes<'l> {
     }
 }
 
-/// The end of a loop, a search or a sweep. Unlike most futures, it may be polled again after it was ready.
+/// The shutdown of a loop, a search or a sweep. Unlike most futures, a `Shutdown` may be polled again after its
+/// completion.
 pub(crate) enum Shutdown<'a> {
     Never,
     When(Pin<&'a mut (dyn Future<Output = ()> + Send)>),
@@ -115,7 +117,7 @@ impl Shutdown<'_> {
         unless(self, std::future::ready(())).await.is_none()
     }
 
-    /// Is ready after the limit, or `grace` after the shutdown if that is earlier.
+    /// Waits until `limit` after the call, or until `grace` after the shutdown, whichever is earlier.
     pub(crate) async fn or_after(&mut self, limit: Duration, grace: Duration) {
         let mut limit = pin!(sleep(limit));
         if unless(self, limit.as_mut()).await.is_none() {
@@ -124,7 +126,7 @@ impl Shutdown<'_> {
     }
 }
 
-/// The outcome of `other`; `None` if `end` is ready first. This polls `end` first.
+/// Returns the outcome of `other`, or `None` if `end` is ready first. Each poll of the function polls `end` first.
 pub(crate) async fn unless<F: Future>(end: &mut (impl Future<Output = ()> + Unpin), other: F) -> Option<F::Output> {
     let mut other = pin!(other);
     poll_fn(|context| match Pin::new(&mut *end).poll(context) {
@@ -136,11 +138,12 @@ pub(crate) async fn unless<F: Future>(end: &mut (impl Future<Output = ()> + Unpi
 
 pub(crate) type Panic = Box<dyn Any + Send>;
 
-/// Runs code of the service, and returns its panic as an error. The code is dropped before this returns.
+/// Runs code of the service, and returns a panic of the code as an error. The code's future is dropped before `caught`
+/// returns.
 ///
 /// After a panic, the caller must not read data that the code may have left half changed.
 pub(crate) fn caught<T>(code: impl Future<Output = T>) -> impl Future<Output = Result<T, Panic>> {
-    // Boxed before the first await, for the reason in session/waits.rs.
+    // The code is boxed before the first await. The comment in `session/waits.rs` gives the reason.
     let mut code = Box::pin(code);
     async move {
         poll_fn(|context| match catch_unwind(AssertUnwindSafe(|| code.as_mut().poll(context))) {
@@ -151,14 +154,14 @@ pub(crate) fn caught<T>(code: impl Future<Output = T>) -> impl Future<Output = R
     }
 }
 
-/// A random time between half of the pause and the whole pause, so that callers that tried together do not try again
-/// together.
+/// Returns a random time between half of the pause and the whole pause. Callers that pause at the same moment then try
+/// again at different times.
 pub(crate) fn jittered(pause: Duration) -> Duration {
     let random = getrandom::u32().unwrap_or(u32::MAX);
     pause.mul_f64(0.5 + f64::from(random) / f64::from(u32::MAX) / 2.0)
 }
 
-/// Rotates by a random number of places, so that processes with the same list begin at different places.
+/// Rotates the list by a random number of places, so that processes with the same list begin at different places.
 pub(crate) fn begin_anywhere<T>(found: &mut [T]) {
     if !found.is_empty() {
         let first = getrandom::u32().unwrap_or_default() as usize % found.len();

@@ -23,28 +23,29 @@ use sqlstate::{advice, is_lost};
 /// An error from another library, kept as the cause.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why an operation was neither performed nor replayed.
+/// The reason why an operation was neither performed nor replayed.
 ///
 /// The text of an error contains neither the scope nor the value of a key. [`KeyReused`](Self::KeyReused) and
-/// [`OtherMode`](Self::OtherMode) have the key as a field. `Debug` of a database error contains the server's detail,
-/// which may quote a key, so log the text.
+/// [`OtherMode`](Self::OtherMode) have the key as a field. The `Debug` output of a database error contains the server's
+/// detail, which may quote a key. So log the text.
 ///
-/// **An error at COMMIT is ambiguous.** In transaction and mark mode, either both the effect and its record are stored,
-/// or neither is. Under a lease, the effect may have happened although no result is stored. Make the call again with
-/// the same key to find out. Under `AtLeastOnce`, that call may perform the operation again.
+/// **An error at COMMIT is ambiguous.** In transaction and mark mode, the effect and its record are stored together or
+/// not at all. Under a lease, the effect may have happened although no result is stored. To learn the outcome, make the
+/// call again with the same key. Under `AtLeastOnce`, the second call may perform the operation again.
 ///
 /// # What to do on each
 ///
-/// *Transient* means that the same call may succeed in a moment ([`is_transient`](Self::is_transient)). *HTTP* is the
-/// status of the answer of the HTTP layer. A 409 for `InFlight` and every 503 have a `Retry-After`.
+/// The column *transient* shows whether the same call may succeed in a moment ([`is_transient`](Self::is_transient)).
+/// The column *HTTP* contains the status with which the HTTP layer answers. The 409 for `InFlight` and every 503 have a
+/// `Retry-After` header.
 ///
 #[doc = include_str!("error/table.md")]
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The key was used before for another request. Nothing was performed. Send that request again. Use a new key only
-    /// for another operation: under a lease the first request may have taken effect in part, and a corrected request
-    /// under a new key would be a second operation.
+    /// The key was used before for another request, and this call performed nothing. Send the first request again. Use
+    /// a new key only for another operation. Under a lease, the first request may have taken effect in part, and a
+    /// corrected request under a new key would be a second operation.
     #[error(
         "the key was used before for another request; send that request again, or use a new key for another \
          operation (operation {:?})",
@@ -56,21 +57,21 @@ pub enum Error {
         key: Key,
     },
 
-    /// Another caller is performing the same operation. Retry with the same key after `retry_after`. A transaction of
-    /// the caller is still usable. Under [`OnDuplicate::Reject`](crate::OnDuplicate::Reject), a call also gets this
+    /// Another caller is performing the same operation. Retry with the same key after `retry_after`. The caller's own
+    /// transaction is still usable. Under [`OnDuplicate::Reject`](crate::OnDuplicate::Reject), a call also gets this
     /// error while a sweep or an operator deletes the expired record of its key.
     #[error("the operation is in flight elsewhere; retry with the same key after {retry_after:?}")]
     #[non_exhaustive]
     InFlight {
-        /// How long to wait before the next attempt: the rest of a lease, or a second.
+        /// The time to wait before the next attempt: the rest of the lease, or a second.
         retry_after: Duration,
     },
 
     /// The operation was claimed and never completed, its owner is gone, and its outcome is unknown. The key stays
     /// indeterminate until an operator or a [`Reconciler`](crate::lease::Reconciler) settles it, or its retention ends.
     ///
-    /// In transaction mode the cause is a mistake: the caller committed although the call failed, `perform` sent a
-    /// COMMIT, or a program in another language called `idempotency.ensure` in autocommit.
+    /// In transaction mode, the cause is one of three mistakes: the caller committed although the call failed,
+    /// `perform` sent a COMMIT, or a program in another language called `idempotency.ensure` in autocommit.
     #[error(
         "the operation was claimed at {claimed_at} (attempt {attempt}, token {token}) and never completed{}{}; \
          find out whether it took effect, then resolve or release it",
@@ -81,20 +82,20 @@ pub enum Error {
     Indeterminate {
         /// The number of claims of the operation.
         attempt: u32,
-        /// When the last claim was made, by the database's clock.
+        /// The time of the last claim, by the database's clock.
         claimed_at: DateTime<Utc>,
-        /// The error of the latest attempt that reported one.
+        /// The error of the latest attempt that reported an error.
         last_error: Option<String>,
         /// The fencing token of the claim.
         token: i64,
         /// The version of the record, for a service that [settles](crate::operator) the operation itself.
         version: Box<Version>,
-        /// The names of the [steps in doubt](crate::operator::Shown::step), in the order of their bytes.
+        /// The names of the [steps in doubt](crate::operator::Shown::step), sorted by their bytes.
         steps: Vec<String>,
     },
 
-    /// A [`step_at_most_once`](crate::lease::Lease::step_at_most_once) was begun in this attempt, and its outcome is
-    /// unknown. It was not performed again. Return this error: the operation then becomes
+    /// This attempt has begun a [`step_at_most_once`](crate::lease::Lease::step_at_most_once), and the outcome of the
+    /// step is unknown. The step was not performed again. Return this error, so that the operation becomes
     /// [indeterminate](Self::Indeterminate).
     #[error(
         "the step {step:?} was begun in this attempt and may have taken effect; return this error, so that the \
@@ -110,16 +111,18 @@ pub enum Error {
     #[error(transparent)]
     InvalidRequest(#[from] InvalidRequest),
 
-    /// The service uses the crate wrongly, or its environment lacks something. A retry gets the same error until a
-    /// person has corrected the mistake.
+    /// The service uses the crate wrongly, or the service's environment lacks something. A retry gets the same error
+    /// until a person has corrected the mistake.
     #[error(transparent)]
     Misuse(#[from] Misuse),
 
-    /// The record or the schema is of another release, or is not this crate's. Nothing was performed or replayed.
+    /// The record or the schema comes from another release, or is not from this crate. Nothing was performed or
+    /// replayed.
     #[error(transparent)]
     Incompatible(#[from] Incompatible),
 
-    /// The call took longer than the key's retention, so another caller may have performed since. Nothing was stored.
+    /// The call took longer than the key's retention, so another caller may have performed the operation in the
+    /// meantime. This call stored nothing.
     #[error(
         "the transaction took longer than the key's retention, so the response was not stored; make the retention \
          longer"
@@ -127,7 +130,8 @@ pub enum Error {
     OutlivedRetention,
 
     /// The key belongs to another mode. Marks, leases and transactions never share a key. A call under `InSteps` also
-    /// gets this error for an operation that has begun under `AtLeastOnce`: see the guide's page `steps`.
+    /// gets this error for an operation that has begun under `AtLeastOnce`. The guide's page `steps` explains this
+    /// case.
     #[error(
         "the key belongs to mode {stored}, and the call is in mode {asked}; give each mode its own operations; before \
          a route changes to steps, let the operations end that began under AtLeastOnce (operation {:?})",
@@ -135,7 +139,7 @@ pub enum Error {
     )]
     #[non_exhaustive]
     OtherMode {
-        /// The key. If the call marked many keys, this is one of them.
+        /// The key, or one of the keys if the call marked many keys.
         key: Key,
         /// The mode of the record.
         stored: Mode,
@@ -144,7 +148,7 @@ pub enum Error {
     },
 
     /// The stored response, the result of a step or the stored request does not decode into its type. The operation is
-    /// not performed again. Make the type able to decode old values (`#[serde(default)]`, an enum of versions).
+    /// not performed again. Let the type decode old values, for example by `#[serde(default)]` or an enum of versions.
     #[error(
         "the stored {} does not decode into its type; keep the type able to read older values",
         step.as_deref().map_or("response or request".to_owned(), |step| format!("result of the step {step:?}"))
@@ -157,10 +161,10 @@ pub enum Error {
         source: BoxError,
     },
 
-    /// The response cannot be encoded as JSON and decoded again. Nothing was stored: roll back.
+    /// The response cannot be encoded as JSON and decoded again. Nothing was stored. Roll back.
     ///
-    /// Examples are a float that is not finite, and a field that is skipped when it is written and has no default.
-    /// **The crate does not notice a response that decodes as another value**:
+    /// Examples are a float that is not finite, and a field without a default that the encoder skips. **The crate does
+    /// not notice a response that decodes as another value**, as in these cases:
     ///
     /// - A `Some` whose value is `null` in JSON is replayed as `None`: `Some(())`, `Some(None)`, `Some(Value::Null)`,
     ///   and `Some` of a float that is not finite.
@@ -173,22 +177,23 @@ pub enum Error {
         source: BoxError,
     },
 
-    /// The owner has stopped. It could not renew its lease in time, another owner has taken the claim over, or the
-    /// claim was released, resolved or deleted. This call stored nothing, and its effect may have happened. Make the
-    /// call again with the same key. Under `AtLeastOnce` and `InSteps` it performs again, unless another owner does.
-    /// Under `AtMostOnce` the key becomes indeterminate until it is settled.
+    /// The owner has stopped, because the owner has lost its claim. Either the owner could not renew its lease in time,
+    /// or another owner has taken the claim over, or the claim was released, resolved or deleted. This call stored
+    /// nothing, and its effect may have happened. Make the call again with the same key. Under `AtLeastOnce` and
+    /// `InSteps`, the new call performs the operation again, unless another owner performs it. Under `AtMostOnce`, the
+    /// key stays indeterminate until an operator or a reconciler settles the operation.
     #[error("the lease was lost, so nothing was stored, and the effect may have happened; ask again with the same key")]
     LeaseLost,
 
-    /// The operation has used up its attempts. All of them failed or lapsed, so it may be a poison message. It stays
-    /// exhausted until an operator [permits one more attempt](crate::operator::Shown::grant), resolves or forgets it,
-    /// or its retention ends.
+    /// The operation has used up its attempts. All attempts failed or lapsed, so the operation may be a poison message.
+    /// The key stays exhausted until its retention ends, or until an operator [permits one more
+    /// attempt](crate::operator::Shown::grant), or resolves or forgets the operation.
     #[error("the operation was attempted {attempts} times without completing, which is the limit; set it aside")]
     #[non_exhaustive]
     Exhausted {
         /// The number of attempts.
         attempts: u32,
-        /// The error of the latest attempt that reported one.
+        /// The error of the latest attempt that reported an error.
         last_error: Option<String>,
         /// The fencing token of the last claim.
         token: i64,
@@ -203,7 +208,8 @@ pub enum Error {
     )]
     #[non_exhaustive]
     SchemaMissing {
-        /// The server's error (SQLSTATE 42P01, 42703, 42883 or 3F000), or the migration that is missing.
+        /// The server's error, or the name of the missing migration or schema. The server's error is about a missing
+        /// table, column, function or schema (SQLSTATE 42P01, 42703, 42883 or 3F000).
         source: BoxError,
     },
 
@@ -223,11 +229,11 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call may succeed in a moment without a change. The causes are:
+    /// Whether the same call may succeed in a moment without a change. The causes of such an error are:
     ///
     /// - another caller in flight, a serialization failure, or a deadlock;
     /// - a connection that broke, or that was not available;
-    /// - a server that restarts, has no connection left, or is not the primary any more;
+    /// - a server that restarts, has no free connection, or is no longer the primary;
     /// - a `statement_timeout` or `lock_timeout` of the server.
     ///
     /// Over HTTP, answer such an error with a 409 or 503 and `Retry-After`.

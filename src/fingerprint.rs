@@ -1,5 +1,5 @@
-//! The fingerprint of a request: its digest, and the comparison with a stored one. `canonical` turns a JSON text into
-//! canonical JSON.
+//! The fingerprint of a request: its digest, and the comparison with a stored fingerprint. `canonical` turns a JSON
+//! text into canonical JSON.
 
 mod canonical;
 
@@ -10,35 +10,38 @@ use sha2::{Digest, Sha256};
 
 use canonical::canonical;
 
-/// Version 1: SHA-256 of one byte for the kind (`j` canonical JSON, `t` a JSON text that has no canonical form, `h` an
-/// HTTP request with one of them as its body) and the content.
+/// Version 1 is a SHA-256 of one byte for the kind, and of the content. The kinds are `j` for canonical JSON, `t` for a
+/// JSON text without a canonical form, and `h` for an HTTP request whose body is one of the two.
 const JSON: u8 = 1;
-/// Version 2, over HTTP, if the service has chosen what makes two requests the same: eight bytes for the choice, and 24
-/// bytes of the SHA-256 of `c`, the choice, and the chosen parts of the request. Fingerprints of two different choices
-/// are not compared, because they say nothing about whether the requests are the same.
+/// Version 2 is for HTTP, if the service has chosen which parts make two requests the same. The fingerprint consists of
+/// eight bytes for the choice, and of 24 bytes of the SHA-256 of `c`, the choice and the chosen parts of the request.
+/// The crate does not compare fingerprints of two different choices, because their comparison would not show whether
+/// the requests are the same.
 const CHOSEN: u8 = 2;
 const CHOICE: std::ops::Range<usize> = 1..9;
-/// Version 3: SHA-256 of the bytes as they are, so that every language computes it alike. `idempotency.fingerprint` of
-/// the schema is the same function.
+/// Version 3 is a SHA-256 of the unchanged bytes, so that every language computes the same fingerprint. The SQL
+/// function `idempotency.fingerprint` computes this version.
 const BYTES: u8 = 3;
 
-/// A digest of everything that makes two requests the same: a version byte and a SHA-256. (If a service behind the HTTP
-/// layer chooses what counts, eight bytes of the SHA-256 stand for the choice.)
+/// A digest of everything that makes two requests the same. The digest consists of a version byte and a SHA-256. (If a
+/// service behind the HTTP layer chooses which parts count, eight bytes of the SHA-256 represent the choice.)
 ///
-/// A later request is compared in the version of the *stored* fingerprint. So after a release that hashes in another
-/// way, keys in flight are not refused as reused.
+/// A later request is compared in the version of the *stored* fingerprint. So keys in flight are not refused as reused
+/// after an upgrade to a release that hashes in another way.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint([u8; 33]);
 
 impl Fingerprint {
-    /// The fingerprint of raw bytes, as they came over the wire: the byte 3 and a SHA-256 of the bytes.
+    /// Returns the fingerprint of raw bytes, as they came over the wire. The fingerprint consists of the byte 3 and a
+    /// SHA-256 of the bytes.
     ///
-    /// Use this for bodies that are not JSON, and if every byte counts: white space, the order and repetition of
-    /// members, numbers with more digits than an `f64` holds. Use it also for keys that this service shares with
-    /// callers in other languages: `idempotency.fingerprint` of the schema returns the same.
+    /// Use this function for bodies that are not JSON. Use this function also if every byte counts, such as white
+    /// space, the order and repetition of members, or the digits of a number beyond those of an `f64`. Callers in other
+    /// languages get the same fingerprint from the SQL function `idempotency.fingerprint`, so use this function for
+    /// keys that they share with your service.
     ///
-    /// A fingerprint of bytes and one of JSON cannot be compared, even for the same content: the retry gets
-    /// [`Incompatible::UnknownFingerprint`](crate::Incompatible::UnknownFingerprint).
+    /// A fingerprint of bytes and a fingerprint of JSON cannot be compared, even for the same content. Such a retry
+    /// gets [`Incompatible::UnknownFingerprint`](crate::Incompatible::UnknownFingerprint).
     ///
     /// ```
     /// # use pg_idempotency::Fingerprint;
@@ -50,31 +53,32 @@ impl Fingerprint {
         Self::of_version(BYTES, Sha256::new_with_prefix(bytes))
     }
 
-    /// The fingerprint of a value as canonical JSON, which is made from the value's JSON text.
+    /// Returns the fingerprint of a value as canonical JSON. The canonical form is made from the value's JSON text.
     ///
     /// The canonical form has no white space. Members are sorted by their names. Strings are escaped only where JSON
-    /// demands it. Numbers are compared by value, with every digit.
+    /// requires an escape. Numbers are compared by value, with every digit.
     ///
-    /// - One request: `{"a":1,"b":2}` and `{"b":2,"a":1}`; `1.0`, `1` and `1e0`.
-    /// - Two requests: `9007199254740993` and `9007199254740992`; `1` and `"1"`; `[1,2]` and `[2,1]`.
+    /// - JSON texts of one request: `{"a":1,"b":2}` and `{"b":2,"a":1}`; `1.0`, `1` and `1e0`.
+    /// - JSON texts of different requests: `9007199254740993` and `9007199254740992`; `1` and `"1"`; `[1,2]` and
+    ///   `[2,1]`.
     ///
     /// These values need care:
     ///
     /// - A field that [`Serialize`] leaves out, by `#[serde(skip_serializing)]`, does not count.
-    /// - A `HashSet` has no fixed order, and so a new fingerprint each time. Use a `BTreeSet` or a sorted `Vec`. (Maps
-    ///   are sorted.)
-    /// - NaN, infinity and `None` are the same, because serde_json writes `null` for each.
+    /// - A `HashSet` has no fixed order, so its fingerprint changes each time. Use a `BTreeSet` or a sorted `Vec`. (The
+    ///   members of maps are sorted.)
+    /// - NaN, infinity and `None` have the same fingerprint, because serde_json writes `null` for each of them.
     /// - A number that was *parsed* into an `f64` has already lost its further digits, as in a [`serde_json::Value`]
     ///   beyond 64-bit integers. If those digits matter, use [`Fingerprint::of_bytes`], or a
     ///   [`RawValue`](https://docs.rs/serde_json/latest/serde_json/value/struct.RawValue.html), which is JSON text.
     ///
-    /// A text without a canonical form is compared byte by byte. Such a text has two members of the same name in an
-    /// object, half of a surrogate pair (`"\ud800"`) in a string of a `RawValue`, or more than 128 levels.
+    /// A text without a canonical form is compared byte by byte. Such a text has an object with two members of the same
+    /// name, half of a surrogate pair (`"\ud800"`) in a string of a `RawValue`, or more than 128 levels.
     ///
     /// # Errors
     ///
-    /// [`InvalidBody`] if serde_json cannot write the value: a map key that is neither a string, a number, a boolean
-    /// nor a unit variant, or an error of the value's own [`Serialize`].
+    /// [`InvalidBody`] if serde_json cannot write the value. The cause is a map key that is not a string, a number, a
+    /// boolean or a unit variant, or an error of the value's own [`Serialize`].
     pub fn of_json<T: Serialize + ?Sized>(value: &T) -> Result<Self, InvalidBody> {
         let text = serde_json::to_vec(value).map_err(InvalidBody::serialize)?;
         Ok(Self::of_text(&text, &[]))
@@ -102,7 +106,7 @@ impl Fingerprint {
         Self::of_version(JSON, Sha256::new_with_prefix(kind).chain_update(content))
     }
 
-    /// The fingerprint of an HTTP request byte by byte. Every language can put these bytes together.
+    /// Returns the fingerprint of the bytes of an HTTP request. Programs in every language can build these bytes.
     #[cfg(feature = "http")]
     pub(crate) fn of_request(method: &str, target: &str, body: &[u8]) -> Self {
         Self::of_version(BYTES, Sha256::new_with_prefix(format!("{method} {target}\n")).chain_update(body))
@@ -113,8 +117,8 @@ impl Fingerprint {
         Self::of_version(JSON, hash_parts(b"h", &[method.as_bytes(), target.as_bytes(), body.as_bytes()]))
     }
 
-    /// The fingerprint of a request under the service's choice: the `request` as the choice compares it, and `further`
-    /// parts of it.
+    /// Returns the fingerprint of a request under the service's choice. `request` is the fingerprint of the request as
+    /// the choice compares it, and `further` contains the further parts that count.
     #[cfg(feature = "http")]
     pub(crate) fn of_choice(choice: &[u8], request: &Self, further: &[u8]) -> Self {
         let hasher = hash_parts(b"c", &[choice, request.as_bytes(), further]);
@@ -124,7 +128,7 @@ impl Fingerprint {
         Self(bytes)
     }
 
-    /// A fingerprint as a record stores it. `None` if no known version has its length.
+    /// Returns the fingerprint that a record stores. `None` if no known version has the length of these bytes.
     pub(crate) fn stored(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }
@@ -141,14 +145,14 @@ impl Fingerprint {
         &self.0
     }
 
-    /// Compares this fingerprint with a stored one, in the version of the stored one.
+    /// Compares this fingerprint with a stored fingerprint, in the version of the stored fingerprint.
     pub(crate) fn compare(&self, stored: &[u8]) -> Comparison {
         match stored.first() {
             _ if stored == self.0 => Comparison::Same,
             Some(&CHOSEN) if stored.get(CHOICE) != self.0.get(CHOICE) => Comparison::UnknownVersion(CHOSEN),
             Some(&version) if version == self.0[0] => Comparison::Other,
             Some(&version) => Comparison::UnknownVersion(version),
-            // The rule `fingerprint_is_versioned` of migrations/strict.sql excludes it.
+            // The rule `fingerprint_is_versioned` of migrations/strict.sql excludes an empty fingerprint.
             None => Comparison::UnknownVersion(0),
         }
     }
@@ -203,14 +207,14 @@ impl Body for Fingerprint {
     }
 }
 
-/// Why a body has no fingerprint.
+/// The reason why a body has no fingerprint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidBody {
     /// The body of the HTTP request is not JSON.
     #[error("the body is not JSON: {0}")]
     NotJson(String),
-    /// serde_json cannot write the value: a map's key is no string, or the value's own
+    /// serde_json cannot write the value. Either a map's key has a type that JSON does not support, or the value's own
     /// [`Serialize`](serde::Serialize) failed.
     #[error("the body cannot be serialized: {0}")]
     Serialize(String),
@@ -227,7 +231,8 @@ impl InvalidBody {
     }
 }
 
-/// A JSON pointer (RFC 6901) to a member of an object, or to an element of an array; never to the whole text.
+/// A JSON pointer (RFC 6901) to a member of an object or to an element of an array. A pointer to the whole text is not
+/// allowed.
 #[cfg(feature = "http")]
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Pointer {
@@ -236,7 +241,7 @@ pub(crate) struct Pointer {
 
 #[cfg(feature = "http")]
 impl Pointer {
-    /// `None` if the text is no pointer, or points to the whole text.
+    /// Returns `None` if the text is not a pointer, or points to the whole text.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let tokens = text.strip_prefix('/')?.split('/').map(unescaped);
         Some(Self { tokens: tokens.collect::<Option<_>>()? })
@@ -257,7 +262,7 @@ mod sealed {
     use super::InvalidBody;
 
     pub trait Sealed {
-        /// The body as JSON. `None` for a fingerprint.
+        /// Returns the body as JSON, or `None` for a fingerprint.
         fn json(&self) -> Option<Result<Vec<u8>, InvalidBody>>;
     }
 

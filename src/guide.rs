@@ -1,10 +1,10 @@
 #![doc = include_str!("guide/links.md")]
 #![doc = include_str!("guide/guide.md")]
-// Only in the documentation and its tests: the guide has pages instead of items.
+// The module `guide` exists only in the documentation and its tests. The guide has pages instead of items.
 //
 // `guide/links.md` gives each label of a link its target in the documentation. Each page ends with the targets of its
-// labels in the repository, where a forge shows it. Of two definitions of one label, Markdown takes the first.
-// `tests/docs.rs` checks both.
+// labels in the repository, for readers on a forge. If a label has two definitions, Markdown uses the first definition.
+// `tests/docs.rs` checks both definitions.
 
 macro_rules! pages {
     ($($name:ident: $summary:literal $(, $picture:literal)* $(with $code:literal)?;)*) => {
@@ -58,7 +58,7 @@ pages! {
     files: "Examples, files for operators, and evidence: the files of the package.";
 }
 
-/// Into a service that exists: before, after, and the steps between.
+/// The crate in an existing service: the code before and after, and the steps between.
 ///
 #[doc = include_str!("guide/links.md")]
 #[doc = include_str!("guide/existing.md")]
@@ -66,7 +66,7 @@ pages! {
 /// ```diff
 #[doc = include_str!("guide/existing/change.diff")]
 /// ```
-// crates/demos/tests/existing.rs compiles and drives both versions.
+// crates/demos/tests/existing.rs compiles and runs both versions.
 pub mod existing {}
 
 /// Call the protocol from any language, by SQL functions.
@@ -131,10 +131,10 @@ pub mod any_language {}
 ///
 /// ## TypeScript and JavaScript
 ///
-/// This is plain JavaScript; under TypeScript's `strict`, add the types of the parameters.
+/// The code is plain JavaScript. Under TypeScript's `strict`, add the types of the parameters.
 ///
 /// ```js
 #[doc = include_str!("guide/clients/retry.mjs")]
 /// ```
-// script/clients runs these files. They have no other copy.
+// script/clients runs these files. The files have no other copy.
 pub mod clients {}

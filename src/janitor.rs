@@ -1,4 +1,5 @@
-//! [`Janitor`] deletes expired records: its options, the counts of a sweep, the loop around sweeps, and a sweep.
+//! [`Janitor`] deletes expired records. The file contains its options, the counts of a sweep, the loop around sweeps,
+//! and the sweep.
 
 use std::num::NonZeroU32;
 use std::ops::RangeInclusive;
@@ -18,46 +19,50 @@ use crate::{Error, migrate, observe};
 /// A batch of this size takes milliseconds, so a claim of a swept key hardly waits.
 const BATCH_SIZE: NonZeroU32 = NonZeroU32::new(1000).unwrap();
 
-/// Without a pause the sweep takes a core from the foreground. With this one it works for a small part of the time.
+/// Without a pause, the sweep would take a core from other sessions. With this pause, the sweep works for a small part
+/// of the time.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A pass each minute is cheap on an idle table, and short on a busy one.
+/// A pass each minute is cheap on an idle table, and short on a busy table.
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// Under a second, empty passes would be most of the work. Beyond a day, cron is the better tool.
+/// With an interval under a second, empty passes would be most of the work. For an interval over a day, cron is the
+/// better tool.
 const INTERVALS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 60 * 60);
 
-/// Longer than a duplicate waits by default: sqlx waits 30 seconds for a connection, and then the call waits for the
-/// first call. A duplicate that was made before the end of the retention still finds the record.
+/// The grace is longer than a duplicate waits by default. sqlx waits 30 seconds for a connection, and then the call
+/// waits for the first call. So a duplicate that was made before the end of the retention still finds the record.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// How long a transaction of the sweep waits for the server: the interval, within these limits. A batch takes
-/// milliseconds. After this time the server or the network counts as lost.
+/// The limits of the time for which a transaction of the sweep waits for the server. Within these limits, that time is
+/// the interval. A batch takes milliseconds. After that time, the server or the network counts as lost.
 const BATCH_TIME: RangeInclusive<Duration> = Duration::from_secs(10)..=Duration::from_secs(60);
 
-/// How long a shutdown waits for the batch in progress. Service managers kill a process after 30 seconds or later.
+/// The time for which a shutdown waits for the batch in progress. Service managers wait at least 30 seconds before they
+/// kill a process.
 const LAST_BATCH: Duration = Duration::from_secs(5);
 
-/// The smallest batch after time-outs. A smaller batch would fail for another reason than its size.
+/// The smallest batch after time-outs. If a smaller batch failed, the reason would not be its size.
 const SMALLEST_BATCH: u32 = 10;
 
-/// How long a count may take. A sample of 30,000 records takes a moment.
+/// The maximum time of a count. A sample of 30,000 records takes a moment.
 const COUNT_TIME: Duration = Duration::from_secs(60);
 
-/// Deletes the records of one database that are past their retention, a batch at a time.
+/// Deletes the expired records of one database in batches.
 ///
-/// A claim ignores an expired record, so the janitor only frees space. It can change the answer of two kinds of calls:
+/// A claim ignores an expired record, so the janitor only frees space. The janitor can change the answer of two kinds
+/// of calls:
 ///
 /// - a call that waits for longer than the [grace](Self::grace);
 /// - a call under [`OnDuplicate::Reject`](crate::OnDuplicate::Reject) that finds an expired record while a sweep is
 ///   deleting it.
 ///
 /// Run the janitor from cron (`idempotency-janitor sweep`), or let each process of a service [`run`](Janitor::run) one.
-/// Several janitors share the work, because each skips the rows that another one has locked.
+/// Several janitors share the work, because each janitor skips the rows that another janitor has locked.
 ///
-/// A busy janitor deletes `batch size / (time of a batch + pause)` rows a second. Make this at least twice the number
-/// of inserts a second: see the guide's page `sizing`. [`operator::health`](crate::operator::health()) and a metric
-/// show whether it keeps up.
+/// A busy janitor deletes `batch size / (time of a batch + pause)` rows a second. Make this number at least twice the
+/// number of inserts a second. The guide's page `sizing` explains this rule.
+/// [`operator::health`](crate::operator::health()) and a metric show whether the janitor keeps up.
 ///
 /// ```no_run
 /// # async fn f(pool: sqlx::PgPool) -> Result<(), pg_idempotency::Error> {
@@ -76,18 +81,18 @@ pub struct Janitor {
 }
 
 impl Janitor {
-    /// A janitor that takes its connections from this pool, one at a time. By default it deletes batches of 1000
-    /// records with pauses of 50 ms.
+    /// Makes a janitor that takes its connections from this pool, one at a time. By default, the janitor deletes
+    /// batches of 1000 records with pauses of 50 ms.
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
         Self { pool, batch_size: BATCH_SIZE, pause: PAUSE, interval: INTERVAL, grace: GRACE }
     }
 
     /// Sets the number of records that one transaction deletes. The default is 1000. A batch holds its row locks and
-    /// its memory until it ends. A batch of more than some tens of thousands of records hardly saves round trips.
+    /// its memory until its end. A batch of more than some tens of thousands of records hardly saves round trips.
     ///
-    /// On a distributed table a batch may be somewhat larger, because it includes all records that expired in the same
-    /// microsecond.
+    /// On a distributed table, a batch may be somewhat larger, because the batch includes all records that expired in
+    /// the same microsecond.
     #[must_use]
     pub fn batch_size(mut self, batch_size: NonZeroU32) -> Self {
         self.batch_size = batch_size;
@@ -99,7 +104,7 @@ impl Janitor {
     ///
     /// # Panics
     ///
-    /// Over a day.
+    /// Panics if the pause is over a day.
     #[must_use]
     #[track_caller]
     pub fn pause(mut self, pause: Duration) -> Self {
@@ -108,13 +113,13 @@ impl Janitor {
         self
     }
 
-    /// Sets the longest time from the start of one pass of [`run`](Self::run) to the start of the next. The default is
-    /// a minute. Each time is a random one between half of the interval and the whole interval. The interval affects
-    /// only how many expired rows wait for their deletion.
+    /// Sets the longest time from the start of one pass of [`run`](Self::run) to the start of the next pass. The
+    /// default is a minute. Each time is a random value between half of the interval and the whole interval. The
+    /// interval affects only how many expired rows wait for their deletion.
     ///
     /// # Panics
     ///
-    /// Under a second or over a day.
+    /// Panics if the interval is under a second or over a day.
     #[must_use]
     #[track_caller]
     pub fn interval(mut self, interval: Duration) -> Self {
@@ -123,17 +128,17 @@ impl Janitor {
         self
     }
 
-    /// Sets how long an expired record is kept. The default is a minute. The grace does not prolong the retention: an
-    /// expired key is new at once. The record is kept for a duplicate that was made before the record expired and still
-    /// waits for its answer.
+    /// Sets how long an expired record is kept. The default is a minute. The grace does not prolong the retention, so
+    /// an expired key is new at once. The janitor keeps the record for a duplicate that was made before the record
+    /// expired and that still waits for its answer.
     ///
-    /// Make the grace longer than the longest wait of your service, and than its longest upload: the layer judges a
-    /// record as of the arrival of the request, and reads the body before it looks. If the record is deleted during the
-    /// upload, the operation is performed again.
+    /// Make the grace longer than the longest wait and the longest upload of your service. The layer judges a record as
+    /// of the arrival of the request, but reads the body before it looks for the record. If the record is deleted
+    /// during the upload, the operation is performed again.
     ///
     /// # Panics
     ///
-    /// Over ten years, which is the longest retention.
+    /// Panics if the grace is over ten years, which is the longest retention.
     #[must_use]
     #[track_caller]
     pub fn grace(mut self, grace: Duration) -> Self {
@@ -147,23 +152,24 @@ impl Janitor {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Swept {
-    /// Completed records. Their keys are new again.
+    /// Completed records. The keys of these records are new again.
     pub completed: u64,
-    /// Records of operations that failed or lapsed, and that no caller has claimed again.
+    /// Records of operations that failed or lapsed and were not claimed again.
     pub unfinished: u64,
-    /// [Indeterminate](crate::operator::State::Indeterminate) records. **Their effects may have happened, and their
-    /// keys are new again**: a retry performs. The sweep also logs a warning. In transaction mode each comes from [a
-    /// mistake of its caller](crate::Error::Indeterminate): find the cause.
+    /// [Indeterminate](crate::operator::State::Indeterminate) records. **The effects of these records may have
+    /// happened, and their keys are new again**, so a retry performs the operation again. The sweep also logs a
+    /// warning. In transaction mode, each such record comes from [a mistake of its
+    /// caller](crate::Error::Indeterminate), so find the cause.
     pub indeterminate: u64,
     /// Marks.
     pub marks: u64,
     /// Transactions that deleted records.
     pub batches: u64,
-    /// Whether the limit or a shutdown ended the sweep while more was due.
+    /// Whether the limit or a shutdown ended the sweep while more records were due.
     pub limited: bool,
-    /// How long ago the oldest expired record had expired, at the end of the sweep. `None` if no record was due. A
-    /// record can remain because another transaction has locked it, because it came due during the sweep, or because
-    /// the sweep was [`limited`](Self::limited).
+    /// The time since the oldest expired record expired, measured at the end of the sweep. `None` if no record was due.
+    /// A record can remain because another transaction has locked it, because its time came during the sweep, or
+    /// because the sweep was [`limited`](Self::limited).
     pub oldest_after: Option<Duration>,
 }
 
@@ -189,40 +195,44 @@ impl Swept {
 }
 
 impl Janitor {
-    /// Deletes at most `limit` records that are past their retention and the [grace](Self::grace), in one transaction
-    /// for each batch. It skips records under a live lease, and records that another transaction has locked.
+    /// Deletes at most `limit` records that are past their retention and the [grace](Self::grace). Each batch is a
+    /// transaction of its own. The sweep skips records under a live lease, and records that another transaction has
+    /// locked.
     ///
     /// # Errors
     ///
     /// [`Error::Database`], [`Error::SchemaMissing`], [`Incompatible::Schema`](crate::Incompatible::Schema) if the
     /// schema cannot be trusted, and [`Error::Unanswered`] if the server does not answer a batch within the
     /// [interval](Self::interval) (at least 10 seconds, at most a minute). The deletions of other batches remain. After
-    /// an error of one partition, the sweep goes on with the others, and returns the first error.
+    /// another error in one partition, the sweep continues with the other partitions, and returns the first error.
     ///
     /// # Cancellation
     ///
-    /// Safe at every point. The batch in progress is rolled back, or its COMMIT was already sent and may take effect.
+    /// The future may be dropped at every point. The batch in progress is rolled back, or its COMMIT was already sent
+    /// and may take effect.
     pub async fn sweep_once(&self, limit: u64) -> Result<Swept, Error> {
         self.sweep(limit, self.batch_size.get(), None, &mut Shutdown::Never).await
     }
 
-    /// As [`sweep_once`](Self::sweep_once), but after `stop` is ready it ends after the batch in progress and the
-    /// report of the lag, each within 5 seconds. The connection of a batch that takes longer is closed.
+    /// Sweeps like [`sweep_once`](Self::sweep_once), but also stops when `stop` is ready. The sweep then ends after the
+    /// batch in progress and the report of the lag, each within 5 seconds. If the batch takes longer, its connection is
+    /// closed.
     pub async fn sweep_until(&self, limit: u64, stop: impl Future<Output = ()> + Send) -> Result<Swept, Error> {
         let stop = pin!(stop);
         self.sweep(limit, self.batch_size.get(), None, &mut Shutdown::When(stop)).await
     }
 
-    /// Sweeps at each [interval](Self::interval) until `shutdown` is ready. Then it ends within 10 seconds, after the
-    /// batch in progress and the report of the lag. The first sweep begins after an interval. A sweep ends after an
-    /// interval at the latest, and the next one follows at once, so the lag of a slow janitor is reported, too.
+    /// Sweeps at each [interval](Self::interval) until `shutdown` is ready. After the shutdown, the loop ends within 10
+    /// seconds, after the batch in progress and the report of the lag. The first sweep begins after an interval. A
+    /// sweep lasts for one interval at most, and the next sweep then follows at once, so that the lag of a slow janitor
+    /// is reported, too.
     ///
     /// After an error, the janitor logs the error and tries again, at first after a second. If a batch times out, later
     /// batches have half its size. The size grows back after sweeps that succeed.
     ///
     /// # Cancellation
     ///
-    /// Safe at every point, as [`sweep_once`](Self::sweep_once).
+    /// The future may be dropped at every point, as that of [`sweep_once`](Self::sweep_once).
     pub async fn run(self, shutdown: impl Future<Output = ()> + Send) {
         observe::sweeps(Deleted::default().kinds());
         let mut batch_size = self.batch_size.get();
@@ -248,7 +258,8 @@ impl Janitor {
                         batch_size,
                         "a sweep failed and is tried again"
                     );
-                    // If no sweep succeeds, the lag has to grow nevertheless. The error is already in the log.
+                    // If no sweep succeeds, the reported lag must grow nevertheless. An error of the report is ignored,
+                    // because the error of the sweep is already in the log.
                     if !shutdown.is_ready().await {
                         let _ = self.observe_lag(shutdown).await;
                     }
@@ -261,7 +272,8 @@ impl Janitor {
 }
 
 impl Janitor {
-    /// Sweeps in a span, until nothing is due, the limit or the deadline is reached, or `shutdown` is ready.
+    /// Sweeps in a span. The sweep ends when no record is due, when the limit or the deadline is reached, or when
+    /// `shutdown` is ready.
     async fn sweep(
         &self,
         limit: u64,
@@ -295,19 +307,20 @@ impl Janitor {
         let mut swept = Swept::default();
         let mut parts = self
             .transaction(shutdown, async |conn| {
-                // Once for each sweep: a trusted schema remains one.
+                // One check for each sweep is enough, because a trusted schema stays trusted.
                 migrate::trusted(conn).await?;
                 Part::all(conn).await
             })
             .await?;
-        // A part that takes the whole time of each sweep must not keep the later ones from theirs.
+        // Each sweep begins at a random part, because a part that takes the whole time of each sweep must not exclude
+        // the later parts.
         begin_anywhere(&mut parts);
         let mut failed = None;
         for part in parts {
             let sweeping = self.sweep_part(&part, limit, batch_size, deadline, shutdown, &mut swept);
             if let Err(error) = sweeping.await {
                 tracing::debug!(?part, error = &error as &dyn std::error::Error, "a part of the table was not swept");
-                // A server that does not answer would fail for each part, after a wait each time.
+                // If the server does not answer, each further part would also fail after a wait.
                 let unanswered = matches!(error, Error::Unanswered);
                 failed.get_or_insert(error);
                 if unanswered {
@@ -326,7 +339,7 @@ impl Janitor {
         Ok(swept)
     }
 
-    /// Exports how long the oldest record has been due, and returns it.
+    /// Exports and returns the time for which the oldest record has been due.
     async fn observe_lag(&self, shutdown: &mut Shutdown<'_>) -> Result<Option<Duration>, Error> {
         let looking = async |conn: &mut PgConnection| {
             migrate::trusted(conn).await?;
@@ -349,7 +362,8 @@ impl Janitor {
         ended_or_closed(shutdown.or_after(limit, LAST_BATCH), work).await.unwrap_or(Err(Error::Unanswered))
     }
 
-    /// Sweeps one part of the table, until nothing more is due in it or the sweep is [`limited`](Swept::limited).
+    /// Sweeps one part of the table, until the part has no more due records, or the sweep is
+    /// [`limited`](Swept::limited).
     async fn sweep_part(
         &self,
         part: &Part,
@@ -371,8 +385,8 @@ impl Janitor {
             let started = Instant::now();
             let batch = self.transaction(shutdown, async |conn| part.sweep(conn, rows, since, self.grace).await).await;
             let batch = match batch {
-                // Another session has locked a record that is due. The next pass deletes it, and the records that
-                // expired later.
+                // Another session has locked a record that is due. The next pass deletes this record, and the records
+                // that expired later.
                 Err(Error::Database(error))
                     if part.waits_for_rows() && sqlstate(&error).as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE) =>
                 {
@@ -401,8 +415,8 @@ impl Janitor {
         }
     }
 
-    /// Counts the records by state from a sample, which is cheap for any table. It ignores an error, because the next
-    /// pass counts again.
+    /// Counts the records by state from a sample, which is cheap for any table. An error of the count is ignored,
+    /// because the next pass counts again.
     async fn observe_records(&self, shutdown: &mut Shutdown<'_>) {
         let stats = ended_or_closed(shutdown.or_after(COUNT_TIME, Duration::ZERO), stats(&self.pool));
         let Some(Ok(stats)) = stats.await else { return };
@@ -412,7 +426,8 @@ impl Janitor {
     }
 }
 
-/// 57014 is a `statement_timeout`, 55P03 is a `lock_timeout`. A server that does not answer may be busy with the batch.
+/// Whether a smaller batch may succeed, because a time-out has ended this batch. A server that does not answer may be
+/// busy with the batch.
 fn is_timeout(error: &Error) -> bool {
     match error {
         Error::Unanswered => true,

@@ -1,25 +1,25 @@
-//! The key: whose operation it is, the operation, and the client's value.
+//! The key of an operation: its owner, its kind, and the client's value.
 
 use std::fmt;
 
 use sha2::{Digest, Sha256};
 
-/// The longest part of a key, in bytes of UTF-8. Three parts of this size fit well into a PostgreSQL B-tree entry,
-/// which holds 2704 bytes. The examples of the IETF draft (UUIDs of 36 bytes) are far shorter.
+/// The maximum length of a part of a key, in bytes of UTF-8. Three parts of this size fit well into a PostgreSQL B-tree
+/// entry, which holds 2704 bytes. The examples of the IETF draft (UUIDs of 36 bytes) are far shorter.
 pub(crate) const MAX_PART_BYTES: usize = 255;
 
 /// The name of one operation that must happen once.
 ///
-/// - `scope`: the owner of the operation, such as a tenant, account or user. Take it **from the authenticated
-///   identity**, and never from the request's body. A key of one scope never finds the response of another.
+/// - `scope`: the owner of the operation, such as a tenant, account or user. Take the scope **from the authenticated
+///   identity**, and never from the request's body. A key in one scope never finds the response of another scope.
 /// - `operation`: the kind of operation, from a fixed set of names: `POST /payments`, `order.created`.
 /// - `value`: the client's value: an `Idempotency-Key`, an event's id, a nonce.
 ///
 /// Each part has 1 to 255 bytes of UTF-8, no control characters, and at least one visible character. Parts are compared
-/// byte by byte: case, accents and Unicode normal forms make a difference.
+/// byte by byte, so case, accents and Unicode normal forms make a difference.
 ///
-/// Keys are ordered by scope, operation and value. Claim several keys of one transaction in this order, because
-/// opposite orders deadlock.
+/// Keys are ordered by scope, operation and value. Claim several keys of one transaction in this order, because two
+/// transactions with opposite orders may deadlock.
 ///
 /// ```
 /// # use pg_idempotency::Key;
@@ -36,12 +36,12 @@ pub struct Key {
 }
 
 impl Key {
-    /// Checks the three parts, and makes a key of them. No SQL runs.
+    /// Checks the three parts, and makes a key from them. No SQL runs.
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`] if a part is empty, is longer than 255 bytes, contains a control character, or contains white
-    /// space and invisible characters only.
+    /// [`InvalidKey`] if a part is empty, is longer than 255 bytes, contains a control character, or contains only
+    /// white space and invisible characters.
     pub fn new(
         scope: impl Into<String>,
         operation: impl Into<String>,
@@ -50,9 +50,9 @@ impl Key {
         Self::of(checked, scope.into(), operation.into(), value.into())
     }
 
-    /// The key of an existing record, for the functions of [`operator`](crate::operator). A part may have no visible
-    /// character: a person who edits the table, or an unreleased build, may have written such a record, and it has to
-    /// be settled.
+    /// Makes the key of an existing record, for the functions of [`operator`](crate::operator). A part of a recorded
+    /// key does not need a visible character. A person who edited the table, or an unreleased build, may have written a
+    /// part without a visible character, and an operator must be able to settle the record.
     ///
     /// # Errors
     ///
@@ -85,7 +85,7 @@ impl Key {
         &self.operation
     }
 
-    /// The client's value. It may be a secret: keep it out of logs.
+    /// The client's value. The value may be a secret, so keep it out of logs.
     #[must_use]
     pub fn value(&self) -> &str {
         &self.value
@@ -100,18 +100,19 @@ impl Key {
         i64::from_be_bytes(first)
     }
 
-    /// The key for the next service. It is the same in every attempt: 32 hexadecimal digits of a SHA-256 of this key,
-    /// the stored bytes of the fingerprint, with its version, and the name of a step, or nothing.
+    /// Returns the key for the next service, which is the same in every attempt. The returned key consists of 32
+    /// hexadecimal digits of a SHA-256. The digest covers this key, the stored bytes of the fingerprint with its
+    /// version, and the name of the step. The name of the step is empty for the operation itself.
     pub(crate) fn downstream(&self, fingerprint: &[u8], step: &str) -> String {
         let mut hasher = Sha256::new_with_prefix(b"downstream");
         self.hash_into(&mut hasher);
-        // Every version has the same length, so the name begins at the same place.
+        // Every version of the fingerprint has the same length, so the name of the step begins at the same place.
         hasher.update(fingerprint);
         hasher.update(step);
         hex::encode(&hasher.finalize()[..16])
     }
 
-    /// Each part has its length in front, so that `("ab", "c")` and `("a", "bc")` differ.
+    /// Hashes each part with its length in front, so that `("ab", "c")` and `("a", "bc")` differ.
     fn hash_into(&self, hasher: &mut Sha256) {
         for part in [&self.scope, &self.operation, &self.value] {
             // A part has at most 255 bytes, so its length fits one byte.
@@ -121,8 +122,8 @@ impl Key {
     }
 }
 
-/// Prints only the operation. The scope is an identity, and the value gives access to the response: neither belongs in
-/// a log.
+/// Prints only the operation. The scope is an identity, and the value gives access to the response, so both must stay
+/// out of a log.
 impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Key").field("operation", &self.operation).finish_non_exhaustive()
@@ -150,22 +151,22 @@ impl fmt::Display for KeyPart {
     }
 }
 
-/// Why a [`Key`] was refused, before any SQL ran.
+/// The reason why a [`Key`] was refused. The key is refused before any SQL runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidKey {
     /// The part is empty.
     #[error("the key's {part} is empty; it takes 1 to {MAX_PART_BYTES} bytes")]
     Empty {
-        /// Which part.
+        /// The refused part.
         part: KeyPart,
     },
     /// The part is longer than 255 bytes.
     #[error("the key's {part} is {bytes} bytes long; at most {MAX_PART_BYTES} are allowed; hash longer values")]
     TooLong {
-        /// Which part.
+        /// The refused part.
         part: KeyPart,
-        /// Its length.
+        /// The length of the part.
         bytes: usize,
     },
     /// The part contains a control character: U+0000 to U+001F, or U+007F to U+009F.
@@ -174,24 +175,24 @@ pub enum InvalidKey {
         *.character as u32
     )]
     ControlCharacter {
-        /// Which part.
+        /// The refused part.
         part: KeyPart,
         /// The character.
         character: char,
-        /// Its offset, in bytes.
+        /// The offset of the character, in bytes.
         at: usize,
     },
-    /// The part has only white space and invisible characters, such as U+200B. A program that has lost the value sends
-    /// such a text, and all its operations would be one.
+    /// The part has only white space and invisible characters, such as U+200B. A program that has lost the value may
+    /// send such a text, and all its operations would then have the same key.
     #[error("the key's {part} contains only white space or invisible characters; send a visible text, such as a UUID")]
     NothingVisible {
-        /// Which part.
+        /// The refused part.
         part: KeyPart,
     },
 }
 
 impl InvalidKey {
-    /// The part that was refused. A refused scope is a mistake of the service, a refused value is a mistake of its
+    /// The part that was refused. A refused scope is a mistake of the service, and a refused value is a mistake of its
     /// client.
     #[cfg(feature = "http")]
     pub(crate) fn part(&self) -> KeyPart {
@@ -206,14 +207,14 @@ impl InvalidKey {
 
 pub(crate) type Check = fn(KeyPart, String) -> Result<String, InvalidKey>;
 
-/// The rule for a new key.
+/// Checks a part of a new key.
 pub(crate) fn checked(part: KeyPart, text: String) -> Result<String, InvalidKey> {
     let text = checked_recorded(part, text)?;
     if text.chars().all(is_invisible) { Err(InvalidKey::NothingVisible { part }) } else { Ok(text) }
 }
 
-/// White space, and the characters that Unicode says are not displayed (Default_Ignorable_Code_Point).
-/// `idempotency.ensure` has the same list, in UTF-8.
+/// Whether the character is white space, or a character that Unicode does not display (Default_Ignorable_Code_Point).
+/// The SQL function `idempotency.ensure` has the same list, in UTF-8.
 fn is_invisible(character: char) -> bool {
     character.is_whitespace()
         || matches!(
@@ -225,7 +226,7 @@ fn is_invisible(character: char) -> bool {
         )
 }
 
-/// The rule for the key of a record that exists.
+/// Checks a part of the key of an existing record.
 pub(crate) fn checked_recorded(part: KeyPart, text: String) -> Result<String, InvalidKey> {
     if text.is_empty() {
         return Err(InvalidKey::Empty { part });

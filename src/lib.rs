@@ -24,12 +24,12 @@ mod session;
 mod state;
 mod transaction;
 
-// Outside the crate's documentation, and its code is compiled with the doctests.
+// The README is not a part of the crate's documentation. The doctests compile the code in the README.
 #[cfg(all(doctest, feature = "axum"))]
 #[doc = include_str!("../README.md")]
 mod readme {}
 
-// The pages link to items of every feature.
+// The pages of the guide link to items of every feature.
 #[cfg(all(any(doc, doctest), feature = "axum", feature = "testing"))]
 pub mod guide;
 

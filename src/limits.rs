@@ -1,40 +1,42 @@
-//! Limits of retentions and waits. Setters and calls check them: a `lock_timeout` of zero would mean no limit, and a
-//! retention of zero would protect nothing.
+//! The limits of retentions and waits. Setters and calls check these limits, because a `lock_timeout` of zero would
+//! mean no limit, and a retention of zero would protect nothing.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use crate::{Error, Misuse};
 
-/// The default retention: 24 hours, which is longer than most clients retry. Stripe documents the same.
+/// The default retention is 24 hours, which is longer than most clients retry. Stripe documents the same retention.
 pub const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 /// A retention above ten years is probably a typing error.
 pub(crate) const RETENTION: RangeInclusive<Duration> =
     Duration::from_millis(1)..=Duration::from_secs(10 * 366 * 24 * 60 * 60);
 
-/// Long enough for the first call of an ordinary request to finish, and shorter than the time-outs of common proxies.
+/// The default wait is long enough for the first call of an ordinary request to finish, and shorter than the time-outs
+/// of common proxies.
 pub(crate) const DEFAULT_WAIT: Duration = Duration::from_secs(5);
-/// PostgreSQL's `lock_timeout` counts milliseconds, and 0 means no limit. The longest wait is an hour, because a call
-/// that waits holds a connection.
+/// PostgreSQL's `lock_timeout` counts milliseconds, and a value of 0 means no limit. The longest wait is an hour,
+/// because a call that waits holds a connection.
 pub(crate) const WAIT: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60 * 60);
 
-/// What to do when another caller is performing the same operation at this moment.
+/// The behaviour of a call while another caller is performing the same operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnDuplicate {
-    /// Wait for the other transaction, at most this long in total. If it commits, replay its response. If it rolls
-    /// back, perform. At the end of the wait, return [`Error::InFlight`](crate::Error::InFlight): **a transaction of
-    /// the caller is still usable**. A shorter `lock_timeout` of the session ends the wait earlier, in the same way. A
-    /// `statement_timeout` is an error, and aborts the transaction.
+    /// Wait for the other transaction, for at most this time in total. If the other transaction commits, replay its
+    /// response. If the other transaction rolls back, perform the operation. At the end of the wait, return
+    /// [`Error::InFlight`](crate::Error::InFlight). **The caller's own transaction is then still usable.** A shorter
+    /// `lock_timeout` of the session ends the wait earlier, in the same way. A `statement_timeout` causes an error, and
+    /// aborts the transaction.
     ///
     /// **In transaction and mark mode, a caller that waits holds its connection.** Many duplicates of one slow
     /// operation can hold all connections of a pool. So make the wait shorter than the pool's `acquire_timeout`, or use
-    /// [`Reject`](Self::Reject) if any client may call. In lease mode and behind the HTTP layer, a caller polls, and
-    /// holds no connection between two polls.
+    /// [`Reject`](Self::Reject) for operations that any client may call. In lease mode and behind the HTTP layer, a
+    /// caller polls, and holds no connection between two polls.
     ///
-    /// If the owner's process dies, the server notices it when the owner's current statement ends. For long statements,
-    /// set `client_connection_check_interval` (PostgreSQL 14). If the server's clock is set back during a wait, the
-    /// wait lasts longer.
+    /// If the process of the first call dies, the server notices its death only when the current statement of that call
+    /// ends. For long statements, set `client_connection_check_interval` (PostgreSQL 14). If the server's clock is set
+    /// back during a wait, the wait lasts longer.
     Wait(Duration),
     /// Return [`Error::InFlight`](crate::Error::InFlight) at once, and leave the transaction usable.
     Reject,
@@ -57,7 +59,8 @@ pub(crate) const fn assert_retention(retention: Duration) {
     assert!(is_in(&RETENTION, retention), "a retention must be between a millisecond and ten years");
 }
 
-/// The duration, if it is in the range. For an argument of a call, or a relation between two settings.
+/// Returns the duration, or an error if the duration is out of range. The function checks an argument of a call, or a
+/// relation between two settings.
 pub(crate) fn in_range(what: &str, given: Duration, range: RangeInclusive<Duration>) -> Result<Duration, Error> {
     if range.contains(&given) {
         return Ok(given);
@@ -67,7 +70,7 @@ pub(crate) fn in_range(what: &str, given: Duration, range: RangeInclusive<Durati
     Err(Misuse::Options { problem }.into())
 }
 
-/// Refuses a wait that is not shorter than the retention: the first response could be forgotten during the wait.
+/// Refuses a wait that is not shorter than the retention, because the first response could expire during the wait.
 pub(crate) fn check_wait(on_duplicate: Option<OnDuplicate>, retention: Duration) -> Result<(), Error> {
     match on_duplicate {
         Some(OnDuplicate::Wait(limit)) if limit >= retention => {
@@ -82,7 +85,7 @@ pub(crate) fn check_wait(on_duplicate: Option<OnDuplicate>, retention: Duration)
 pub(crate) struct Patience(Option<Instant>);
 
 impl Patience {
-    /// The default is a wait of 5 seconds, or of half the retention if that is shorter.
+    /// By default, the call waits for 5 seconds, or for half the retention if that is shorter.
     pub(crate) fn of(on_duplicate: Option<OnDuplicate>, retention: Duration) -> Self {
         Self(match on_duplicate {
             Some(OnDuplicate::Reject) => None,
@@ -91,7 +94,7 @@ impl Patience {
         })
     }
 
-    /// `None` if the call does not wait, or has no time left.
+    /// Returns the rest of the time. `None` if the call does not wait, or has no time left.
     pub(crate) fn left(&self) -> Option<Duration> {
         let left = self.0?.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)

@@ -1,8 +1,8 @@
-//! Mark mode: "have I seen this before?", in the caller's transaction. For webhooks, events and nonces.
+//! Mark mode records in the caller's transaction that a key was seen. Marks are for webhooks, events and nonces.
 //!
 //! The first caller that marks a key gets [`Marked::First`], and every other caller gets [`Marked::Duplicate`]. The
-//! mark is part of the caller's transaction. Process the event in the same transaction: then both commit, or neither
-//! does. The guide's page `events` has whole programs.
+//! mark is part of the caller's transaction. Process the event in the same transaction, so that the mark and the effect
+//! commit together or not at all. The guide's page `events` has complete programs.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -21,29 +21,32 @@
 //! # }
 //! ```
 //!
-//! A second caller waits for the first caller's transaction by default. If that one rolls back, the second caller gets
-//! [`Marked::First`]. While it is open, no caller gets [`Marked::Duplicate`]. A caller that may not wait any longer
-//! gets [`Error::InFlight`]: **do not acknowledge the event then**, so that the sender delivers it again.
+//! By default, a second caller waits for the first caller's transaction. If that transaction rolls back, the second
+//! caller gets [`Marked::First`]. While that transaction is open, no caller gets [`Marked::Duplicate`]. A caller whose
+//! wait has ended gets [`Error::InFlight`]. **Do not acknowledge the event after this error**, so that the sender
+//! delivers the event again.
 //!
 //! # What a mark cannot see
 //!
-//! The mark is written before the processing, and nothing is written after it. So it cannot notice two mistakes:
+//! The call writes the mark before the processing, and writes nothing after the processing. So a mark cannot detect two
+//! mistakes:
 //!
-//! - The processing ignores a SQL error, which has aborted the transaction. Then `tx.commit()` returns `Ok` and saves
-//!   nothing.
-//! - The processing sends a COMMIT or ROLLBACK, or drops the future of a nested `conn.begin()` that waits (sqlx 0.9
-//!   then rolls back the *outer* transaction). Then the rest runs in autocommit, without the mark.
+//! - The processing ignores an SQL error that has aborted the transaction. The later `tx.commit()` returns `Ok` and
+//!   saves nothing.
+//! - The processing sends a COMMIT or ROLLBACK, or drops the future of a nested `conn.begin()` that waits. (After such
+//!   a drop, sqlx 0.9 rolls back the *outer* transaction.) The rest of the processing then runs in autocommit, without
+//!   the mark.
 //!
 //! [`commit`](crate::commit()) returns an error in these cases, except for [a few raw
-//! statements](crate::commit()#what-it-cannot-see), such as a raw COMMIT followed by a raw BEGIN. So use it before you
-//! acknowledge anything. [`ensure_idempotent`](crate::ensure_idempotent()) detects these statements, too, because its
-//! last write demands the claim.
+//! statements](crate::commit()#what-it-cannot-see), such as a raw COMMIT followed by a raw BEGIN. So call `commit`
+//! before you acknowledge anything. [`ensure_idempotent`](crate::ensure_idempotent()) detects these raw statements,
+//! too, because its last write requires the claim.
 //!
 //! # Which mode?
 //!
-//! A mark stores no answer. If a duplicate needs one, use [`ensure_idempotent`](crate::ensure_idempotent()) with a
-//! short retention. If the processing has effects outside the database, use a [`lease`](crate::lease). A key belongs to
-//! one mode: a call in another mode returns [`Error::OtherMode`].
+//! A mark stores no answer. If a duplicate needs the answer, use [`ensure_idempotent`](crate::ensure_idempotent()) with
+//! a short retention. If the processing has effects outside the database, use a [`lease`](crate::lease). A key belongs
+//! to one mode, so a call in another mode returns [`Error::OtherMode`].
 
 use std::time::Duration;
 
@@ -57,22 +60,22 @@ use crate::record::{CalledAt, MarkBatch, MarkOf, Record, Terms, Tried, draw_toke
 use crate::session::Savepoint;
 use crate::{Deployment, Error, Key, Misuse, Mode, OnDuplicate, observe};
 
-/// The most keys of a batch. Each takes an advisory lock until the end of the transaction, in the lock table that all
-/// sessions of the server share.
+/// The maximum number of keys in a batch. Each key holds an advisory lock until the end of the transaction. All
+/// sessions of the server share one table of advisory locks.
 const MOST_KEYS: usize = 100;
 
-/// How often a batch tries again without waiting, if other transactions commit or delete the records of its keys at
-/// that moment.
+/// The maximum number of rounds of a batch without a wait. A further round is necessary if other transactions commit or
+/// delete records of the batch's keys at that moment.
 const ROUNDS: usize = 3;
 
 /// The result of a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "a duplicate must not be processed"]
 pub enum Marked {
-    /// The key was new, or its retention was over. Process the event, in this transaction.
+    /// The key was new, or its retention was over. Process the event in this transaction.
     First,
-    /// The key is already marked: by a transaction that **has committed**, by this transaction, or by an earlier place
-    /// in the same batch. Do not process the event, and acknowledge it to the sender.
+    /// The key is already marked. The mark comes from a transaction that **has committed**, from this transaction, or
+    /// from an earlier position in the same batch. Do not process the event, and acknowledge it to the sender.
     Duplicate,
 }
 
@@ -85,18 +88,19 @@ impl Marked {
     }
 }
 
-/// Marks a key for `retention`, in the caller's transaction. Waits for another transaction that marks it, for 5
-/// seconds, or for half the retention if that is shorter.
+/// Marks a key for `retention`, in the caller's transaction. If another transaction is marking the key, the call waits
+/// for 5 seconds, or for half the retention if that is shorter.
 ///
 /// # Errors and cancellation
 ///
-/// As [`MarkOptions::mark`], and [`Error::Misuse`] for a retention under a millisecond or over ten years.
+/// The errors and the effect of a cancellation are those of [`MarkOptions::mark`]. For a retention under a millisecond
+/// or over ten years, the call returns [`Error::Misuse`].
 pub async fn mark(conn: &mut PgConnection, key: &Key, retention: Duration) -> Result<Marked, Error> {
     in_range("retention", retention, RETENTION)?;
     MarkOptions::new(retention).mark(conn, key).await
 }
 
-/// The options of marks. The setters are `const`.
+/// The options of marks. All setters except [`trace`](Self::trace) are `const`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MarkOptions {
     retention: Duration,
@@ -106,12 +110,13 @@ pub struct MarkOptions {
 }
 
 impl MarkOptions {
-    /// Options for marks that last for `retention`, counted from the mark by the database's clock. Make it longer than
-    /// the transaction that marks and processes. Otherwise the mark has expired as soon as others can see it.
+    /// Makes options for marks that last for `retention`. The retention begins with the mark, by the database's clock.
+    /// Make the retention longer than the transaction that marks and processes. With a shorter retention, the mark has
+    /// expired before other transactions can see the mark.
     ///
     /// # Panics
     ///
-    /// Under a millisecond or over ten years. In a constant, this is a compile error.
+    /// Panics if the retention is under a millisecond or over ten years. In a constant, this is a compile error.
     #[must_use]
     #[track_caller]
     pub const fn new(retention: Duration) -> Self {
@@ -119,15 +124,15 @@ impl MarkOptions {
         Self { retention, on_duplicate: None, deployment: Deployment::new(), trace: Trace::NONE }
     }
 
-    /// What to do about a mark whose transaction is still open. The default is to wait for 5 seconds, or for half the
-    /// retention if that is shorter.
+    /// Sets the behaviour of a call while another transaction with a mark of the same key is open. The default is to
+    /// wait for 5 seconds, or for half the retention if that is shorter.
     ///
     /// The wait must be shorter than the retention. A call with a longer wait returns [`Error::Misuse`], and no SQL
     /// runs.
     ///
     /// # Panics
     ///
-    /// For a wait under a millisecond (use [`OnDuplicate::Reject`]) or over an hour.
+    /// Panics if a wait is under a millisecond or over an hour. Instead of a wait of zero, use [`OnDuplicate::Reject`].
     #[must_use]
     #[track_caller]
     pub const fn on_duplicate(self, on_duplicate: OnDuplicate) -> Self {
@@ -135,14 +140,15 @@ impl MarkOptions {
         Self { on_duplicate: Some(on_duplicate), ..self }
     }
 
-    /// The trace of this call, a `traceparent` of W3C Trace Context: see
-    /// [`Idempotency::trace`](crate::Idempotency::trace). A [batch](Self::mark_many) on one server stores none.
+    /// Sets the trace of this call, which is a `traceparent` of W3C Trace Context.
+    /// [`Idempotency::trace`](crate::Idempotency::trace) describes the use of a trace. A [batch](Self::mark_many) on
+    /// one server stores no trace.
     #[must_use]
     pub fn trace(self, traceparent: &str) -> Self {
         Self { trace: Trace::of(traceparent), ..self }
     }
 
-    /// How the service reaches the database, for example behind a pooler.
+    /// Sets how the service reaches the database, for example through a pooler.
     #[must_use]
     pub const fn deployment(self, deployment: Deployment) -> Self {
         Self { deployment, ..self }
@@ -150,21 +156,21 @@ impl MarkOptions {
 }
 
 impl MarkOptions {
-    /// Marks a key. The first mark takes one statement, and a duplicate takes two.
+    /// Marks a key. The first mark takes one statement, and a duplicate takes two statements.
     ///
     /// # Errors
     ///
     /// - [`Misuse::NotInTransaction`]: the connection is in autocommit, where the mark would commit without the
     ///   processing.
-    /// - [`Error::InFlight`]: another transaction marks the key, and did not end in time. This transaction is still
-    ///   usable.
+    /// - [`Error::InFlight`]: another transaction is marking the key, and did not end in time. The caller's transaction
+    ///   is still usable.
     /// - [`Error::OtherMode`]: the key belongs to another mode.
-    ///   [`Incompatible::UnknownMode`](crate::Incompatible::UnknownMode): to a mode of a newer release.
+    /// - [`Incompatible::UnknownMode`](crate::Incompatible::UnknownMode): the key belongs to a mode of a newer release.
     /// - [`Error::Retryable`], [`Error::Database`], [`Error::SchemaMissing`].
     ///
     /// # Cancellation
     ///
-    /// Drop the transaction together with this future, because it may have marked the key.
+    /// Drop the transaction together with this future, because the call may have marked the key.
     pub async fn mark(self, conn: &mut PgConnection, key: &Key) -> Result<Marked, Error> {
         let span = call_span!("mark", Mode::Mark, key);
         let outcome =
@@ -208,31 +214,32 @@ impl MarkOptions {
     /// Marks up to a hundred different keys in one statement, and returns one result for each position of the input. If
     /// a key occurs twice, only its first position may be [`Marked::First`]. Without keys, no SQL runs.
     ///
-    /// If another transaction marks one of the keys, the batch waits for it, as [`mark`](Self::mark) does. It marks all
-    /// keys, or none if one is in flight, with the exception below.
+    /// If another transaction is marking one of the keys, the batch waits for that transaction, as [`mark`](Self::mark)
+    /// does. The batch marks all keys. If one key is in flight, the batch marks no key. The section on errors describes
+    /// an exception.
     ///
     /// **For more keys, make several calls**, each in a transaction of its own. Every key holds a lock until the
-    /// transaction ends, in a lock table that all sessions share. At PostgreSQL's defaults, a few transactions with a
-    /// thousand keys each would fill it.
+    /// transaction ends, and all sessions share one lock table. With PostgreSQL's defaults, a few transactions with a
+    /// thousand keys each would fill this table.
     ///
     /// The batch locks its keys in sorted order, so overlapping batches and single marks queue instead of deadlocking.
-    /// A deadlock is possible only between transactions that make several calls, in different orders. Then one of them
-    /// returns [`Error::Retryable`], or [`Error::InFlight`] when its wait ends.
+    /// A deadlock is possible only between transactions that make several calls in different orders. In a deadlock, one
+    /// of the calls returns [`Error::Retryable`], or [`Error::InFlight`] when its wait ends.
     ///
-    /// On a [distributed](crate::Deployment::distributed) table, a batch marks one key after the other, so it saves no
-    /// time. A batch of many scopes commits in two phases.
+    /// On a [distributed](crate::Deployment::distributed) table, a batch marks one key after the other, so the batch
+    /// saves no time. A batch of many scopes commits in two phases.
     ///
     /// # Errors
     ///
-    /// As [`mark`](Self::mark), and [`Misuse::TooManyKeys`] for more than a hundred different keys. **After any error
-    /// roll back**, even if the transaction is still usable. If other transactions changed several of the keys while
-    /// the batch ran, a part of it may be marked.
+    /// The errors are those of [`mark`](Self::mark), and [`Misuse::TooManyKeys`] for more than a hundred different
+    /// keys. **After any error, roll back**, even if the transaction is still usable. If other transactions changed
+    /// several of the keys while the batch ran, a part of the batch may be marked.
     ///
     /// # Cancellation
     ///
     /// As [`mark`](Self::mark).
     pub async fn mark_many(self, conn: &mut PgConnection, keys: &[Key]) -> Result<Vec<Marked>, Error> {
-        // No `operation`, because the keys may be of many operations.
+        // The span has no field `operation`, because the keys may belong to many operations.
         let span = tracing::debug_span!(
             target: "pg_idempotency",
             "mark_many",
@@ -273,7 +280,7 @@ impl MarkOptions {
 struct Batch<'k> {
     options: MarkOptions,
     keys: &'k [Key],
-    /// The places of the keys that are neither marked nor found marked: in the order of the keys, each key once.
+    /// The places of the undecided keys. The places are in the order of the keys, and each key occurs once.
     open: Vec<usize>,
     marked: Vec<Marked>,
 }
@@ -309,12 +316,13 @@ impl<'k> Batch<'k> {
                 (Some((place, MarkOf::Held)), Some(left)) => {
                     let record = Record { key: &self.keys[place], deployment };
                     if let Tried::Held = record.await_key(conn, left, &asked, Mode::Mark).await? {
-                        // One more round, because the owner may just have ended.
+                        // The batch tries one more round, because the owner may have ended just now.
                         patience.end();
                     }
                 }
                 (Some(_), Some(_)) => wait_for_row(conn, deployment).await?,
-                // The transaction that has locked the row ends soon, and the records changed a moment ago.
+                // The next round begins at once. A transaction that has locked a row ends soon, and the records without
+                // an obstacle changed a moment ago.
                 (Some(_) | None, _) => continue,
             }
             rounds = 0;
@@ -322,9 +330,9 @@ impl<'k> Batch<'k> {
         Ok(())
     }
 
-    /// For a distributed table, where one statement cannot look, lock and write. The wait of the whole batch has the
-    /// limit of a single mark. The savepoint makes the batch all or nothing. Without it, a caller that goes on after
-    /// `InFlight` would commit marks of events that were not processed.
+    /// Marks the keys of a distributed table, where one statement cannot look, lock and write. The wait of the whole
+    /// batch has the limit of a single mark. The savepoint lets the batch mark all keys or no key. Without the
+    /// savepoint, a caller that continues after `InFlight` would commit marks of events that were not processed.
     async fn mark_one_by_one(&mut self, conn: &mut PgConnection, patience: &Patience) -> Result<(), Error> {
         let mut asked = CalledAt::now();
         let savepoint = Savepoint::set(conn, draw_token()?).await?;
@@ -334,7 +342,8 @@ impl<'k> Batch<'k> {
                 Ok(marked) => self.marked[place] = marked,
                 Err(error) => {
                     let undone = savepoint.undo(conn).await;
-                    // The caller needs the first error. After a failed undo the transaction is aborted.
+                    // The caller needs the error of the mark, not that of the undo. After a failed undo, the
+                    // transaction is aborted.
                     return if matches!(error, Error::InFlight { .. }) { undone } else { Err(error) };
                 }
             }
@@ -343,8 +352,8 @@ impl<'k> Batch<'k> {
         savepoint.release(conn).await
     }
 
-    /// Closes the keys that are decided, and returns the obstacle of the others with its place: a key that is held, or
-    /// an expired record whose row is locked.
+    /// Closes the decided keys. Returns an obstacle of the other keys with its place. The obstacle is a key that is
+    /// held, or an expired record whose row is locked.
     fn close(&mut self, decided: &[MarkOf]) -> Result<Option<(usize, MarkOf)>, Error> {
         let mut obstacle = None;
         let mut open = Vec::new();

@@ -1,6 +1,6 @@
-//! Three ways to create the table: [`migrate`], [`MIGRATOR`] and [`schema_sql`]. The first two detect the table that
-//! any of them has created; the SQL then fails. Also the functions of [`migrate_any_language`], and the triggers of
-//! [`protect`].
+//! Three ways to create the table: [`migrate`], [`MIGRATOR`] and [`schema_sql`]. [`migrate`] and [`MIGRATOR`] detect an
+//! existing table, whichever way has created the table. The SQL of [`schema_sql`] fails if the table exists. The module
+//! also contains the functions of [`migrate_any_language`], and the triggers of [`protect`].
 
 mod protect;
 mod trust;
@@ -22,11 +22,12 @@ pub use crate::record::OnEscape;
 pub use protect::{protect, unprotect};
 pub(crate) use trust::{Standing, current, refusal, standing, trusted};
 
-/// The table in which sqlx's migrator records the applied migrations. It is in the crate's schema, apart from the
-/// application's.
+/// The table in which sqlx's migrator records the applied migrations. The table is in the crate's schema, separate from
+/// the application's own table.
 const APPLIED: &str = "idempotency._sqlx_migrations";
 
-/// All migrations, oldest first. A released migration is never edited, because databases record its checksum.
+/// All migrations, with the oldest migration first. A released migration is never edited, because databases record its
+/// checksum.
 static MIGRATIONS: LazyLock<[Migration; 1]> = LazyLock::new(|| {
     [Migration::new(
         1,
@@ -37,28 +38,29 @@ static MIGRATIONS: LazyLock<[Migration; 1]> = LazyLock::new(|| {
     )]
 });
 
-/// The SQL functions for callers in other languages. It can be run again, over those of any earlier release.
-/// The name of the file has no underscore: sqlx would take it for a migration without a number.
+/// The SQL that creates the functions for callers in other languages. The SQL can be run again, and replaces the
+/// functions of any earlier release. The name of the file has no underscore, because sqlx would otherwise take the file
+/// for a migration without a number.
 const FUNCTIONS: &str = include_str!("../migrations/any-language.sql");
 
 /// The migrations as an sqlx migrator, for `#[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]` and for services that
 /// run all migrations with sqlx.
 ///
-/// It records applied migrations in `idempotency._sqlx_migrations` and never touches the application's own table. It
-/// takes a session-level advisory lock, so it does not work through PgBouncer in transaction mode; [`migrate`] does.
-/// The two take different locks. If both run at the same moment on an empty database, [`migrate`] tries again, and the
-/// migrator may fail once.
+/// The migrator records applied migrations in `idempotency._sqlx_migrations`, and never touches the application's own
+/// table of migrations. The migrator takes a session-level advisory lock, so the migrator does not work through
+/// PgBouncer in transaction mode. [`migrate`] does work there. The migrator and [`migrate`] take different locks. If
+/// both run at the same moment on an empty database, [`migrate`] tries again, and the migrator may fail once.
 ///
-/// Unlike [`migrate`], it sends `create schema if not exists` even if everything exists, so its role always needs the
-/// right to create schemas. And it does not look at who owns the schema `idempotency`. A role that may create schemas
-/// may have created it before you, and could then replace the crate's functions. If you do not trust every such role,
-/// use [`migrate`].
+/// Unlike [`migrate`], the migrator sends `create schema if not exists` even if everything exists, so its role always
+/// needs the right to create schemas. The migrator also does not check the owner of the schema `idempotency`. Another
+/// role that may create schemas may have created this schema before you, and could then replace the crate's functions.
+/// If you do not trust every such role, use [`migrate`].
 ///
-/// Like [`migrate`], it ignores migrations of a newer release, so that old processes start on the new schema during a
-/// roll-out.
+/// Like [`migrate`], the migrator ignores migrations of a newer release, so that old processes can start on the new
+/// schema during a roll-out.
 ///
-/// It does not replace the functions of [`migrate_any_language`] that an earlier release has created. A service that
-/// has them also calls [`migrate`] or [`migrate_any_language`].
+/// The migrator does not replace functions that [`migrate_any_language`] of an earlier release has created. A service
+/// with these functions also calls [`migrate`] or [`migrate_any_language`].
 pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| migrator(MIGRATIONS.to_vec()));
 
 /// [`MIGRATOR`] with the SQL functions for callers in other languages, for
@@ -68,7 +70,8 @@ pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| migrator(MIGRATIONS.t
 #[cfg(feature = "testing")]
 pub static ANY_LANGUAGE_MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
     let mut migrations = MIGRATIONS.to_vec();
-    // In the last migration, whose checksum remains, so that the database records what `migrate` would record.
+    // The functions are appended to the last migration, whose checksum remains the same. So the database records the
+    // same migrations as after `migrate`.
     if let Some(last) = migrations.last_mut() {
         last.sql = AssertSqlSafe(format!("{}\n{FUNCTIONS}", last.sql.as_str())).into_sql_str();
     }
@@ -83,15 +86,15 @@ fn migrator(migrations: Vec<Migration>) -> Migrator {
     migrator
 }
 
-/// Creates the schema `idempotency` and its table, or brings them up to date. If they are up to date, it does nothing,
-/// and needs no more than the right to read the schema, so a service may call it at every start. It ignores migrations
-/// of a newer release.
+/// Creates the schema `idempotency` and its table, or brings both up to date. If the schema is up to date, the call
+/// does nothing, and needs only the right to read the schema. A service may therefore call `migrate` at every start.
+/// Migrations of a newer release are ignored.
 ///
-/// It is safe to call from many processes at once, through PgBouncer, and beside the application's own migrations. It
-/// neither reads nor changes `search_path`. Functions of [`migrate_any_language`] that an earlier release has created
-/// are replaced by those of this release. It waits for another session that migrates: for a minute, or for the
-/// connection's `lock_timeout` if that is shorter. To migrate in a transaction of your own, run [`schema_sql`] without
-/// its BEGIN and COMMIT.
+/// Many processes may call `migrate` at once, through PgBouncer, and beside the application's own migrations. The call
+/// neither reads nor changes `search_path`. `migrate` replaces functions that [`migrate_any_language`] of an earlier
+/// release has created. If another session is migrating, the call waits for a minute, or for the connection's
+/// `lock_timeout` if that is shorter. To migrate in a transaction of your own, run [`schema_sql`] without its BEGIN and
+/// COMMIT.
 ///
 /// ```no_run
 /// # async fn f(pool: sqlx::PgPool) -> Result<(), pg_idempotency::SetupError> {
@@ -102,24 +105,24 @@ fn migrator(migrations: Vec<Migration>) -> Migrator {
 ///
 /// # Errors
 ///
-/// - [`Error::Database`] in [`SetupError::Other`], most often because the role may not create a schema: ask a DBA to
-///   run [`schema_sql`].
-/// - [`Incompatible::Schema`](crate::Incompatible::Schema), there too: the schema [cannot be
-///   trusted](crate::operator::Warning::UntrustedSchema), an applied migration has another checksum than in this
-///   release, the table is gone although its migration was applied, or it is there without the row of its migration, as
-///   in a copy of the schema without its data. Nothing was changed.
+/// - [`Error::Database`] in [`SetupError::Other`], most often because the role may not create a schema. In this case,
+///   ask a DBA to run [`schema_sql`].
+/// - [`Incompatible::Schema`](crate::Incompatible::Schema), also in [`SetupError::Other`], if the schema [cannot be
+///   trusted](crate::operator::Warning::UntrustedSchema), or if an applied migration has another checksum than in this
+///   release. Two other causes are a table that is gone although its migration was applied, and a table without the row
+///   of its migration, as in a copy of the schema without its data. The call changed nothing.
 /// - [`SetupError::Locked`] if another session holds the lock for longer than the wait.
 ///
 /// # Cancellation
 ///
-/// All of it is one transaction, done or not done.
+/// The whole call is one transaction, which takes effect completely or not at all.
 pub async fn migrate(pool: &PgPool) -> Result<(), SetupError> {
     install(pool, false).await
 }
 
-/// As [`migrate`], and also creates the SQL functions for callers in other languages. Then each
-/// [`migrate`] of a later release replaces them. If everything is up to date, this does nothing. The
-/// guide's page `any_language` describes the functions.
+/// Does the same as [`migrate`], and also creates the SQL functions for callers in other languages. Each [`migrate`] of
+/// a later release then replaces these functions. If everything is up to date, the call does nothing. The guide's page
+/// `any_language` describes the functions.
 ///
 /// ```no_run
 /// # async fn f(pool: sqlx::PgPool) -> Result<(), pg_idempotency::SetupError> {
@@ -134,14 +137,14 @@ pub async fn migrate(pool: &PgPool) -> Result<(), SetupError> {
 ///
 /// # Cancellation
 ///
-/// All of it is one transaction, done or not done.
+/// The whole call is one transaction, which takes effect completely or not at all.
 pub async fn migrate_any_language(pool: &PgPool) -> Result<(), SetupError> {
     install(pool, true).await
 }
 
-/// The SQL that [`migrate`] runs on an empty database, for a DBA to run. It is one transaction, and fails if the schema
-/// `idempotency` exists already, whoever owns it. It also records the migrations as applied, so that [`migrate`] and
-/// [`MIGRATOR`] find them applied.
+/// Returns the SQL that [`migrate`] runs on an empty database, so that a DBA can run it. The SQL is one transaction.
+/// The SQL fails if the schema `idempotency` exists already, under any owner. The SQL also records the migrations as
+/// applied, so that [`migrate`] and [`MIGRATOR`] do not apply them again.
 #[must_use]
 pub fn schema_sql() -> String {
     let mut sql = format!("begin;\n\n{SCHEMA};\n\n{TABLE_OF_APPLIED};\n\n");
@@ -160,37 +163,39 @@ pub fn schema_sql() -> String {
     sql
 }
 
-/// The SQL that [`migrate_any_language`] runs after that of [`schema_sql`], for a DBA to run. It is
-/// one transaction. It can be run again, over the functions of any earlier release.
+/// Returns the SQL that [`migrate_any_language`] runs after the SQL of [`schema_sql`], so that a DBA can run it. The
+/// SQL is one transaction. The SQL can be run again, and replaces the functions of any earlier release.
 #[must_use]
 pub fn any_language_sql() -> String {
     format!("begin;\n\n{FUNCTIONS}\ncommit;\n")
 }
 
-/// Distributes the table by `scope` over the workers of Citus. If it is distributed so already, does nothing. Then set
-/// [`Deployment::distributed`](crate::Deployment::distributed) in every process.
+/// Distributes the table by `scope` over the workers of Citus. If the table is already distributed in this way, the
+/// call does nothing. Afterwards, set [`Deployment::distributed`](crate::Deployment::distributed) in every process.
 ///
-/// A business table that is written in the same transaction should have its rows beside the key: give it a column of
-/// the type `text collate "C"` with the scope, and distribute it by that, `colocate_with => 'idempotency.record'`. Then
-/// a call is one transaction on one worker. Every table that `perform` writes must be a distributed table, a reference
-/// table, or local to Citus's metadata. A plain table of the coordinator commits apart from the key.
+/// A business table that the same transaction writes should have its rows on the worker of the key. Give the table a
+/// column of the type `text collate "C"` with the scope. Distribute the table by this column, with
+/// `colocate_with => 'idempotency.record'`. A call is then one transaction on one worker. Every table that `perform`
+/// writes must be a distributed table, a reference table, or a local table in Citus's metadata. A plain table of the
+/// coordinator commits separately from the key.
 ///
-/// Apply `migrations/strict.sql` before, if at all: Citus does not take it in one statement. Stop the service
-/// meanwhile: a process with the other setting gets [`Misuse::WrongDeployment`](crate::Misuse::WrongDeployment).
+/// If you use `migrations/strict.sql`, apply it before this call, because Citus does not accept all rules of that file
+/// in one statement. Stop the service during the call, because a process with the other setting gets
+/// [`Misuse::WrongDeployment`](crate::Misuse::WrongDeployment).
 ///
 /// # Errors
 ///
-/// - [`Error::SchemaMissing`]: run [`migrate`] before.
+/// - [`Error::SchemaMissing`]: run [`migrate`] first.
 /// - [`SetupError::Refused`]: the database has no Citus, or the table is distributed in another way.
 /// - [`Incompatible::Schema`](crate::Incompatible::Schema): the schema
 ///   [cannot be trusted](crate::operator::Warning::UntrustedSchema).
-/// - [`SetupError::Locked`]: as of [`migrate`].
-/// - [`Error::Database`]: Citus refuses, for example for want of workers or because the role is
-///   not the owner.
+/// - [`SetupError::Locked`]: another session holds the lock of [`migrate`] for longer than the wait.
+/// - [`Error::Database`]: Citus refuses the call, for example because it has no workers, or because the role does not
+///   own the table.
 ///
 /// # Cancellation
 ///
-/// All of it is one transaction, done or not done.
+/// The whole call is one transaction, which takes effect completely or not at all.
 pub async fn distribute(pool: &PgPool) -> Result<(), SetupError> {
     let refused = |why: &str| Err(SetupError::refused(why));
     in_pooled_transaction(pool, Opening::ReadCommitted, async |conn| {
@@ -212,8 +217,8 @@ async fn install(pool: &PgPool, any_language: bool) -> Result<(), SetupError> {
     let once = async || {
         in_pooled_transaction(pool, Opening::ReadCommitted, async |conn| apply(conn, any_language).await).await
     };
-    // sqlx's migrator, which has a lock of its own, creates the schema and then the table. A stranger may create a
-    // schema, too.
+    // sqlx's migrator has a lock of its own, and may create the schema and then the table at the same time. An
+    // untrusted role may also create a schema. After an error from such a race, the call tries again.
     for _ in 0..2 {
         match once().await {
             Err(SetupError::Other(Error::Database(error)))
@@ -225,8 +230,8 @@ async fn install(pool: &PgPool, any_language: bool) -> Result<(), SetupError> {
         }
     }
     match once().await {
-        // Every way creates the table and records its migration in one transaction, so the row of a table that is there
-        // is visible now.
+        // Each way creates the table and records its migration in one transaction. At this point, the row for an
+        // existing table is visible.
         Err(SetupError::Other(Error::Database(error)))
             if sqlstate(&error).as_deref() == Some(sqlstate::DUPLICATE_TABLE) => {
             Err(refusal(
@@ -241,10 +246,11 @@ async fn install(pool: &PgPool, any_language: bool) -> Result<(), SetupError> {
     }
 }
 
-/// Without `if not exists`: it would install into the schema of a stranger, who could replace what is in it.
+/// The statement has no `if not exists`, because the crate would then install into the schema of an untrusted role. The
+/// owner of a schema could replace everything in the schema.
 const SCHEMA: &str = "create schema idempotency";
 
-/// sqlx's own definition, so that both ways of installing create the same table.
+/// sqlx's own definition of the table, so that both ways of installing create the same table.
 const TABLE_OF_APPLIED: &str = "create table if not exists idempotency._sqlx_migrations (
     version bigint primary key,
     description text not null,
@@ -254,11 +260,11 @@ const TABLE_OF_APPLIED: &str = "create table if not exists idempotency._sqlx_mig
     execution_time bigint not null
 )";
 
-/// What a database lacks of this release.
+/// The parts of this release that a database lacks.
 struct Missing {
     schema: bool,
     migrations: Vec<&'static Migration>,
-    /// The functions are wanted, or they are there and those of an earlier release.
+    /// Whether the functions for other languages must be created or replaced.
     any_language: bool,
 }
 
@@ -271,7 +277,7 @@ async fn apply(conn: &mut PgConnection, any_language: bool) -> Result<(), SetupE
     lock(conn).await?;
     let missing = missing(conn, any_language).await?;
     if missing.schema {
-        // It fails if another role has created the schema since.
+        // The statement fails if another role has created the schema in the meantime.
         conn.execute(SCHEMA).await?;
     }
     if !missing.migrations.is_empty() {
@@ -292,7 +298,7 @@ async fn apply(conn: &mut PgConnection, any_language: bool) -> Result<(), SetupE
         .execute(&mut *conn)
         .await?;
     }
-    // The functions for other languages come last, because they call functions that the migrations create.
+    // The functions for other languages come last, because these functions call functions that the migrations create.
     if missing.any_language {
         conn.execute(FUNCTIONS).await?;
     }
@@ -313,8 +319,8 @@ async fn missing(conn: &mut PgConnection, any_language: bool) -> Result<Missing,
     }
 }
 
-/// Admits one installer at a time: `if not exists` alone fails when two sessions create at once. The limit of the wait
-/// is also that of the migration's own locks.
+/// Admits one installer at a time, because `if not exists` alone fails when two sessions create a table at once. The
+/// limit of this wait also applies to the migration's own locks.
 async fn lock(conn: &mut PgConnection) -> Result<(), SetupError> {
     conn.execute(
         "
@@ -323,7 +329,7 @@ async fn lock(conn: &mut PgConnection) -> Result<(), SetupError> {
         ",
     )
     .await?;
-    // ASCII for "pgidempo". Any role can take this lock.
+    // The number is ASCII for "pgidempo". Any role can take this lock.
     let locked = conn
         .execute("select /* pg_idempotency: migrate */ pg_catalog.pg_advisory_xact_lock(x'70676964656d706f'::int8)")
         .await;

@@ -1,6 +1,6 @@
-//! Metrics, spans and logs. They never contain the value or the scope of a key, and neither does the text of an error,
-//! because a log may contain it. The value may be a secret, and each of the two would create one time series for each
-//! client.
+//! Metrics, spans and logs never contain the value or the scope of a key. A log may contain the text of an error, so
+//! the text of an error never contains the value or the scope of a key. The value may be a secret. The value or the
+//! scope in a label would create a time series for each client.
 
 use std::fmt;
 use std::panic::resume_unwind;
@@ -11,7 +11,7 @@ use tracing::{Instrument as _, Span};
 use crate::background::Panic;
 use crate::{Error, Key, Mode, Outcome};
 
-/// The span of one call. A macro, because the name of a span is part of its static metadata.
+/// Makes the span of one call. `call_span` is a macro, because the name of a span is part of its static metadata.
 macro_rules! call_span {
     ($name:literal, $mode:expr, $key:expr) => {
         tracing::debug_span!(
@@ -29,8 +29,8 @@ pub(crate) use call_span;
 /// Runs a call in its span, and records the outcome when the call has ended. If the future is dropped, the outcome
 /// stays empty.
 ///
-/// The function keeps the span and does not ask for the current span at the end: if the call's span is disabled, the
-/// current span is the caller's.
+/// The function keeps the span, and does not read the current span at the end. If the call's span is disabled, the
+/// current span belongs to the caller.
 pub(crate) async fn spanned<R, E>(
     span: Span,
     call: impl Future<Output = Result<R, E>>,
@@ -41,7 +41,8 @@ pub(crate) async fn spanned<R, E>(
     result
 }
 
-/// As [`spanned`], and counts the outcome. A lease that was [claimed](CLAIMED) is counted when its work ends.
+/// Does the same as [`spanned`], and also counts the outcome. A lease that was [claimed](CLAIMED) is counted later,
+/// when its work ends.
 pub(crate) async fn counted<R, E>(
     span: Span,
     mode: Mode,
@@ -57,7 +58,7 @@ pub(crate) async fn counted<R, E>(
     result
 }
 
-/// Measures a claim, won or lost. The time includes the wait for a connection and for another owner.
+/// Measures a claim that was won or lost. The time includes the wait for a connection and for another owner.
 pub(crate) async fn claiming<R>(mode: Mode, operation: &str, claim: impl Future<Output = R>) -> R {
     let started = Instant::now();
     let ended = claim.await;
@@ -72,9 +73,9 @@ pub(crate) async fn performing<R>(mode: Mode, operation: &str, work: impl Future
     ended
 }
 
-/// Notes the trace of the call that stored the replayed response.
+/// Adds the trace of the call that stored the replayed response to the current span.
 pub(crate) fn replaying(trace: Option<&str>) {
-    // If the call's span is disabled, the current span is the caller's, which may have a field of this name.
+    // If the call's span is disabled, the current span belongs to the caller, and may have a field of this name.
     let span = Span::current();
     if span.metadata().is_some_and(|metadata| metadata.target() == "pg_idempotency")
         && let Some(id) = trace.and_then(trace_id)
@@ -98,7 +99,7 @@ where
     result.map_err(Failure::into_callers)
 }
 
-/// The times of one call. They are recorded at the drop, so that a call counts also if its future is dropped.
+/// The times of one call. The drop of a `Watch` records the times, so that a call also counts if its future is dropped.
 pub(crate) struct Watch<'k> {
     operation: &'k str,
     started: Instant,
@@ -107,7 +108,7 @@ pub(crate) struct Watch<'k> {
 }
 
 impl Watch<'_> {
-    /// Measures `perform`, and the time before it, which is the time of the claim.
+    /// Measures `perform`, and the time before `perform`, which is the time of the claim.
     pub(crate) async fn perform<T, E>(
         &mut self,
         performing: impl Future<Output = Result<T, E>>,
@@ -131,7 +132,8 @@ impl Drop for Watch<'_> {
     }
 }
 
-/// The error of a call, before it becomes the caller's type, which does not show where the error came from.
+/// The error of a call, before its conversion into the caller's type. The caller's type does not show the origin of the
+/// error.
 pub(crate) enum Failure<E> {
     Crate(Error),
     Perform(E),
@@ -164,7 +166,7 @@ impl<E> From<Error> for Failure<E> {
     }
 }
 
-/// Records how a call ended, in the log and in `idempotency_outcomes_total`.
+/// Records the outcome of a call in the log and in the metric `idempotency_outcomes_total`.
 pub(crate) fn outcome(mode: Mode, operation: &str, outcome: &'static str) {
     tracing::debug!(mode = mode.as_str(), operation, outcome, "idempotency");
     metrics::counter!(
@@ -197,22 +199,23 @@ fn claimed(mode: Mode, operation: &str, took: Duration) {
     .record(took);
 }
 
-/// A step that an attempt called, and how the call ended: performed, replayed, or in doubt. Errors after which the step
-/// may be performed again are not counted. The names of steps are not labels, because a loop makes many.
+/// Counts a step that an attempt called, with the outcome of the step: performed, replayed, or in doubt. Errors after
+/// which the step may be performed again are not counted. The names of steps are not labels, because a loop makes many
+/// names.
 pub(crate) fn step(operation: &str, outcome: &'static str) {
     tracing::debug!(operation, outcome, "step");
     metrics::counter!("idempotency_steps_total", "operation" => operation.to_owned(), "outcome" => outcome)
         .increment(1);
 }
 
-/// An operation that was resumed, and how it ended.
+/// Counts an operation that was resumed, with its outcome.
 pub(crate) fn resumed(operation: &str, outcome: &'static str) {
     tracing::debug!(operation, outcome, "resumed");
     metrics::counter!("idempotency_resumed_total", "operation" => operation.to_owned(), "outcome" => outcome)
         .increment(1);
 }
 
-/// A probe of an operation in doubt, and what it found.
+/// Counts a probe of an operation in doubt, with its finding.
 pub(crate) fn probed(operation: &str, finding: &'static str) {
     tracing::debug!(operation, finding, "probed");
     metrics::counter!("idempotency_probes_total", "operation" => operation.to_owned(), "finding" => finding)
@@ -232,7 +235,7 @@ pub(crate) fn sweeps(kinds: [(&'static str, u64); 4]) {
     }
 }
 
-/// A batch that the janitor deleted: how many records of each kind.
+/// Counts the records of each kind that the janitor deleted in a batch, and the time of the batch.
 pub(crate) fn swept(kinds: [(&'static str, u64); 4], took: Duration) {
     for (kind, rows) in kinds {
         metrics::counter!("idempotency_cleanup_rows_total", "kind" => kind).increment(rows);
@@ -240,12 +243,12 @@ pub(crate) fn swept(kinds: [(&'static str, u64); 4], took: Duration) {
     metrics::histogram!("idempotency_cleanup_batch_duration_seconds").record(took);
 }
 
-/// The time since the oldest expired record expired. 0 if there is none.
+/// Exports the time since the oldest expired record expired, or 0 if no record is expired.
 pub(crate) fn oldest_expired(oldest: Option<Duration>) {
     metrics::gauge!("idempotency_oldest_expired_age_seconds").set(oldest.unwrap_or_default().as_secs_f64());
 }
 
-/// How many records there are in each state, estimated.
+/// Exports the estimated number of records in each state.
 pub(crate) fn records(by_state: impl IntoIterator<Item = (String, u64)>) {
     for (state, records) in by_state {
         metrics::gauge!("idempotency_records", "state" => state).set(records as f64);
@@ -257,14 +260,14 @@ pub(crate) fn records(by_state: impl IntoIterator<Item = (String, u64)>) {
 /// The length of a `traceparent` of version 00, and of the known part of a later version.
 const LENGTH: usize = 55;
 
-/// The trace of the call, if it has one. An array, so that the options of a call stay `Copy`.
+/// The trace of a call, if the call has one. The type is an array, so that the options of a call stay `Copy`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Trace(Option<[u8; LENGTH]>);
 
 impl Trace {
     pub(crate) const NONE: Self = Self(None);
 
-    /// No trace if the text is not valid by the standard.
+    /// Reads a `traceparent`. A text that is not valid by the standard gives no trace.
     pub(crate) fn of(traceparent: &str) -> Self {
         Self(known_part(traceparent).and_then(|known| known.as_bytes().try_into().ok()))
     }
@@ -280,7 +283,8 @@ impl fmt::Debug for Trace {
     }
 }
 
-/// The version, the ids of the trace and of the parent, and the flags. A version after 00 may append more.
+/// Returns the version, the ids of the trace and of the parent, and the flags. A version after 00 may append further
+/// parts.
 fn known_part(traceparent: &str) -> Option<&str> {
     let (known, rest) = traceparent.split_at_checked(LENGTH)?;
     let parts: Vec<&str> = known.split('-').collect();
@@ -297,19 +301,19 @@ fn known_part(traceparent: &str) -> Option<&str> {
     valid.then_some(known)
 }
 
-/// The id of the trace in a stored `traceparent`.
+/// Returns the id of the trace in a stored `traceparent`.
 pub(crate) fn trace_id(stored: &str) -> Option<&str> {
     stored.get(3..35)
 }
 
 pub(crate) const PERFORMED: &str = "performed";
-/// Only for a span: the work has not ended yet.
+/// Only spans have this outcome, while the work has not ended yet.
 pub(crate) const CLAIMED: &str = "claimed";
 pub(crate) const REPLAYED: &str = "replayed";
-/// Only for a step.
+/// Only steps have this outcome.
 pub(crate) const IN_DOUBT: &str = "in_doubt";
 /// The work failed: `perform` returned an error, or the handler answered with an error that is not stored. Many of
-/// these are mistakes of clients.
+/// these failures are mistakes of clients.
 pub(crate) const FAILED: &str = "failed";
 /// An error of the database or of the schema, an answer that does not decode, or a mistake of the service.
 pub(crate) const ERROR: &str = "error";

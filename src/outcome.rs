@@ -1,4 +1,4 @@
-//! The outcome of a call, and how its response is stored.
+//! The outcome of a call, and the stored form of its response.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -13,7 +13,7 @@ use crate::Error;
 pub enum Outcome<T> {
     /// This call performed the operation.
     Performed(T),
-    /// An earlier call performed it, with this response.
+    /// An earlier call performed the operation with this response.
     Replayed(T),
 }
 
@@ -26,14 +26,15 @@ impl<T> Outcome<T> {
         }
     }
 
-    /// Whether an earlier call performed the operation. Over HTTP, send `Idempotent-Replayed: true` then.
+    /// Whether an earlier call performed the operation. Over HTTP, send such a response with
+    /// `Idempotent-Replayed: true`.
     #[must_use]
     pub fn is_replayed(&self) -> bool {
         matches!(self, Self::Replayed(_))
     }
 }
 
-/// What to do with the writes of an isolated `perform`. Its response is stored in both cases.
+/// The decision about the writes of an isolated `perform`. The response is stored in both cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict<T> {
     /// Keep the writes.
@@ -42,10 +43,11 @@ pub enum Verdict<T> {
     Undo(T),
 }
 
-/// A response as its record stores it: a body of JSON text, or, over HTTP, a status, headers and a body.
+/// A response as its record stores it. Usually, the response is a body of JSON text. Over HTTP, the response has a
+/// status, headers and a body.
 ///
-/// If the service does not store an HTTP response, the record has its status and no body. If it stores a reference, the
-/// body is that reference, from which a replay rebuilds the response.
+/// If the service does not store an HTTP response, the record has its status and no body. If the service stores a
+/// reference, the body is the reference. A replay rebuilds the response from this reference.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Response {
     pub(crate) status: Option<i16>,
@@ -64,8 +66,8 @@ impl Response {
     }
 }
 
-/// Encodes a response, and decodes it again: a response that cannot be replayed must not commit. (`skip_serializing`
-/// loses a field. Without this check, every retry would be undecodable for as long as the key is remembered.)
+/// Encodes a response, and decodes it again, because a response that cannot be replayed must not commit. (For example,
+/// `skip_serializing` loses a field. Without this check, every retry would get `Undecodable` until the key expires.)
 pub(crate) fn encode<T: Serialize + DeserializeOwned>(response: &T) -> Result<Response, Error> {
     let encoded = to_json(response)?;
     serde_json::from_slice::<T>(&encoded).map_err(unencodable)?;
@@ -85,7 +87,7 @@ pub(crate) fn decode<T: DeserializeOwned>(response: &Response) -> Result<T, Erro
         .map_err(|error| Error::Undecodable { step: None, source: error.into() })
 }
 
-/// The kind and the place of an error. The error's own text would quote the value, which may be confidential.
+/// Returns the kind and the place of an error. The error's own text would quote the value, which may be confidential.
 pub(crate) fn unquoted(error: &serde_json::Error) -> String {
     format!("{:?} error at column {}", error.classify(), error.column())
 }

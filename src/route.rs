@@ -1,7 +1,8 @@
-//! The template of a route as a part of a key: without the names of its parameters, which no client sees.
+//! The template of a route as a part of a key. The names of the parameters are removed, because no client sees these
+//! names.
 
-/// The template with `{}` for each `{name}` and `{*}` for each `{*name}`. `{{` and `}}` are axum's escaped braces, and
-/// stay. A text without names stays as it is.
+/// Returns the template with `{}` for each `{name}` and `{*}` for each `{*name}`. Axum's escaped braces, `{{` and `}}`,
+/// remain. A text without names remains unchanged.
 pub(crate) fn without_names(template: &str) -> String {
     let mut kept = String::with_capacity(template.len());
     let mut rest = template.chars().peekable();
@@ -29,7 +30,8 @@ pub(crate) fn without_names(template: &str) -> String {
     kept
 }
 
-/// Whether the text names a parameter. A route of axum does. An operation that the layer takes from a route does not.
+/// Whether the text contains the name of a parameter. A route of axum may contain such names. An operation that the
+/// layer takes from a route contains no names of parameters.
 pub(crate) fn has_names(operation: &str) -> bool {
     without_names(operation) != operation
 }

@@ -6,19 +6,20 @@ use chrono::{DateTime, Utc};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
-/// The mode of a record. The mode decides what the crate promises. A key belongs to one mode.
+/// The mode of a record. The mode decides which promise the crate makes. A key belongs to one mode.
 //
-// The column is `text`: a new mode in an enum type would need a migration that old processes must survive.
+// The column has the type `text`. With an enum type, a new mode would need a migration that old processes must survive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mode {
-    /// The effect commits with the record: [`ensure_idempotent`](crate::ensure_idempotent()).
+    /// The effect commits together with the record, as in [`ensure_idempotent`](crate::ensure_idempotent()).
     Transaction,
-    /// An effect outside the database; a lapsed claim is taken over.
+    /// The effect is outside the database, and the next caller takes a lapsed claim over.
     AtLeastOnce,
-    /// An effect outside the database; a lapsed claim is indeterminate.
+    /// The effect is outside the database, and a lapsed claim is indeterminate.
     AtMostOnce,
-    /// An operation whose finished steps are stored; a lapsed claim is taken over, unless a step is in doubt.
+    /// The finished steps of the operation are stored. The next caller takes a lapsed claim over, unless a step is in
+    /// doubt.
     InSteps,
     /// The record stores only the fact that the key was seen.
     Mark,
@@ -58,7 +59,8 @@ impl Mode {
 #[derive(Clone, Debug)]
 pub(crate) struct UnknownMode(pub(crate) String);
 
-/// The name, as in the column `mode`, the output of `idempotency-janitor` and metrics: `at_least_once`.
+/// Prints the name of the mode, such as `at_least_once`. The column `mode`, the output of `idempotency-janitor` and
+/// metrics use the same name.
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
@@ -68,25 +70,25 @@ impl fmt::Display for Mode {
 /// The state of a record at one moment.
 ///
 /// A record in lease mode whose attempts are used up is [`Lapsed`](Self::Lapsed) or [`Released`](Self::Released),
-/// because the record does not know the service's limit: see
-/// [`Shown::is_exhausted`](crate::operator::Shown::is_exhausted).
+/// because the record does not contain the service's limit.
+/// [`Shown::is_exhausted`](crate::operator::Shown::is_exhausted) compares the record with a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum State {
-    /// The operation is complete: a retry gets its response.
+    /// The operation is complete, and a retry gets its response.
     Completed,
-    /// The key is marked: a retry is a duplicate.
+    /// The key is marked, so a retry is a duplicate.
     Mark,
-    /// Its owner works under a live lease.
+    /// The owner of the claim works under a live lease.
     InFlight,
-    /// Its claim was given up: the next caller may claim it at once.
+    /// The claim was given up, and the next caller may claim the key at once.
     Released,
-    /// Its lease has lapsed, and its policy lets the next caller do the work again.
+    /// The lease has lapsed, and the policy lets the next caller do the work again.
     Lapsed,
-    /// Its owner is gone, and it is unknown whether it, or a step of it, took effect. An operator has to settle it, or,
-    /// in lease mode, a [`Reconciler`](crate::lease::Reconciler).
+    /// The owner is gone, and the outcome of the operation or of one of its steps is unknown. An operator has to settle
+    /// the operation. In lease mode, a [`Reconciler`](crate::lease::Reconciler) may also settle the operation.
     Indeterminate,
-    /// Its retention has ended: the key is new, whether or not a sweep has deleted the record.
+    /// The retention has ended. The key is new, even if no sweep has deleted the record yet.
     Expired,
 }
 
@@ -118,7 +120,8 @@ impl State {
     }
 }
 
-/// The name, as in the output of `idempotency-janitor` and in metrics: `in_flight`.
+/// Prints the name of the state, such as `in_flight`. The output of `idempotency-janitor` and metrics use the same
+/// name.
 impl fmt::Display for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
@@ -126,16 +129,17 @@ impl fmt::Display for State {
 }
 
 /// The version of a record when it was read: its claim, the end of its lease, its steps, and whether it was completed.
-/// Two versions of one key are equal if none of these has changed.
+/// Two versions of one key are equal if all four are unchanged.
 ///
-/// The fencing token alone is not enough: a machine that slept may wake and renew its lapsed lease **under the same
-/// token**, or finish a step. So a service that settles an operation by its [error](crate::Error::Indeterminate) calls
-/// [`show`](crate::operator::show), and goes on only if [`Shown::version`](crate::operator::Shown::version) is that of
-/// the error. The text of a version is for a form, which sends it back.
+/// The fencing token alone is not enough, because a machine that slept may wake and renew its lapsed lease **under the
+/// same token**, or finish a step. A service that settles an operation by its [error](crate::Error::Indeterminate)
+/// first calls [`show`](crate::operator::show). The service continues only if
+/// [`Shown::version`](crate::operator::Shown::version) equals the version in the error. A form may contain the text of
+/// a version, and send this text back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {
     pub(crate) token: i64,
-    /// The first day of year 1 for a released record.
+    /// The end of the lease. For a released record, this is the first day of year 1.
     pub(crate) lease_until: Option<DateTime<Utc>>,
     /// A hash of the steps with their results.
     pub(crate) steps_hash: Option<i64>,
@@ -143,7 +147,7 @@ pub struct Version {
 }
 
 impl Version {
-    /// Reads the columns `token`, `lease_until` as `readable`, and `steps_hash`.
+    /// Reads the columns `token`, `lease_until` (in the form of the macro `readable`) and `steps_hash`.
     pub(crate) fn of(row: &PgRow, completed: bool) -> sqlx::Result<Self> {
         Ok(Self {
             token: row.try_get("token")?,
@@ -153,7 +157,7 @@ impl Version {
         })
     }
 
-    /// Whether the claim and the end of its lease are the same. The steps may differ.
+    /// Whether both versions have the same claim, end of the lease and completion. The steps may differ.
     pub(crate) fn has_claim_of(&self, other: &Self) -> bool {
         (self.token, self.lease_until, self.completed) == (other.token, other.lease_until, other.completed)
     }

@@ -1,7 +1,7 @@
-//! Tools for the tests of your service (feature `testing`): they move time, and race calls. The guide's page `testing`
-//! is a tutorial.
+//! Tools for the tests of your service (feature `testing`). The tools move the times of records, and race calls. The
+//! guide's page `testing` is a tutorial.
 //!
-//! **Make a record by the call that would leave it**, and then move its time by the database's clock, so that no test
+//! **Make a record by the call that would leave it**, and then move the record's times in the database, so that no test
 //! sleeps. With `#[sqlx::test]`, which gives each test a database of its own, [`MIGRATOR`](crate::MIGRATOR) creates the
 //! table:
 //!
@@ -44,11 +44,12 @@ pub use crate::migrate::ANY_LANGUAGE_MIGRATOR;
 use crate::record::{Record, changes_a_row, interval};
 use crate::{Deployment, Error, Key, Outcome};
 
-/// How long a race waits for its connections, and for their end.
+/// The maximum time for which a race waits for its connections, and for their end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Lets time pass for the record: it was claimed and completed earlier by this time, and its lease and retention end
-/// earlier. Takes a pool or a connection. A record of an open transaction cannot be moved.
+/// Lets time pass for the record. The claim, the completion, and the ends of the lease and the retention move to an
+/// earlier moment by this time. The function takes a pool or a connection. The function cannot move a record of an open
+/// transaction.
 ///
 /// # Errors
 ///
@@ -68,7 +69,7 @@ pub async fn age(executor: impl PgExecutor<'_>, key: &Key, by: Duration) -> Resu
     moved(executor, update.bind(interval(by))).await
 }
 
-/// Moves the end of the retention, and of a live lease, to a moment ago. Then the key is new, and its record still
+/// Moves the ends of the retention and of a live lease to a moment ago. The key is then new, although its record still
 /// exists.
 ///
 /// # Errors
@@ -92,15 +93,16 @@ pub async fn expire(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Erro
 
 /// Lets the lease lapse, as if its owner had died long enough before.
 ///
-/// An owner that is alive continues, and its next renewal prolongs the lease again, unless another call has taken the
-/// claim over.
+/// A living owner continues. The owner's next renewal prolongs the lease again, unless another call has taken the claim
+/// over.
 ///
 /// Over HTTP, a retry through the same router gets 409 `in-flight`, because its layer knows that its own run is alive.
-/// **Use a second router with a layer of its own as the other process**: see the guide's page `testing`.
+/// **Use a second router with a layer of its own as the other process.** The guide's page `testing` explains this.
 ///
 /// # Errors
 ///
-/// As [`age`], also if the record is completed, released, or never had a lease.
+/// The errors are those of [`age`]. `RowNotFound` also means that the record is completed or released, or never had a
+/// lease.
 pub async fn lapse(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Error> {
     let update = record(key).query(
         "
@@ -139,7 +141,7 @@ async fn moved(executor: impl PgExecutor<'_>, update: Query<'_, Postgres, PgArgu
 /// # Ok(()) }
 /// ```
 ///
-/// All calls run in the caller's task. A call that blocks its thread blocks all others.
+/// All calls run in the caller's task. A call that blocks its thread blocks all other calls.
 ///
 /// # Errors
 ///
@@ -154,12 +156,12 @@ pub async fn race<T>(pool: &PgPool, calls: u32, call: impl AsyncFn(&PgPool) -> T
     drop(open);
 
     let answers = all((0..calls).map(|_| call(&wide))).await;
-    // A run of the HTTP layer may outlive its call and hold a connection. `close` waits for it.
+    // A run of the HTTP layer may outlive its call and hold a connection. `close` waits for this connection.
     let _ = timeout(PATIENCE, wide.close()).await;
     Ok(answers)
 }
 
-/// Polls all calls until the last one is ready. The answers are in the order of the calls.
+/// Polls all calls until the last call is ready. The answers are in the order of the calls.
 async fn all<F: Future>(calls: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut calls: Vec<_> = calls.map(|call| (Box::pin(call), None)).collect();
     poll_fn(|context| {
@@ -176,15 +178,15 @@ async fn all<F: Future>(calls: impl Iterator<Item = F>) -> Vec<F::Output> {
     calls.into_iter().filter_map(|(_, answer)| answer).collect()
 }
 
-/// Asserts that exactly one of these calls performed, and that all others replayed the same response. Returns the
-/// response.
+/// Asserts that exactly one of these calls performed the operation, and that all other calls replayed the same
+/// response. Returns the response.
 ///
-/// Under [`OnDuplicate::Reject`](crate::OnDuplicate::Reject) a duplicate may get [`Error::InFlight`]: filter these
+/// Under [`OnDuplicate::Reject`](crate::OnDuplicate::Reject) a duplicate may get [`Error::InFlight`]. Filter these
 /// errors out first.
 ///
 /// # Panics
 ///
-/// If two calls performed, or none, if a call failed, or if the responses differ.
+/// Panics if the number of calls that performed is not one, if a call failed, or if the responses differ.
 #[track_caller]
 pub fn assert_performed_once<T, E>(answers: impl IntoIterator<Item = Result<Outcome<T>, E>>) -> T
 where

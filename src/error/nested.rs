@@ -1,13 +1,14 @@
-//! The errors below a variant of `Error`. A caller reacts to all of them in the same way, and the log shows their text.
+//! The errors that a variant of `Error` contains. A caller reacts to all errors of one variant in the same way, and the
+//! log shows their text.
 
 use crate::{InvalidBody, InvalidKey};
 
-/// Why a request cannot be made idempotent.
+/// The reason why a request cannot be made idempotent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidRequest {
-    /// A part of the key is not valid. No call of the crate returns this, because each takes a valid [`Key`](crate::Key).
-    /// Use it in a function of yours that makes a key and returns this crate's error.
+    /// A part of the key is not valid. No call of the crate returns this variant, because each call takes a valid
+    /// [`Key`](crate::Key). The variant is for a function of your own that makes a key and returns this crate's error.
     #[error(transparent)]
     Key(#[from] InvalidKey),
 
@@ -16,7 +17,7 @@ pub enum InvalidRequest {
     Body(#[from] InvalidBody),
 }
 
-/// How a service uses the crate wrongly, or runs in an environment where the crate cannot work.
+/// A wrong use of the crate by a service, or an environment in which the crate cannot work.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Misuse {
@@ -24,12 +25,12 @@ pub enum Misuse {
     #[error("the options do not allow this: {problem}")]
     #[non_exhaustive]
     Options {
-        /// What is wrong, and what to do.
+        /// A description of the problem and of the remedy.
         problem: String,
     },
 
-    /// The step was refused, and not stored. If the problem is [`TooLarge`](InvalidStep::TooLarge) for a result, the
-    /// effect of a step outside the database may have happened.
+    /// The step was refused and was not stored. If a result is [`TooLarge`](InvalidStep::TooLarge), the step may have
+    /// had its effect outside the database.
     #[error("the step {step:?} was refused: {problem}")]
     #[non_exhaustive]
     Step {
@@ -43,18 +44,18 @@ pub enum Misuse {
     #[error("the batch has {keys} different keys, and the limit is 100; divide it, and commit after each part")]
     #[non_exhaustive]
     TooManyKeys {
-        /// How many different keys the batch has.
+        /// The number of different keys in the batch.
         keys: usize,
     },
 
-    /// The same transaction has claimed this key and not completed it. Either `perform` has made a call with the same
-    /// key, or the caller went on after an earlier call had failed. Roll back.
+    /// This transaction has already claimed the key, and has not completed the claim. Either `perform` has made a call
+    /// with the same key, or the caller continued after an earlier call had failed. Roll back.
     #[error("this transaction has claimed the key before without completing it; roll back and start over")]
     AlreadyInTransaction,
 
-    /// The transaction was aborted before the end of a call, or before [`commit`](crate::commit()): an earlier
-    /// statement had failed, and the code ignored its error. Nothing was saved: acknowledge nothing. Roll back, unless
-    /// the call was isolated, which has undone its own part.
+    /// The transaction was aborted before the end of a call, or before [`commit`](crate::commit()), because an earlier
+    /// statement had failed and the code ignored the error. Nothing was saved, so acknowledge nothing. Roll back. After
+    /// an isolated call, no rollback is necessary, because the call has undone its own part.
     #[error(
         "the transaction was aborted by an earlier error, so nothing was saved; do not ignore errors of its statements"
     )]
@@ -63,44 +64,45 @@ pub enum Misuse {
     /// The connection is not in the transaction that the call needs.
     ///
     /// - A mark, or a call with a connection, was made outside a transaction that sqlx has begun. Nothing was done.
-    ///   Begin one with `conn.begin()`, or use [`Idempotency::run`](crate::Idempotency::run) with a pool.
-    /// - `perform` has ended the transaction that holds the claim, by a COMMIT, a ROLLBACK, or a nested `conn.begin()`
-    ///   that failed or whose future was dropped while it waited. The response was not stored, and nothing was
-    ///   acknowledged. **Later writes of `perform` stay.**
-    /// - The transaction that [`commit`](crate::commit()) got had ended in one of these ways.
+    ///   Begin a transaction with `conn.begin()`, or use [`Idempotency::run`](crate::Idempotency::run) with a pool.
+    /// - `perform` has ended the transaction that holds the claim. The cause is a COMMIT, a ROLLBACK, or a nested
+    ///   `conn.begin()` that failed or was dropped before its end. The response was not stored, and nothing was
+    ///   acknowledged. **Writes that `perform` made after this end stay.**
+    /// - [`commit`](crate::commit()) got a transaction that had ended in one of these ways.
     #[error(
         "the connection is not in the transaction that the call needs, so nothing was stored; begin a transaction \
          before the call, and do not commit, roll back or drop a pending begin inside `perform`"
     )]
     NotInTransaction,
 
-    /// A nested transaction was still open at the end of the transaction around it: its guard was forgotten
-    /// (`std::mem::forget`, a leak), or [`commit`](crate::commit()) got the nested transaction. sqlx would have
-    /// released a savepoint instead of sending COMMIT. No response was stored, and nothing was acknowledged.
+    /// A nested transaction was still open at the end of the transaction around it. Either its guard was forgotten
+    /// (`std::mem::forget`, a leak), or [`commit`](crate::commit()) got the nested transaction. Instead of a COMMIT,
+    /// sqlx would have released a savepoint. No response was stored, and nothing was acknowledged.
     ///
-    /// - `perform` forgot it in the caller's transaction: the nested writes are undone. Roll back. After an isolated
-    ///   call, the key is released, and the transaction is usable.
-    /// - `perform`, a handler or a step forgot it in a transaction of the crate: everything was rolled back.
-    /// - [`commit`](crate::commit()) got it: everything was rolled back, **also the transactions around it**.
+    /// - If `perform` forgot the guard in the caller's transaction, the nested writes are undone. Roll back. If the
+    ///   call was isolated, the key is released, and the transaction is usable.
+    /// - If `perform`, a handler or a step forgot the guard in a transaction of the crate, everything was rolled back.
+    /// - If [`commit`](crate::commit()) got the nested transaction, everything was rolled back, **also the transactions
+    ///   around it**.
     #[error(
         "a nested transaction was still open, so no response was stored; roll back the transaction around it, end each \
          nested transaction by its own commit or rollback, and pass only the outermost one to `commit`"
     )]
     NestedTransaction,
 
-    /// Citus distributes the table, and the [`Deployment`](crate::Deployment::distributed) of the call does not say so.
-    /// Either nothing was performed, or the transaction must be rolled back.
+    /// Citus distributes the table, but the [`Deployment`](crate::Deployment::distributed) of the call is for a plain
+    /// table. Unless the call performed nothing, the transaction must be rolled back.
     #[error(
         "the deployment does not fit the table idempotency.record; \
          if Citus distributes it, set Deployment::distributed(true)"
     )]
     #[non_exhaustive]
     WrongDeployment {
-        /// The server's error (SQLSTATE 0A000).
+        /// The server's error `feature_not_supported` (SQLSTATE 0A000).
         source: sqlx::Error,
     },
 
-    /// The operating system has no random number for the token of a claim. Nothing was performed.
+    /// The operating system returned no random number for the token of a claim. Nothing was performed.
     #[error("the operating system has no random numbers, so nothing was claimed")]
     #[non_exhaustive]
     NoRandomness {
@@ -113,10 +115,10 @@ pub enum Misuse {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Incompatible {
-    /// The fingerprint of the record has a version that this call cannot compare with its own. Nothing was performed. A
-    /// newer release may be rolled out at the moment: send the request there, or retry later. Until the key expires,
-    /// other causes are a change of the settings that decide which requests are the same, and an operation that some
-    /// calls compare as [bytes](crate::Fingerprint::of_bytes) and others as JSON.
+    /// The fingerprint of the record has a version that this call cannot compare with its own fingerprint. Nothing was
+    /// performed. During the roll-out of a newer release, send the request to a process of that release, or retry
+    /// later. Two other causes remain until the key expires. The settings that decide which requests are the same have
+    /// changed, or some calls compare the operation as [bytes](crate::Fingerprint::of_bytes) and others as JSON.
     #[error(
         "the record's fingerprint has version {version} and cannot be compared with this request's: a newer release \
          made it, or the settings that decide which requests are the same have changed"
@@ -127,8 +129,8 @@ pub enum Incompatible {
         version: u8,
     },
 
-    /// The record is in a mode that this release does not know. Nothing was performed or replayed. A newer release may
-    /// be rolled out at the moment: send the request there, or retry later.
+    /// The record is in a mode that this release does not know. Nothing was performed or replayed. During the roll-out
+    /// of a newer release, send the request to a process of that release, or retry later.
     #[error("the record's mode is {mode:?}, which this release does not know; upgrade this process")]
     #[non_exhaustive]
     UnknownMode {
@@ -136,39 +138,40 @@ pub enum Incompatible {
         mode: String,
     },
 
-    /// The schema [cannot be trusted](crate::operator::Warning::UntrustedSchema), or an applied migration is not this
-    /// release's. Nothing was changed.
+    /// The schema [cannot be trusted](crate::operator::Warning::UntrustedSchema), or an applied migration differs from
+    /// that of this release. Nothing was changed.
     #[error("the schema idempotency cannot be set up or used in this database: {problem}")]
     #[non_exhaustive]
     Schema {
-        /// What is wrong, and what to do.
+        /// A description of the problem and of the remedy.
         problem: String,
     },
 }
 
 pub(crate) const MAX_NAME_BYTES: usize = 255;
-/// Each completion of a step writes all results again, so a larger operation needs a table of its own.
+/// Each completion of a step writes all results again, so an operation with more steps needs a table of its own.
 pub(crate) const MAX_STEPS: usize = 100;
 pub(crate) const MAX_RESULT_BYTES: usize = 64 * 1024;
 pub(crate) const MAX_STEPS_BYTES: usize = 256 * 1024;
 
-/// Why a step was refused.
+/// The reason why a step was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidStep {
     /// The name is empty, too long, or contains a NUL.
     #[error("a name takes 1 to {MAX_NAME_BYTES} bytes without NUL")]
     Name,
-    /// This attempt has called the step before. It has its result, or still performs it.
+    /// This attempt has called the step before. Either the attempt already has the result of the step, or the step is
+    /// still running.
     #[error("this attempt has called it before; names are unique, so put the index of a loop into the name")]
     Repeated,
     /// The step was called inside another step of the same operation.
     #[error("it was called inside another step of the same operation; perform one after the other")]
     Nested,
-    /// The operation has another policy.
+    /// The policy of the operation is not `InSteps`.
     #[error("the policy of the operation is not Policy::InSteps, so the step would not be stored")]
     Policy,
-    /// Too many steps, or too large a result.
+    /// The operation has too many steps, or a result is too large.
     #[error(
         "an operation takes {MAX_STEPS} steps, a result {MAX_RESULT_BYTES} bytes, and all results \
          {MAX_STEPS_BYTES} bytes; store large values in a table of your own, and return their key"

@@ -2,7 +2,7 @@
 
 use crate::Error;
 
-/// Why [`migrate`](crate::migrate()), [`distribute`](crate::distribute()), [`protect`](crate::protect()) or
+/// The reason why [`migrate`](crate::migrate()), [`distribute`](crate::distribute()), [`protect`](crate::protect()) or
 /// [`unprotect`](crate::unprotect()) changed nothing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -11,9 +11,9 @@ pub enum SetupError {
     #[error("{problem}")]
     #[non_exhaustive]
     Refused {
-        /// What is wrong, and what to do.
+        /// A description of the problem and of the remedy.
         problem: String,
-        /// The server's error, if there is one.
+        /// The server's error, if the server caused the failure.
         source: Option<sqlx::Error>,
     },
 
@@ -29,7 +29,7 @@ pub enum SetupError {
     )]
     #[non_exhaustive]
     Locked {
-        /// The server's error (SQLSTATE 55P03).
+        /// The server's error `lock_not_available` (SQLSTATE 55P03).
         source: sqlx::Error,
     },
 
@@ -60,13 +60,13 @@ impl From<sqlx::Error> for SetupError {
     }
 }
 
-/// Why a verb of [`Shown`](crate::operator::Shown) settled nothing.
+/// The reason why a verb of [`Shown`](crate::operator::Shown) settled nothing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettleError {
-    /// The record is not as it was shown: it was claimed again, settled, completed or deleted, its lease was renewed,
-    /// or one of its steps has ended. Or the verb does not apply to a record in this state: see the verb. Nothing was
-    /// changed. Show the record again, and decide again.
+    /// The record has changed since it was shown. For example, the record was claimed again, settled, completed or
+    /// deleted, its lease was renewed, or one of its steps has ended. A verb also returns this error if the verb does
+    /// not apply to the state of the record. The verb changed nothing. Show the record again, and decide again.
     #[error(
         "the record has changed since it was shown, is under a live lease, or cannot be settled in this way, so \
          nothing was done; show it again"

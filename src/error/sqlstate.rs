@@ -1,5 +1,5 @@
-//! What an error of the database means. The SQLSTATEs have the names that PostgreSQL's manual gives them in its
-//! appendix A.
+//! The meaning of an error of the database. Each constant for an SQLSTATE has the name from appendix A of PostgreSQL's
+//! manual.
 
 use crate::{Error, Misuse};
 
@@ -31,16 +31,16 @@ pub(crate) const QUERY_CANCELED: &str = "57014";
 pub(crate) const SHUTDOWN_OR_STARTUP: &str = "57P";
 pub(crate) const INTERNAL_ERROR: &str = "XX000";
 
-/// Of `idempotency.claim_at_begin`: a record exists, or an open transaction claims the key.
+/// `idempotency.claim_at_begin` fails with this code if a record exists, or if an open transaction claims the key.
 pub(crate) const KEY_TAKEN: &str = "IK001";
-/// Of `idempotency.store_response`: the claim has ended.
+/// `idempotency.store_response` fails with this code if the claim has ended.
 pub(crate) const CLAIM_ENDED: &str = "IK002";
-/// Of `idempotency.store_response`: the retention has ended.
+/// `idempotency.store_response` fails with this code if the retention has ended.
 pub(crate) const RETENTION_ENDED: &str = "IK003";
-/// Of `idempotency.claim_at_begin`: the message did not begin this transaction.
+/// `idempotency.claim_at_begin` fails with this code if its message did not begin the transaction.
 pub(crate) const FOREIGN_TRANSACTION: &str = "IK005";
 
-/// Of `idempotency.protect`: this relation cannot be protected.
+/// `idempotency.protect` fails with this code if the relation cannot be protected.
 pub(crate) const NOT_PROTECTED: &str = "IK007";
 
 pub(crate) fn sqlstate(error: &sqlx::Error) -> Option<String> {
@@ -48,7 +48,7 @@ pub(crate) fn sqlstate(error: &sqlx::Error) -> Option<String> {
 }
 
 impl Error {
-    /// The error of one of the crate's own statements.
+    /// Makes an [`Error`] from an error of one of the crate's own statements.
     pub(crate) fn of_statement(error: sqlx::Error) -> Self {
         match sqlstate(&error).as_deref() {
             Some(UNDEFINED_TABLE | UNDEFINED_COLUMN | UNDEFINED_FUNCTION | INVALID_SCHEMA_NAME) => {
@@ -69,8 +69,9 @@ impl Error {
     }
 }
 
-/// For a `perform` that returns this crate's [`Error`]: 40001 and 40P01 become [`Error::Retryable`], 25P02
-/// [`Misuse::TransactionAborted`](crate::Misuse::TransactionAborted), and all others [`Error::Database`].
+/// The conversion for a `perform` that returns this crate's [`Error`]. A serialization failure (40001) or a deadlock
+/// (40P01) becomes [`Error::Retryable`]. A statement in an aborted transaction (25P02) becomes
+/// [`Misuse::TransactionAborted`](crate::Misuse::TransactionAborted). Every other error becomes [`Error::Database`].
 impl From<sqlx::Error> for Error {
     fn from(error: sqlx::Error) -> Self {
         match sqlstate(&error).as_deref() {
@@ -89,15 +90,15 @@ pub(super) fn advice(error: &sqlx::Error) -> &'static str {
              that page"
         }
         _ if is_lost(error) => "; ask again with the same key",
-        // It may be an error of the service's own statement, for which the crate has no advice.
+        // The error may come from a statement of the service, for which the crate has no advice.
         _ => "",
     }
 }
 
-/// Whether the connection was lost or not available, the server has no room or is no primary any more, or a time-out of
-/// the server has ended the statement. If a connection is lost at COMMIT, only another call with the same key shows
-/// whether the COMMIT took effect. After 57014 at COMMIT, from a cancel request, nothing is committed, and another call
-/// shows this, too.
+/// Whether the error has a temporary cause. Temporary causes are a lost or unavailable connection, a server that has no
+/// room or is no longer the primary, or a time-out of the server. If a connection is lost at COMMIT, only another call
+/// with the same key shows whether the COMMIT took effect. If a cancel request (57014) ended the COMMIT, nothing is
+/// committed, and another call shows this, too.
 pub(super) fn is_lost(error: &sqlx::Error) -> bool {
     use sqlx::Error::{Io, PoolClosed, PoolTimedOut, Protocol, Tls};
     match error {
@@ -109,12 +110,12 @@ pub(super) fn is_lost(error: &sqlx::Error) -> bool {
                     &*state,
                     // A time-out has ended the session.
                     IDLE_IN_TRANSACTION_SESSION_TIMEOUT | TRANSACTION_TIMEOUT
-                    // `statement_timeout` or a cancel request has ended the statement, or `lock_timeout` its wait. With
-                    // less load it succeeds.
+                    // `statement_timeout` or a cancel request has ended the statement, or `lock_timeout` has ended its
+                    // wait. The statement may succeed with less load.
                     | QUERY_CANCELED | LOCK_NOT_AVAILABLE
-                    // A primary that a fail-over has demoted. The next connection may reach the new one.
+                    // A fail-over has demoted the primary. The next connection may reach the new primary.
                     | READ_ONLY_TRANSACTION
-                    // Citus gives this to many losses of a worker.
+                    // Citus often reports the loss of a worker with this code.
                     | INTERNAL_ERROR
                 )
         }),

@@ -1,6 +1,6 @@
 //! Canonical JSON, written from JSON text in one pass.
 //!
-//! serde_json has written the text, or has checked it. The text is never parsed into a tree or into numbers. So every
+//! serde_json has already written or checked the text. The text is never parsed into a tree or into numbers. So every
 //! digit counts, repeated members are noticed, and no feature of serde_json changes the outcome.
 
 use std::iter::repeat_n;
@@ -9,11 +9,11 @@ use std::ops::Range;
 /// serde_json parses values up to this depth. The limit bounds the stack.
 const MAX_DEPTH: usize = 128;
 
-/// The canonical form of a JSON text, without the parts at the ends of the paths. A path contains the names and the
-/// indices that lead to a part. A part that is missing is no error.
+/// Returns the canonical form of a JSON text, without the parts at the ends of the paths. A path contains the names and
+/// the indices that lead to a part. A missing part is not an error.
 ///
-/// `None` if the text has no canonical form: an object has two members of the same name, a string has half of a
-/// surrogate pair, or the text is deeper than [`MAX_DEPTH`].
+/// Returns `None` if the text has no canonical form. The reason is an object with two members of the same name, a
+/// string with half of a surrogate pair, or a depth of more than [`MAX_DEPTH`].
 pub(super) fn canonical(text: &[u8], paths: &[&[String]]) -> Option<Vec<u8>> {
     let mut writer = Writer { text, at: 0, copied: 0, out: Vec::with_capacity(text.len()), members: Vec::new() };
     writer.value(paths, 0)?;
@@ -21,14 +21,14 @@ pub(super) fn canonical(text: &[u8], paths: &[&[String]]) -> Option<Vec<u8>> {
     writer.peek().is_none().then_some(writer.out)
 }
 
-/// The writer copies the longest possible runs of the text: `copied..at` has been read and not yet copied.
+/// The writer copies the longest possible runs of the text. The run `copied..at` has been read, but not yet copied.
 struct Writer<'t> {
     text: &'t [u8],
     at: usize,
     copied: usize,
     out: Vec<u8>,
-    /// The members of all open objects, those of the innermost one last. They share this buffer, so that no object
-    /// allocates.
+    /// The members of all open objects. The members of the innermost object are the last. All objects share this
+    /// buffer, so that no object allocates its own.
     members: Vec<Member>,
 }
 
@@ -40,18 +40,18 @@ struct Member {
 
 /// The inlined methods run for each member or element.
 impl Writer<'_> {
-    /// Copies the text up to a place, and leaves out what has been read beyond it.
+    /// Copies the text up to `end`, and omits the text that was read after `end`.
     fn copy_to(&mut self, end: usize) {
         self.out.extend_from_slice(&self.text[self.copied..end]);
         self.copied = self.at;
     }
 
-    /// The length of the output, with the run that is not yet copied.
+    /// The length of the output, including the run that is not yet copied.
     fn written(&self) -> usize {
         self.out.len() + self.at - self.copied
     }
 
-    /// The next byte that is not white space.
+    /// Returns the next byte that is not white space.
     #[inline]
     fn peek(&mut self) -> Option<u8> {
         let byte = *self.text.get(self.at)?;
@@ -84,7 +84,7 @@ impl Writer<'_> {
         Some(())
     }
 
-    /// The elements of an array or the members of an object, with the brackets.
+    /// Reads the elements of an array or the members of an object, with the brackets.
     fn parts(&mut self, paths: &[&[String]], depth: usize, named: bool) -> Option<()> {
         self.at += 1;
         let opened = self.written();
@@ -95,7 +95,7 @@ impl Writer<'_> {
                 b',' => {
                     self.at += 1;
                     if kept == opened {
-                        // All parts so far were left out.
+                        // All parts before this comma were left out, so the comma is left out, too.
                         self.copy_to(self.at - 1);
                     }
                     self.peek()?;
@@ -128,7 +128,8 @@ impl Writer<'_> {
         Some(())
     }
 
-    /// The name of a member and the colon. Returns the place of the name in the text, and in the output.
+    /// Reads the name of a member and the colon. Returns the place of the name in the text, and its place in the
+    /// output.
     #[inline]
     fn name(&mut self) -> Option<(Range<usize>, Range<usize>)> {
         let (at, written) = (self.at, self.written());
@@ -139,7 +140,7 @@ impl Writer<'_> {
         Some(name)
     }
 
-    /// A string in the one way in which serde_json escapes it.
+    /// Reads a string, and writes it with the escapes of serde_json.
     #[inline]
     fn string(&mut self) -> Option<()> {
         let start = self.at;
@@ -161,7 +162,7 @@ impl Writer<'_> {
         serde_json::to_writer(&mut self.out, &string).ok()
     }
 
-    /// A number, `true`, `false` or `null`.
+    /// Reads a number, `true`, `false` or `null`.
     #[inline]
     fn word(&mut self) -> Option<()> {
         let (start, rest) = (self.at, &self.text[self.at..]);
@@ -182,11 +183,11 @@ impl Writer<'_> {
         Some(())
     }
 
-    /// Sorts the members of the object that ends the output.
+    /// Sorts the members of the object at the end of the output.
     fn sort(&mut self, outer: usize) -> Option<()> {
         let Self { out, members, .. } = self;
         let members = &mut members[outer..];
-        // Without the quotation marks, so that a name comes before all that begin with it.
+        // The comparison ignores the quotation marks, so that a name comes before all longer names that begin with it.
         let name = |member: &Member| &out[member.name.start + 1..member.name.end - 1];
         if members.is_sorted_by(|one, other| name(one) < name(other)) {
             return Some(());
@@ -196,7 +197,7 @@ impl Writer<'_> {
         if members.windows(2).any(|pair| name(&pair[0]) == name(&pair[1])) {
             return None;
         }
-        // The sorted members replace the unsorted ones, and have the same length.
+        // The sorted members replace the unsorted members, and have the same length.
         let unsorted = out.len();
         for member in members {
             out.push(b',');
@@ -208,18 +209,19 @@ impl Writer<'_> {
     }
 }
 
-/// The rest of the paths that lead through this name or index; `None` if one of them ends there.
+/// Returns the rest of each path that leads through this name or index. `None` if a path ends there.
 fn beyond<'p>(paths: &[&'p [String]], token: &str) -> Option<Vec<&'p [String]>> {
     let below = paths.iter().filter_map(|path| path.split_first()).filter(|(first, _)| *first == token);
     below.map(|(_, rest)| (!rest.is_empty()).then_some(rest)).collect()
 }
 
-/// A number is written without an exponent if it has at most this many digits in front of the decimal point, and fewer
-/// zeros than this behind it before the first other digit. No integer type has more than 39 digits.
+/// The limit for numbers that are written without an exponent. A number within the limit has at most this many digits
+/// in front of the decimal point, and at most this many zeros directly after the decimal point. No integer type has
+/// more than 39 digits.
 const PLAIN: i64 = 40;
 
-/// The length of the front of a number that is its canonical form, for a short number without an exponent: `12.50`
-/// becomes `12.5`, and `1.0` becomes `1`.
+/// Returns the length of the canonical form of a short number without an exponent. The canonical form is the front of
+/// the number, such as `12.5` for `12.50`, and `1` for `1.0`.
 fn canonical_length(number: &[u8]) -> Option<usize> {
     let (mut point, mut exponent) = (false, false);
     for byte in number {
@@ -242,7 +244,7 @@ fn canonical_length(number: &[u8]) -> Option<usize> {
 /// Writes a number of any length by its value.
 ///
 /// The value is *0.digits × 10^point*, without zeros at either end of the digits. A number whose exponent does not fit
-/// an `i32` is written unchanged; no other number is written so, because the text is that of its value.
+/// into an `i32` is written unchanged. The text of such a number never equals the canonical form of another value.
 fn write_number(out: &mut Vec<u8>, text: &str) {
     let (sign, unsigned) = text.split_at(usize::from(text.starts_with('-')));
     let (mantissa, exponent) = unsigned.split_once(['e', 'E']).unwrap_or((unsigned, "0"));
@@ -258,7 +260,7 @@ fn write_number(out: &mut Vec<u8>, text: &str) {
     }
     let digits = out.len() - first;
     if digits == 0 {
-        // Zero has no sign: -0.0 and 0 are one value.
+        // Zero is written without a sign, because -0.0 and 0 are the same value.
         out.truncate(start);
         out.push(b'0');
         return;

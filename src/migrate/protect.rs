@@ -1,4 +1,4 @@
-//! Protected business tables: the database refuses writes to them outside an idempotent operation.
+//! The protection of business tables. The database refuses writes to a protected table outside an idempotent operation.
 
 use sqlx::PgPool;
 
@@ -6,18 +6,19 @@ use crate::SetupError;
 use crate::record::{self, OnEscape};
 use crate::session::{Opening, in_pooled_transaction};
 
-/// From now on the database refuses a write to this table outside an idempotent operation, or warns of it: through
-/// another connection of the pool, in autocommit, before the claim, or after a replay. The handler that makes this
-/// mistake fails in its first test, and not with a customer's second order.
+/// Lets the database refuse each write to this table outside an idempotent operation, or warn of the write. A write
+/// outside an operation goes through another connection of the pool, or runs in autocommit, before the claim or after a
+/// replay. A handler with this mistake fails in its first test, and not with a customer's second order.
 ///
-/// The table's name is SQL, so it follows `search_path`, and `public."Orders"` has its quotes. If the table is
-/// protected so already, this changes and locks nothing, so a service may call it at every start, after
-/// [`migrate`](crate::migrate()). Otherwise it takes a `share row exclusive` lock, which waits for the writers of the
-/// table, for as long as the connection's `lock_timeout`. It protects the present partitions, too; one that is attached
-/// later needs another call. [`operator::health`](crate::operator::health()) finds a partition without protection.
+/// The table's name is SQL. The name follows `search_path`, and a name such as `public."Orders"` needs its quotes. If
+/// the table is already protected in this way, the call changes and locks nothing. A service may therefore call
+/// `protect` at every start, after [`migrate`](crate::migrate()). To add or change the protection, the call takes a
+/// `share row exclusive` lock. The call waits for the writers of the table, for at most the connection's
+/// `lock_timeout`. The call also protects the present partitions. A partition that is attached later needs another
+/// call. [`operator::health`](crate::operator::health()) finds a partition without protection.
 ///
-/// A transaction that may write outside, such as a backfill, says so: `set local idempotency.claim = 'exempt'`.
-/// The guide's page `nothing_escapes` lists what the database cannot see.
+/// A transaction that may write outside an operation, such as a backfill, sends
+/// `set local idempotency.claim = 'exempt'`. The guide's page `nothing_escapes` lists what the database cannot see.
 ///
 /// ```no_run
 /// # async fn f(pool: sqlx::PgPool) -> Result<(), pg_idempotency::SetupError> {
@@ -31,16 +32,16 @@ use crate::session::{Opening, in_pooled_transaction};
 ///
 /// # Errors
 ///
-/// - [`SetupError::Refused`]: the table is missing or of another schema; it is a view, a foreign table, distributed by
-///   Citus, or the crate's own; or the role does not own it.
-/// - [`Error::SchemaMissing`](crate::Error::SchemaMissing): run [`migrate`](crate::migrate()) before.
+/// - [`SetupError::Refused`]: the table is missing or in another schema, or the role does not own it. The call also
+///   refuses a view, a foreign table, a table that Citus distributes, and the crate's own tables.
+/// - [`Error::SchemaMissing`](crate::Error::SchemaMissing): run [`migrate`](crate::migrate()) first.
 /// - [`Incompatible::Schema`](crate::Incompatible::Schema): the schema [cannot be
 ///   trusted](crate::operator::Warning::UntrustedSchema).
 /// - [`Error::Database`](crate::Error::Database), for example if `lock_timeout` has ended the wait for the table.
 ///
 /// # Cancellation
 ///
-/// All of it is one transaction, done or not done.
+/// The whole call is one transaction, which takes effect completely or not at all.
 pub async fn protect(pool: &PgPool, table: &str, on_escape: OnEscape) -> Result<(), SetupError> {
     in_pooled_transaction(pool, Opening::Plain, async |conn| {
         super::current(conn).await?;
@@ -49,7 +50,8 @@ pub async fn protect(pool: &PgPool, table: &str, on_escape: OnEscape) -> Result<
     .await
 }
 
-/// Takes the protection of [`protect`] off this table and its partitions. If there is none, does nothing.
+/// Removes the protection of [`protect`] from this table and its partitions. If there is no protection, the call does
+/// nothing.
 ///
 /// # Errors
 ///
@@ -57,7 +59,7 @@ pub async fn protect(pool: &PgPool, table: &str, on_escape: OnEscape) -> Result<
 ///
 /// # Cancellation
 ///
-/// All of it is one transaction, done or not done.
+/// The whole call is one transaction, which takes effect completely or not at all.
 pub async fn unprotect(pool: &PgPool, table: &str) -> Result<(), SetupError> {
     in_pooled_transaction(pool, Opening::Plain, async |conn| {
         super::current(conn).await?;

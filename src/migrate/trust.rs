@@ -1,10 +1,12 @@
-//! Whether the schema is the crate's own. Before that is known, nothing in it is read, called or looked up by name: a
-//! view, a trigger or a function of a stranger would run with the rights of the role that asks. This holds for every
-//! function that an operator or a DBA calls, because their roles often have more rights than the role of the service.
+//! The check whether the schema is the crate's own. Before this check, the crate reads, calls or looks up nothing in
+//! the schema, because a view, a trigger or a function of an untrusted role would run with the rights of the current
+//! role. The rule of the check applies to every function that an operator or a DBA calls, because their roles often
+//! have more rights than the role of the service.
 //!
-//! A trusted schema stays trusted until a trusted role drops it, because no other role can add code to it. But before
-//! the schema exists, any role can hold the lock of the migrations, and create a schema of its own in the meantime. So
-//! the check runs in the transaction that acts, after the last wait of this transaction for an untrusted role.
+//! A trusted schema stays trusted until a trusted role drops it, because no other role can add code to the schema. But
+//! before the schema exists, any role can hold the lock of the migrations, and create a schema of its own in the
+//! meantime. The check therefore runs in the transaction that uses the schema, after the last point at which this
+//! transaction may wait for an untrusted role.
 
 use std::sync::LazyLock;
 
@@ -16,12 +18,12 @@ use super::{FUNCTIONS, MIGRATIONS};
 use crate::record::{self, Distrust, Known, Schema};
 use crate::{Error, Incompatible};
 
-/// What the database has of the crate.
+/// The state of the crate's schema in a database.
 #[derive(Debug)]
 pub(crate) enum Standing {
     /// There is no schema.
     Nothing,
-    /// Nothing in the schema may be touched. The reasons, one or more.
+    /// Nothing in the schema may be touched, for one or more reasons.
     Distrusted(Vec<String>),
     /// The schema may be used.
     Trusted(Trusted),
@@ -30,7 +32,7 @@ pub(crate) enum Standing {
 #[derive(Debug)]
 pub(crate) struct Trusted {
     schema: Schema,
-    /// Functions that a newer release has changed.
+    /// The names of the functions that a newer release has changed.
     pub(crate) newer: Option<String>,
 }
 
@@ -38,7 +40,8 @@ pub(crate) async fn standing(conn: &mut PgConnection) -> Result<Standing, Error>
     let Some(schema) = record::schema(conn, &KNOWN).await? else { return Ok(Standing::Nothing) };
     let newer = match &schema.distrust[..] {
         [] => schema.newer.clone(),
-        // During a roll-out and after a roll-back, processes of an older release start on the schema of a newer one.
+        // During a roll-out and after a roll-back, processes of an older release start on the schema of a newer
+        // release.
         [Distrust::Functions { objects }] if schema.is_applied_plain && is_newer(conn).await? => {
             Some(schema.newer.iter().chain([objects]).cloned().collect::<Vec<_>>().join(", "))
         }
@@ -52,7 +55,7 @@ pub(crate) async fn trusted(conn: &mut PgConnection) -> Result<(), Error> {
     standing(conn).await?.trusted().map(drop)
 }
 
-/// Fails unless the schema is trusted, and as this release needs it.
+/// Fails unless the schema is trusted and complete for this release.
 pub(crate) async fn current(conn: &mut PgConnection) -> Result<(), Error> {
     standing(conn).await?.trusted()?.current(conn).await
 }
@@ -68,7 +71,7 @@ impl Standing {
 }
 
 impl Trusted {
-    /// Fails unless the schema is as this release needs it.
+    /// Fails unless the schema is complete for this release.
     pub(crate) async fn current(&self, conn: &mut PgConnection) -> Result<(), Error> {
         let source = match (self.missing(conn).await?.first(), &self.schema.older) {
             (None, None) => return Ok(()),
@@ -78,23 +81,23 @@ impl Trusted {
         Err(Error::SchemaMissing { source: source.into() })
     }
 
-    /// Whether the functions for callers in other languages are there.
+    /// Whether the functions for callers in other languages exist.
     pub(super) const fn has_any_language(&self) -> bool {
         self.schema.has_any_language
     }
 
-    /// Whether an earlier release has created them.
+    /// Whether an earlier release has created the functions for callers in other languages.
     pub(super) const fn has_older_functions(&self) -> bool {
         self.schema.older.is_some()
     }
 
-    /// The migrations that are not recorded as applied. Plain SQL without parameters, so that any pooler passes it in
-    /// one message.
+    /// Returns the migrations that are not recorded as applied. The query is plain SQL without parameters, so that any
+    /// pooler passes it in one message.
     pub(super) async fn missing(&self, conn: &mut PgConnection) -> Result<Vec<&'static Migration>, Error> {
         if !self.schema.has_applied {
             return Ok(MIGRATIONS.iter().collect());
         }
-        // As text, because a setting decides about the form of `bytea`.
+        // The checksum is read as text, because a setting determines the form of `bytea`.
         let applied = conn
             .fetch_all(
                 "
@@ -135,7 +138,7 @@ impl Trusted {
     }
 }
 
-/// Whether the database has recorded a migration that is newer than those of this release.
+/// Whether the database has recorded a migration that is newer than the migrations of this release.
 async fn is_newer(conn: &mut PgConnection) -> Result<bool, Error> {
     let row = conn
         .fetch_one(
@@ -153,7 +156,7 @@ pub(crate) fn refusal(problem: String) -> Error {
     Incompatible::Schema { problem }.into()
 }
 
-/// What is wrong, and what to do.
+/// Returns a description of the problem and of the remedy.
 fn reason(distrust: &Distrust) -> String {
     const DROP: &str = "stop all callers, read as that role, and as no other, which keys are unfinished (`select * from \
                         idempotency.record where completed_at is null`), and drop the schema idempotency; the database then \
@@ -175,10 +178,10 @@ fn reason(distrust: &Distrust) -> String {
     }
 }
 
-/// The functions that the crate creates. Its migrations contain those of each earlier release, too. Of the functions
-/// for callers in other languages, only those of this release are known.
+/// The functions that the crate creates. The migrations also contain the functions of each earlier release. The
+/// functions for callers in other languages are known only in the form of this release.
 ///
-/// Another file that creates functions belongs here, too: a test compares all of them.
+/// A further file that creates functions must be added here. A test compares all such functions.
 static KNOWN: LazyLock<Known> = LazyLock::new(|| {
     let migrations = MIGRATIONS.iter().flat_map(|migration| functions(migration.sql.as_str()));
     let number = FUNCTIONS.split_once("as 'select ").and_then(|(_, rest)| rest.split_once("';"));
@@ -192,7 +195,7 @@ static KNOWN: LazyLock<Known> = LazyLock::new(|| {
     }
 });
 
-/// From the name of each function on.
+/// Divides the text into functions. Each part begins with the name of its function.
 fn functions(text: &str) -> impl Iterator<Item = &str> {
     let created = text.split("\ncreate ").skip(1);
     created.filter_map(|text| text.strip_prefix("or replace ").unwrap_or(text).strip_prefix("function idempotency."))
@@ -202,7 +205,7 @@ fn name(function: &str) -> Option<&str> {
     Some(function.split_once('(')?.0)
 }
 
-/// Of a text that begins with the name of the function.
+/// Returns the digest of a function. The text begins with the name of the function.
 fn digest(function: &str) -> Option<String> {
     let (head, quoted) = function.split_once(" as ")?;
     let name = name(head)?;

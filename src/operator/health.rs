@@ -10,23 +10,23 @@ use crate::record::{CommitSetting, Distribution};
 use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, OnEscape, migrate, record};
 
-/// A part of the set-up that breaks a promise of this crate, or will break one.
+/// A part of the set-up that breaks a promise of this crate, or will break a promise later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Warning {
-    /// `synchronous_commit` is too weak. If it is `off`, a crash of the server may lose acknowledged effects. If it is
-    /// `local` on a server with synchronous standbys, the standby that is promoted may lack them. In lease mode the
-    /// crate raises the setting for its own transactions.
+    /// `synchronous_commit` is too weak. With `off`, a crash of the server may lose acknowledged effects. With `local`
+    /// on a server with synchronous standbys, a promoted standby may lack acknowledged effects. In lease mode the crate
+    /// raises the setting for its own transactions.
     NotDurable {
         /// The value: `off` or `local`.
         value: String,
-        /// Where the value applies: to this connection, to a role or a database (by `alter role` or `alter database`),
-        /// or on a worker.
+        /// The place where the value applies: this connection, a role or a database (by `alter role` or
+        /// `alter database`), or a worker.
         whose: String,
     },
     /// A worker does not answer the coordinator, so every call with a key on that worker fails.
     WorkerDown {
-        /// Its host and port.
+        /// The host and the port of the worker.
         worker: String,
         /// The coordinator's error.
         error: String,
@@ -34,55 +34,55 @@ pub enum Warning {
     /// The database has Citus, and the table is on the coordinator alone. A transaction that also writes distributed
     /// tables then commits in two phases.
     NotDistributed,
-    /// Citus does not distribute the table by the hash of `scope`, which is the only way that the crate supports.
+    /// Citus does not distribute the table by the hash of `scope`. The crate supports no other distribution.
     WronglyDistributed,
-    /// `fsync` is off: a crash of the server's machine may lose everything.
+    /// `fsync` is off, so a crash of the server's machine may lose everything.
     FsyncOff,
-    /// The table is `UNLOGGED`: the server empties it after a crash.
+    /// The table is `UNLOGGED`, so the server empties it after a crash.
     Unlogged,
     /// The server is a replica, where no key can be claimed.
     Replica,
-    /// The schema cannot be trusted. A role that has no reason to may own a part of the schema or add code to it, or
-    /// the schema has code that is of no release of this crate. That code could run with the rights of each role that
-    /// uses the schema. The check then reads nothing in the schema, and returns only warnings of this kind.
+    /// The schema cannot be trusted. Either an untrusted role owns a part of the schema or may add code to it, or the
+    /// schema contains code that no release of this crate has created. Such code could run with the rights of each role
+    /// that uses the schema. In this case, the check reads nothing in the schema, and returns only warnings of this
+    /// kind.
     ///
-    /// A role is trusted if it may act as the owner of the database. It is also trusted if that owner, or the asking
-    /// role, is a member of it. A membership counts if the role that granted it may act as the member or as the owner
-    /// of the database.
-    /// it. A membership counts if it was granted by a role that may act as the member or as the owner of the database.
+    /// A role that may act as the owner of the database is trusted. A role is also trusted if the database's owner or
+    /// the current role is a member of this role. A membership counts if the role that granted the membership may act
+    /// as the member or as the owner of the database.
     UntrustedSchema {
-        /// What is wrong, and what to do.
+        /// A description of the problem and of the remedy.
         problem: String,
     },
-    /// These functions are not of this release. A newer one may have changed them: its migration is recorded, or
-    /// `idempotency.version()` returns a higher number.
+    /// Some functions are not those of this release. A newer release may have changed these functions, because its
+    /// migration is recorded, or `idempotency.version()` returns a higher number.
     NewerFunctions {
-        /// Their names, separated by commas.
+        /// The names of the functions, separated by commas.
         functions: String,
     },
-    /// Row level security applies to the asking role, and its policies could hide records. So the server refuses this
-    /// role's calls of [`operator`](crate::operator), and its [`Janitor`](crate::Janitor), resumers and reconcilers.
-    /// The other checks read the records, so this is the only warning.
+    /// Row level security applies to the current role, and its policies could hide records. The server therefore
+    /// refuses the calls of [`operator`](crate::operator), the [`Janitor`](crate::Janitor), the resumers and the
+    /// reconcilers of this role. The other checks read the records, so the check returns no other warning.
     RowSecurity {
         /// The tables and partitions, separated by commas.
         tables: String,
     },
-    /// The trigger of a [protected](crate::protect()) table, or of one of its partitions, is disabled, missing, or not
-    /// the crate's. So the server does not refuse a write that escapes. A partition that was attached later has no
-    /// trigger.
+    /// The trigger of a [protected](crate::protect()) table, or of one of its partitions, is disabled, is missing, or
+    /// differs from the crate's trigger. The server therefore does not refuse a write outside an operation. A partition
+    /// that was attached after the call of `protect` has no trigger.
     ProtectionGap {
         /// The name of the table or partition, with its schema.
         table: String,
     },
-    /// The oldest expired record has waited too long for its sweep: no janitor runs, or the janitor is too slow.
+    /// The oldest expired record has waited too long for its sweep, because no janitor runs or the janitor is too slow.
     SweepLags {
-        /// How long ago it expired.
+        /// The time since the record expired.
         oldest: Duration,
     },
 }
 
 impl Warning {
-    /// The name of the warning for machines. It stays the same when the message is reworded.
+    /// The name of the warning, for programs. The name stays the same when the message is reworded.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
@@ -163,11 +163,11 @@ impl std::fmt::Display for Warning {
     }
 }
 
-/// Checks the set-up, and returns the parts that break a promise. `lag` is how long an expired record may wait for its
-/// sweep.
+/// Checks the set-up, and returns the parts that break a promise. `lag` is the time for which an expired record may
+/// wait for its sweep.
 ///
 /// The check sees the settings of a connection of this pool, and those of `alter role` and `alter database` for each
-/// role that may log in. It does not see settings that a service makes in its URL or in a session.
+/// role that may log in. The check does not see settings that a service makes in its URL or in a session.
 ///
 /// # Errors and cancellation
 ///
@@ -177,7 +177,8 @@ pub async fn health(pool: &PgPool, lag: Duration) -> Result<Vec<Warning>, Error>
     in_pooled_transaction(pool, Opening::AllRows, async |conn| warnings(conn, lag).await).await
 }
 
-/// The [protected](crate::protect()) tables, with their schema. A partition counts as a part of its table.
+/// Returns the [protected](crate::protect()) tables, with the names of their schemas. A partition counts as a part of
+/// its table.
 ///
 /// # Errors and cancellation
 ///
@@ -238,9 +239,10 @@ async fn weak_workers(conn: &mut PgConnection) -> Result<Vec<Warning>, Error> {
 
 fn not_durable(CommitSetting { value, whose }: CommitSetting, standbys: bool) -> Option<Warning> {
     let value = match &*value {
-        // `alter role` stores the text as it was typed.
+        // `alter role` stores the value as an operator has typed it.
         "off" | "false" | "no" | "0" => "off",
-        // Durable on the primary only. Without synchronous standbys this is as good as `on`.
+        // With `local`, a commit is durable on the primary only. Without synchronous standbys, `local` is as good as
+        // `on`.
         "local" if standbys => "local",
         _ => return None,
     };

@@ -1,4 +1,5 @@
-//! What an operator reads: the record of one key, the records that wait for a decision, and the content of the table.
+//! The functions with which an operator reads the record of one key, the records that wait for a decision, and the
+//! content of the table.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -15,14 +16,14 @@ use crate::{Error, Key, migrate};
 /// - indeterminate records. In transaction mode, such a record comes from [a mistake of its
 ///   caller](Error::Indeterminate).
 /// - records without a stored request whose last error begins with `refused: `. A resumer of a leased HTTP layer writes
-///   it.
+///   such an error.
 /// - with `max_attempts`, also the records that a service with this limit refuses as [exhausted](Error::Exhausted).
-/// - with `abandoned_for`, also the lapsed and released operations under a lease that no caller has claimed for that
-///   time, counted from the later one of the claim and the end of the lease. Such an operation may have taken effect,
-///   for example if its process died in a `step_at_least_once`.
+/// - with `abandoned_for`, also the lapsed and released operations under a lease that no caller has claimed for
+///   `abandoned_for`. The time begins with the claim or with the end of the lease, whichever is later. An abandoned
+///   operation may have taken effect, for example if its process died in a `step_at_least_once`.
 ///
 /// The call reads the whole table. An index for this rare call would cost more, because every completion would have to
-/// update it.
+/// update the index.
 ///
 /// # Errors and cancellation
 ///
@@ -57,7 +58,8 @@ pub async fn show(pool: &PgPool, key: &Key) -> Result<Option<Shown>, Error> {
     .await
 }
 
-/// The size of the sample, in records: a share is accurate to about half a per cent, and reading it takes a moment.
+/// The size of the sample, in records. With this size, a share is accurate to about half a per cent, and the sample is
+/// read in a moment.
 const SAMPLE: f64 = 30_000.0;
 
 /// The content of the table.
@@ -68,13 +70,13 @@ pub struct Stats {
     pub exact: bool,
     /// The number of records.
     pub records: u64,
-    /// The size of the table in bytes, with its TOAST.
+    /// The size of the table in bytes, including its TOAST table.
     pub table_bytes: u64,
-    /// The size of its indexes in bytes.
+    /// The size of the table's indexes in bytes.
     pub index_bytes: u64,
-    /// The number of rows that a vacuum has to remove, by the server's statistics.
+    /// The number of rows that a vacuum has to remove, according to the server's statistics.
     pub dead_rows: u64,
-    /// How long ago the oldest expired record expired. Always exact; `None` if no record is due.
+    /// The time since the oldest expired record expired. The time is always exact. `None` if no record is due.
     pub oldest_expired: Option<Duration>,
     /// Counts by mode, operation and state.
     pub groups: Vec<Group>,
@@ -89,7 +91,8 @@ pub async fn stats(pool: &PgPool) -> Result<Stats, Error> {
     in_pooled_transaction(pool, Opening::AllRows, async |conn| {
         migrate::trusted(conn).await?;
         let size = record::size(conn).await?;
-        // A table that was never analyzed is small, or so young that a sample means nothing.
+        // A table that was never analyzed is small, or too young for a useful sample. In this case, all records of the
+        // table are counted.
         let percent = if size.records <= SAMPLE { 100.0 } else { 100.0 * SAMPLE / size.records };
         let groups = record::groups(conn, percent).await?;
         Ok(Stats {

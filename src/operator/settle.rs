@@ -13,14 +13,13 @@ use crate::record::{Decision, Grants, Shown};
 use crate::session::{Opening, in_callers_transaction, in_pooled_transaction};
 use crate::{Deployment, SettleError, migrate};
 
-/// Where a settling method of [`Shown`] runs: in its own transaction (`&pool`, the usual choice), or in
-/// yours (`&mut tx`).
-/// The [module](crate::operator) explains when to use yours.
+/// The place where a verb of [`Shown`] runs: a transaction of its own (`&pool`, the usual choice), or your transaction
+/// (`&mut tx`). The [module](crate::operator) explains when to use your transaction.
 #[derive(Debug)]
 pub enum PoolOrTransaction<'c> {
-    /// In a transaction of its own, on a connection of this pool.
+    /// The verb runs in a transaction of its own, on a connection of this pool.
     Pool(&'c PgPool),
-    /// In the transaction of this connection.
+    /// The verb runs in the transaction of this connection.
     Transaction(&'c mut PgConnection),
 }
 
@@ -62,18 +61,19 @@ impl PoolOrTransaction<'_> {
 
 impl Shown {
     /// Stores the response of an [indeterminate](crate::Error::Indeterminate) or [exhausted](crate::Error::Exhausted)
-    /// operation that took effect. From now on every retry gets this response, for `retention`, or until the record
-    /// would have expired if that is later. No step is performed any more, not even a step in doubt.
+    /// operation that took effect. Every later retry gets this response. The record is kept for `retention`, or until
+    /// its previous end of retention if that is later. No step is performed any more, not even a step in doubt.
     ///
     /// # Errors
     ///
     /// [`SettleError::Changed`] if the record has changed since it was shown, is completed, is under a live lease, or
-    /// has no attempt yet (attempt 0). [`Unencodable`](crate::Error::Unencodable). [`Misuse`](crate::Misuse) for a
-    /// connection without a transaction. Errors of the database.
+    /// has no attempt yet (attempt 0). The other errors are [`Unencodable`](crate::Error::Unencodable),
+    /// [`Misuse`](crate::Misuse) for a connection without a transaction, and errors of the database.
     ///
     /// # Cancellation
     ///
-    /// On a pool, the decision is made or not made. If the method ran in your transaction, roll the transaction back.
+    /// With a pool, the decision takes effect completely or not at all. If the verb ran in your transaction, roll the
+    /// transaction back.
     pub async fn resolve<T: Serialize + DeserializeOwned>(
         self,
         place: impl Into<PoolOrTransaction<'_>>,
@@ -85,48 +85,51 @@ impl Shown {
         self.decided(place.into(), Decision::Resolve { response: &response, retention }).await
     }
 
-    /// Releases an [indeterminate](crate::Error::Indeterminate) operation that did not take effect. The next caller may
-    /// claim it at once under any policy, if attempts are left (see [`grant`](Self::grant)). The record keeps `reason`
-    /// for the next operator.
+    /// Releases an [indeterminate](crate::Error::Indeterminate) operation that did not take effect. If attempts are
+    /// left (see [`grant`](Self::grant)), the next caller may claim the operation at once under any policy. The record
+    /// keeps `reason` for the next operator.
     ///
-    /// In an operation with steps, this decides that **no step in doubt took effect**. One more attempt is permitted,
-    /// as by `grant`, and it performs these steps. Finished steps stay. To decide about one of several steps, use
-    /// [`step`](Self::step).
+    /// In an operation with steps, a release decides that **no step in doubt took effect**. The release permits one
+    /// more attempt, as `grant` does. The next attempt performs the steps in doubt. Finished steps stay finished. To
+    /// decide about one of several steps, use [`step`](Self::step).
     ///
-    /// **A look-up alone is not enough if the owner's process may only be suspended**: when it wakes, it may still send
-    /// the request. Let the other service withdraw the request, or make sure that the process is gone.
+    /// **A look-up alone is not enough if the owner's process may only be suspended**, because the process may still
+    /// send the request when it wakes. Let the other service withdraw the request, or make sure that the process is
+    /// gone.
     ///
     /// # Errors and cancellation
     ///
-    /// [`SettleError::Changed`] if the record is not as it was shown, is completed, or is under a live lease. The other
-    /// errors, and the effect of a cancellation, are those of [`resolve`](Self::resolve).
+    /// [`SettleError::Changed`] if the record has changed since it was shown, is completed, or is under a live lease.
+    /// The other errors, and the effect of a cancellation, are those of [`resolve`](Self::resolve).
     pub async fn release(self, place: impl Into<PoolOrTransaction<'_>>, reason: &str) -> Result<Self, SettleError> {
         self.decided(place.into(), Decision::Release { reason }).await
     }
 
     /// Permits one more attempt of an operation that was released or has lapsed, even if the attempt exceeds
-    /// [`max_attempts`](crate::lease::LeaseOptions::max_attempts). Use it for an [exhausted](crate::Error::Exhausted)
-    /// operation when the cause of its failures is repaired. The next caller or a resumer makes the attempt. The record
-    /// keeps `reason` for the next operator.
+    /// [`max_attempts`](crate::lease::LeaseOptions::max_attempts). Use this verb for an
+    /// [exhausted](crate::Error::Exhausted) operation when the cause of its failures is repaired. The next caller or a
+    /// resumer makes the attempt. The record keeps `reason` for the next operator.
     ///
-    /// Finished steps stay. The permission ends with this attempt. A claim whose work never began does not use it up.
+    /// Finished steps stay finished. The permission ends with this attempt. A claim whose work never began does not use
+    /// up the permission.
     ///
     /// # Errors and cancellation
     ///
-    /// [`SettleError::Changed`] if the record is not as it was shown, or does not wait for another attempt: it is
-    /// completed, under a live lease, [indeterminate](crate::Error::Indeterminate), past its retention, in transaction
-    /// mode, or its first claim never began. Otherwise as [`resolve`](Self::resolve).
+    /// [`SettleError::Changed`] if the record has changed since it was shown, or does not wait for another attempt. A
+    /// record does not wait if the record is completed, under a live lease,
+    /// [indeterminate](crate::Error::Indeterminate), past its retention or in transaction mode, or if its first claim
+    /// never began. The other errors, and the effect of a cancellation, are those of [`resolve`](Self::resolve).
     pub async fn grant(self, place: impl Into<PoolOrTransaction<'_>>, reason: &str) -> Result<Self, SettleError> {
         self.decided(place.into(), Decision::Grant { reason }).await
     }
 
-    /// Deletes the record before it expires: **the next call with its key performs again**, and repeats also the
+    /// Deletes the record before it expires. **The next call with its key performs the operation again**, including the
     /// finished steps.
     ///
     /// # Errors and cancellation
     ///
-    /// [`SettleError::Changed`] if the record is not as it was shown, is under a live lease, or is gone; otherwise as
-    /// [`resolve`](Self::resolve).
+    /// [`SettleError::Changed`] if the record has changed since it was shown, is under a live lease, or is gone. The
+    /// other errors, and the effect of a cancellation, are those of [`resolve`](Self::resolve).
     pub async fn forget(self, place: impl Into<PoolOrTransaction<'_>>) -> Result<(), SettleError> {
         let deletion = async |conn: &mut PgConnection| {
             if self.delete(conn).await? { Ok(()) } else { Err(SettleError::Changed) }
@@ -134,10 +137,10 @@ impl Shown {
         place.into().decide(self.deployment, deletion).await
     }
 
-    /// Selects the step with this name, so that you can settle this step alone. The step must be [in
-    /// doubt](crate::Error::Indeterminate). Other steps in doubt stay in doubt: settle them with the record that the
-    /// method returns. After the last step in doubt the operation is released, and one more attempt is permitted, as by
-    /// [`grant`](Self::grant).
+    /// Selects the step with this name, so that you can settle this step alone. The selected step must be [in
+    /// doubt](crate::Error::Indeterminate). Other steps in doubt stay in doubt. Settle the other steps with the record
+    /// that the verb returns. When the last step in doubt is settled, the operation is released, and one more attempt
+    /// is permitted (see [`grant`](Self::grant)).
     ///
     /// ```no_run
     /// # use pg_idempotency::operator;
@@ -167,7 +170,7 @@ impl Shown {
     }
 }
 
-/// One step of an operation that was shown: see [`Shown::step`].
+/// One step of an operation that was shown. [`Shown::step`] selects the step.
 #[derive(Debug)]
 pub struct StepInDoubt<'a> {
     shown: Shown,
@@ -175,13 +178,14 @@ pub struct StepInDoubt<'a> {
 }
 
 impl StepInDoubt<'_> {
-    /// Stores the result of the step, which took effect: the next attempt continues after it.
+    /// Stores the result of a step that took effect. The next attempt continues after this step.
     ///
     /// # Errors and cancellation
     ///
-    /// [`SettleError::Changed`] if the record is not as it was shown, is completed, is under a live lease, or if this
-    /// step is not in doubt; [`Misuse::Step`](crate::Misuse::Step) for a result over 64 KiB, or if all results would
-    /// exceed 256 KiB; otherwise as [`Shown::resolve`].
+    /// [`SettleError::Changed`] if the record has changed since it was shown, is completed, is under a live lease, or
+    /// if this step is not in doubt. [`Misuse::Step`](crate::Misuse::Step) if the result exceeds 64 KiB, or if all
+    /// results together would exceed 256 KiB. The other errors, and the effect of a cancellation, are those of
+    /// [`Shown::resolve`].
     pub async fn resolve<T>(self, place: impl Into<PoolOrTransaction<'_>>, result: &T) -> Result<Shown, SettleError>
     where
         T: Serialize + DeserializeOwned,
@@ -190,7 +194,7 @@ impl StepInDoubt<'_> {
         self.shown.decided(place.into(), Decision::ResolveStep { step: self.name, result: &result }).await
     }
 
-    /// Decides that the step took no effect: the next attempt performs it. The record keeps `reason` for the next
+    /// Decides that the step took no effect. The next attempt performs the step. The record keeps `reason` for the next
     /// operator. The warning at [`Shown::release`] applies to a step, too.
     ///
     /// # Errors and cancellation
