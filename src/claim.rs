@@ -33,9 +33,9 @@ pub(crate) enum Claimed<W = Claim> {
 /// record again. Only the session's `lock_timeout` bounds this wait. [`Record::await_key`] and [`wait_for_row`] wait
 /// within the limit of the terms, and leave the transaction usable.
 ///
-/// If the call has not [checked](CalledAt::in_transaction_since) that its BEGIN began the transaction,
-/// [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction) means that the transaction is older than this BEGIN.
-/// Other code may have begun such a transaction.
+/// The call may not yet have [checked](CalledAt::in_transaction_since) that its BEGIN began the transaction. In this
+/// case, the function returns [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction) if the transaction is older
+/// than the BEGIN. Other code may have begun such a transaction.
 pub(crate) async fn contend(
     conn: &mut PgConnection,
     record: Record<'_>,

@@ -163,8 +163,8 @@ pub enum Error {
 
     /// The response cannot be encoded as JSON and decoded again. Nothing was stored. Roll back.
     ///
-    /// Examples are a float that is not finite, and a field without a default that the encoder skips. **The crate does
-    /// not notice a response that decodes as another value**, as in these cases:
+    /// Examples are a float that is not finite, and a field that the encoder skips and that has no default. **The crate
+    /// does not notice a response that decodes as another value**, as in these cases:
     ///
     /// - A `Some` whose value is `null` in JSON is replayed as `None`: `Some(())`, `Some(None)`, `Some(Value::Null)`,
     ///   and `Some` of a float that is not finite.

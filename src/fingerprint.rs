@@ -37,8 +37,8 @@ impl Fingerprint {
     ///
     /// Use this function for bodies that are not JSON. Use this function also if every byte counts, such as white
     /// space, the order and repetition of members, or the digits of a number beyond those of an `f64`. Callers in other
-    /// languages get the same fingerprint from the SQL function `idempotency.fingerprint`, so use this function for
-    /// keys that they share with your service.
+    /// languages get the same fingerprint from the SQL function `idempotency.fingerprint`. If they share keys with your
+    /// service, use `of_bytes` for these keys.
     ///
     /// A fingerprint of bytes and a fingerprint of JSON cannot be compared, even for the same content. Such a retry
     /// gets [`Incompatible::UnknownFingerprint`](crate::Incompatible::UnknownFingerprint).

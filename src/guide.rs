@@ -109,7 +109,7 @@ pub mod existing {}
 /// ```rust,ignore
 #[doc = include_str!("guide/any_language/with_diesel.rs")]
 /// ```
-// The tests of crates/any-language and of crates/idempotency-check run these files. The files have no other copy.
+// The tests of crates/any-language and of crates/idempotency-check run these same files, and not copies of the files.
 pub mod any_language {}
 
 /// Tell clients how to retry.
@@ -136,5 +136,5 @@ pub mod any_language {}
 /// ```js
 #[doc = include_str!("guide/clients/retry.mjs")]
 /// ```
-// script/clients runs these files. The files have no other copy.
+// script/clients runs these same files, and not copies of the files.
 pub mod clients {}

@@ -34,8 +34,9 @@ const INTERVALS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::f
 /// waits for the first call. So a duplicate that was made before the end of the retention still finds the record.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// The limits of the time for which a transaction of the sweep waits for the server. Within these limits, that time is
-/// the interval. A batch takes milliseconds. After that time, the server or the network counts as lost.
+/// The limits of the time for which a transaction of the sweep waits for the server. The transaction waits as long as
+/// the interval of the janitor, but at least for the lower limit, and at most for the upper limit. A batch takes
+/// milliseconds. After the wait, the server or the network counts as lost.
 const BATCH_TIME: RangeInclusive<Duration> = Duration::from_secs(10)..=Duration::from_secs(60);
 
 /// The time for which a shutdown waits for the batch in progress. Service managers wait at least 30 seconds before they

@@ -176,8 +176,8 @@ pub fn any_language_sql() -> String {
 /// A business table that the same transaction writes should have its rows on the worker of the key. Give the table a
 /// column of the type `text collate "C"` with the scope. Distribute the table by this column, with
 /// `colocate_with => 'idempotency.record'`. A call is then one transaction on one worker. Every table that `perform`
-/// writes must be a distributed table, a reference table, or a local table in Citus's metadata. A plain table of the
-/// coordinator commits separately from the key.
+/// writes must be a distributed table, a reference table, or a local table in Citus's metadata. A write to a plain
+/// table of the coordinator commits separately from the key.
 ///
 /// If you use `migrations/strict.sql`, apply it before this call, because Citus does not accept all rules of that file
 /// in one statement. Stop the service during the call, because a process with the other setting gets

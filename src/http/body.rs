@@ -127,8 +127,8 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
                 self.data = joined.freeze();
             }
             Some(Err(frame)) => self.trailers = frame.into_trailers().ok(),
-            // The length that the body announced at its beginning counts, as in hyper. Some bodies do not subtract the
-            // bytes that they have already delivered from the announced length.
+            // This check uses the length that the body announced at its beginning, as hyper does. Some bodies do not
+            // subtract the bytes that they have already delivered from the announced length.
             None if announced > self.data.len() as u64 => return Err(Broken::CutOff),
             None => self.rest = None,
         }
@@ -253,8 +253,8 @@ pub(super) fn has_no_body(to_head: bool, status: StatusCode) -> bool {
     to_head || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
 }
 
-/// Counts the bytes of the requests that arrive or wait, for a layer and its clones. The places of the runs do not
-/// bound these requests, because a request gets its place later.
+/// Counts the bytes of the requests that arrive or wait, for a layer and its clones. The limit on the number of runs
+/// does not bound these requests, because a request gets the place of a run only after its body has arrived.
 ///
 /// One account that stalls many uploads must not fill the memory or keep others from uploading. So the bytes of a layer
 /// are bounded, and one scope may hold half of this bound. The layer counts bytes when they arrive, because a client

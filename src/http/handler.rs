@@ -173,7 +173,8 @@ async fn judge<R: ByteBody>(
 ) -> Result<Conclusion<R>, Rejection> {
     let status = response.status();
     let undo = called.keyed && layer.stored_errors.contains(&status);
-    // The rejection of another layer, such as *in flight*, is not an answer, whatever its status is.
+    // If another idempotency layer has rejected the request, for example as *in flight*, its rejection is not stored,
+    // whatever the status of the rejection is.
     if status.as_u16() >= 400 && !undo || response.extensions().get::<Rejection>().is_some() {
         return Ok(Conclusion::Free { response: response.map(LayerBody::untouched) });
     }

@@ -65,8 +65,8 @@ where
     type Error = S::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
 
-    /// Is always ready. The inner service is polled after the body was read, because the inner service may reserve
-    /// something for a request, such as a place of a limit.
+    /// Is always ready. The inner service is polled after the body was read, because the poll may reserve something for
+    /// the request, such as a permit of a concurrency limit.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         Poll::Ready(Ok(()))
     }
@@ -77,7 +77,8 @@ where
             let echo = echo(&layer, request.headers());
             let Admitted { operation, admission } = admit(&layer, request).await;
             if admission.is_ok() {
-                // The inner service is polled before the run, so that a request that waits here has no connection.
+                // The inner service is polled before the run, so that the request holds no database connection while it
+                // waits here.
                 poll_fn(|context| service.poll_ready(context)).await?;
             }
             let reply = match admission {

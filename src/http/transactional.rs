@@ -25,8 +25,8 @@ use crate::session::{Opening, Polls, Session, bounded, or_closed};
 use crate::transaction::{Call, Won};
 use crate::{Error, Idempotency, Key, Mode, OnDuplicate, observe};
 
-/// The greatest number of new tries after a claim has lost. A claim can lose against a concurrent transaction above
-/// READ COMMITTED, or against a sweep.
+/// The greatest number of times that a request repeats its claim after a conflict. A claim can conflict with a
+/// concurrent transaction above READ COMMITTED, or with a sweep.
 const RETRIES: usize = 3;
 /// How long an answer waits for the ROLLBACK, which takes a round trip. Because of this wait, an immediate retry finds
 /// the key free.
@@ -139,8 +139,8 @@ impl Transactional<'_> {
         let undone = match concluded {
             Ok(Conclusion::Store { stored, response, undo }) => {
                 // The handler need not take the transaction in two cases. Without a key, no response commits with the
-                // effects. With `undo`, the writes are undone anyway, and a handler may return a chosen error before it
-                // needs the transaction.
+                // effects. With `undo`, the response has one of the `stored_errors`, and its writes are undone anyway. A
+                // handler may find such an error before it needs the transaction.
                 let session = self.committable(lent, key.is_some() && !undo).await?;
                 let committing = async move { self.commit(session, won, &stored, undo).await };
                 let committed = or_closed(layer.answer_time(), committing).await;

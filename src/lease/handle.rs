@@ -19,8 +19,9 @@ use crate::{Error, Fingerprint, Key, Misuse, Mode};
 /// The lease under which the work runs, with its key, its token and the steps of the operation. All clones belong to
 /// the same lease.
 ///
-/// Only the [`LeaseOwner`](super::LeaseOwner) completes or releases the claim. All clones are lost when the claim ends.
-/// If the owner releases the claim, the clones are lost before the release is sent.
+/// Only the [`LeaseOwner`](super::LeaseOwner) completes or releases the claim. When the claim ends,
+/// [`is_lost`](Self::is_lost) returns `true` for all clones. If the owner releases the claim, `is_lost` returns `true`
+/// already before the release is sent.
 ///
 /// A handler behind a leased layer of the feature `http` gets the lease with `Lease::of_request`, or with axum as
 /// `http::LeasedBody`.

@@ -217,7 +217,8 @@ impl Lease {
         Ok(Asking::Perform(asked))
     }
 
-    /// Reads the result of a step from the record. `None` means that the record has none under this claim.
+    /// Reads the result of a step from the record. Returns `None` if the record does not contain the step. Returns an
+    /// error if the step is in doubt, or if the claim is gone.
     async fn stored_result<T: DeserializeOwned>(&self, asked: &mut OpenStep<'_>) -> Result<Option<T>, Error> {
         let token = self.token;
         let stored = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| -> Result<_, Error> {

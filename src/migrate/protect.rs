@@ -10,10 +10,10 @@ use crate::session::{Opening, in_pooled_transaction};
 /// outside an operation goes through another connection of the pool, or runs in autocommit, before the claim or after a
 /// replay. A handler with this mistake fails in its first test, and not with a customer's second order.
 ///
-/// The table's name is SQL. The name follows `search_path`, and a name such as `public."Orders"` needs its quotes. If
-/// the table is already protected in this way, the call changes and locks nothing. A service may therefore call
-/// `protect` at every start, after [`migrate`](crate::migrate()). To add or change the protection, the call takes a
-/// `share row exclusive` lock. The call waits for the writers of the table, for at most the connection's
+/// Write the table's name as in an SQL statement. The name follows `search_path`, and a name such as `public."Orders"`
+/// needs its quotes. If the table is already protected in this way, the call changes and locks nothing. A service may
+/// therefore call `protect` at every start, after [`migrate`](crate::migrate()). To add or change the protection, the
+/// call takes a `share row exclusive` lock. The call waits for the writers of the table, for at most the connection's
 /// `lock_timeout`. The call also protects the present partitions. A partition that is attached later needs another
 /// call. [`operator::health`](crate::operator::health()) finds a partition without protection.
 ///

@@ -73,8 +73,8 @@ impl Record<'_> {
             .await
             .map_err(Error::of_statement)?;
         let Some(row) = inserted else { return Ok(Tried::Unread) };
-        // The statement measures the age of the transaction after the insert. An age from before the insert would be
-        // too small to reveal every foreign transaction.
+        // The statement measures the age of the transaction after the insert. If the statement measured the age before
+        // the insert, and the insert then waited, the check could miss a foreign transaction.
         asked.judge(age(&row)?)?;
         Ok(Tried::Won(Claim { token, attempt: 1 }))
     }

@@ -95,7 +95,7 @@ impl Record<'_> {
     }
 }
 
-/// The message that begins a transaction with a durable COMMIT on every server of the deployment.
+/// The message that begins a transaction whose COMMIT is durable on every server of the deployment.
 pub(crate) fn durable_opening(deployment: Deployment) -> &'static str {
     if deployment.distributed { protocol::BEGIN_DURABLE } else { opening::BEGIN_DURABLE }
 }

@@ -79,7 +79,8 @@ impl Doubt {
     fn of(row: &PgRow, operation: &str) -> sqlx::Result<Option<Self>> {
         let Some(key) = statement::stored_key(row, operation)? else { return Ok(None) };
         let steps = row.try_get::<Option<&str>, _>("steps_in_doubt")?.unwrap_or("[]");
-        // An operator sees a record whose probes do not decode. A reconciler must not take it for one without probes.
+        // If the probes cannot be decoded, this search fails, because a reconciler must not take the record for one
+        // without probes. An operator still sees the record.
         ShownProbes::read(row)?;
         Ok(Some(Self {
             shown: Shown::of(row, key)?,

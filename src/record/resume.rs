@@ -16,8 +16,8 @@ use crate::{Deployment, Error, Fingerprint, Key, Mode};
 /// candidate.
 const CANDIDATES: i64 = 16;
 
-/// The form of a stored request. A search finds requests of one form, so that requests of the other form do not hide
-/// them.
+/// The form of a stored request. A search selects only the requests of one form. Otherwise, requests of the other form
+/// could fill the pages of the search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StoredAs {
     Json,

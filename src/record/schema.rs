@@ -2,8 +2,9 @@
 //! run such code. A role that may add a trigger or a function can also run such code. A role that may create a schema
 //! could have created the schema `idempotency` before the crate did.
 //!
-//! This file also protects tables of the service, which may be written only inside idempotent operations. Functions of
-//! the schema create the triggers of these tables, and the catalogs list the tables with such a trigger.
+//! This file also protects tables of the service, which may be written only inside idempotent operations. The function
+//! `idempotency.protect` creates a trigger on each of these tables. The crate finds the protected tables by this
+//! trigger in the catalogs.
 
 use std::collections::BTreeMap;
 

@@ -41,8 +41,8 @@ pub struct ShownStep {
 impl ShownStep {
     /// Reads the steps from the text of the column `steps`. The earliest step comes first.
     pub(super) fn all(row: &PgRow, downstream_key: impl Fn(&str) -> String) -> sqlx::Result<Vec<Self>> {
-        // Steps that are not a JSON object were written manually. An operator sees such a record without its steps, and
-        // can forget the record.
+        // If the column `steps` does not contain a JSON object, it was written manually. An operator sees such a record
+        // without its steps, and can forget the record.
         let entries = entries(row).unwrap_or_default().into_iter();
         let mut steps: Vec<Self> = entries.map(|(name, step)| Self::of(downstream_key(&name), name, &step)).collect();
         steps.sort_by(|a, b| (a.at, &a.name).cmp(&(b.at, &b.name)));

@@ -66,7 +66,8 @@ pub(crate) fn ended_or_closed<R>(
     end: impl Future<Output = ()>,
     work: impl Future<Output = R>,
 ) -> impl Future<Output = Option<R>> {
-    // The work is boxed before the first await. Otherwise the caller's future would have room for several copies of it.
+    // The work is boxed before the first await. Otherwise the caller's future would reserve space for several copies of
+    // `work`.
     let mut work = Box::pin(work);
     async move {
         let mut end = pin!(end);

@@ -112,9 +112,9 @@ pub enum RoundTrips {
     /// A call looks for a stored response before its transaction begins. Use this variant if most calls are retries. A
     /// replay takes one round trip instead of four. A first call takes one round trip more than under `Plain`.
     ///
-    /// The variant has no effect on a [distributed](Deployment::distributed) table. Without [prepared
-    /// statements](Deployment::prepared_statements), the variant also has no effect, because a pooler could mix up
-    /// unprepared statements outside a transaction.
+    /// The variant has no effect on a [distributed](Deployment::distributed) table. The variant also has no effect if
+    /// [prepared statements](Deployment::prepared_statements) are turned off. sqlx would then send the statement in two
+    /// messages, and a pooler could send the second message to another server connection.
     SelectFirst,
     /// A call sends the claim with BEGIN, and the completion with COMMIT. A first call takes two round trips fewer than
     /// under [`Plain`](Self::Plain), so use this variant if the database is distant. On a Unix socket, this variant is

@@ -142,9 +142,9 @@ async fn overview(State(console): App) -> Page {
     Ok(pages::overview(waiting.as_deref(), &stats, &warnings, console.read_only))
 }
 
-/// Asks the database in a task of its own. The task ends within its own time, and then closes a connection that does
-/// not answer. If a browser goes away, its request is dropped. Without a task, the connection would then keep its place
-/// in the pool until the pool's ping is answered.
+/// Asks the database in a task of its own. Each call in the task has a time limit, and closes a connection that does
+/// not answer within the limit. If a browser goes away, its request is dropped. Without a task, the connection would
+/// then keep its place in the pool until the pool's ping is answered.
 async fn in_a_task<R: Send + 'static>(
     asking: impl Future<Output = Result<R, Failure>> + Send + 'static,
 ) -> Result<R, Failure> {

@@ -1,7 +1,7 @@
 //! The HTTP server of the console, and of `/metrics` and `/healthz`. The number of open connections and the time of
-//! each connection are bounded, even for clients that have not signed in. Therefore, the rest of the process keeps its
-//! file descriptors. `axum::serve` has no such bounds. With `axum::serve`, a few hundred clients that never ended their
-//! requests used up all descriptors.
+//! each connection are bounded, even for clients that have not signed in. Therefore, clients cannot use up the file
+//! descriptors that the rest of the process needs. `axum::serve` has no such bounds. With `axum::serve`, a few hundred
+//! clients that never ended their requests used up all descriptors.
 
 use std::net::SocketAddr;
 use std::pin::pin;

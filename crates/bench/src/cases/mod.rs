@@ -206,7 +206,7 @@ pub(crate) const CASES: [Case; 12] = [
     },
 ];
 
-const HUNDRED: &str = "rate of a hundred at once over that of one by one";
+const HUNDRED: &str = "keys a second in batches of 100, over keys a second one by one";
 const STORM: &str = "ms that a storm adds to the p99 of other keys";
 
 const fn target(value: Value, wanted: Bound) -> Target {

@@ -197,9 +197,9 @@ fn stories() -> anyhow::Result<String> {
         let report = report(row)?;
         writeln!(stories, "### {}\n", service(row)?)?;
         let untried = list(&report["undisturbed"]).iter().filter(|it| text(&it["detail"]).starts_with("not tried"));
-        let untried: Vec<_> = untried.map(|it| spoken(&it["check"])).collect();
+        let untried: Vec<_> = untried.map(|it| format!("`{}`", text(&it["check"]))).collect();
         if !untried.is_empty() {
-            writeln!(stories, "Not tried: {}.\n", untried.join(", "))?;
+            writeln!(stories, "These checks were not tried: {}.\n", untried.join(", "))?;
         }
         let mut told = Vec::new();
         for finding in list(&report["findings"]) {

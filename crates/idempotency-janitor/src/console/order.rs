@@ -9,8 +9,8 @@ use crate::settle::Decision;
 
 pub(super) const TOOK_EFFECT: &str = "took_effect";
 
-/// A person's decision. The page of a key sends the decision first. The page that asks for a confirmation sends it
-/// again.
+/// A person's decision. The form on the page of a key sends the decision. Then the form on the page that asks for a
+/// confirmation sends the same decision again.
 #[derive(Deserialize)]
 pub(super) struct Order {
     /// The [`version`] of the record that the page showed.
