@@ -21,7 +21,6 @@
 //! - [`client`]: requests, the answers to them, and storms of them.
 //! - [`gateway`] and [`outside`]: a gateway that charges cards and sends texts, and its client.
 //! - [`problem`]: the error responses of the services.
-//! - [`signature`]: signed request bodies.
 
 #![allow(missing_docs, reason = "the programs beside it are its only users; names that need no comment have none")]
 
@@ -37,4 +36,3 @@ pub mod program;
 pub mod queue;
 pub mod schema;
 pub mod service;
-pub mod signature;

@@ -1,12 +1,12 @@
 //! A passenger's phone: it signs its requests, and remembers the list of orders that it has seen.
 
-use std::time::SystemTime;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use demos::client::Answer;
-use demos::signature::{HEADER, Secret};
 use reqwest::{Client, Method, RequestBuilder, header};
+use standardwebhooks::{HEADER_WEBHOOK_ID, HEADER_WEBHOOK_SIGNATURE, HEADER_WEBHOOK_TIMESTAMP};
 
-use crate::api::{SECRET, signed};
+use crate::api::{secret, signed};
 
 #[derive(Clone)]
 pub(crate) struct Phone {
@@ -19,11 +19,14 @@ pub(crate) struct Phone {
 impl Phone {
     /// A request with the app's token and signature.
     pub(crate) fn request(&self, method: Method, path: &str, key: &str, body: &str) -> RequestBuilder {
-        let signature = Secret::new(SECRET).sign(&signed(&method, path, body.as_bytes()), SystemTime::now());
+        let timestamp = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs() as i64;
+        let signature = secret().sign(key, timestamp, &signed(&method, path, body.as_bytes())).expect("UTF-8");
         self.http
             .request(method, format!("{}{path}", self.url))
             .bearer_auth(&self.token)
-            .header(HEADER, signature)
+            .header(HEADER_WEBHOOK_ID, key)
+            .header(HEADER_WEBHOOK_TIMESTAMP, timestamp)
+            .header(HEADER_WEBHOOK_SIGNATURE, signature)
             .header("Idempotency-Key", key)
             .header(header::CONTENT_TYPE, "application/json")
             .body(body.to_owned())

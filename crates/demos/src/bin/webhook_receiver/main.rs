@@ -18,8 +18,8 @@ use demos::client::{Tally, client, storm};
 use demos::gate::Gate;
 use demos::schema::{Schema, count};
 use demos::service::serve;
-use demos::signature::Secret;
 use sqlx::PgPool;
+use standardwebhooks::Webhook;
 
 use receiver::{Endpoint, Event};
 use sender::Sender;
@@ -44,29 +44,44 @@ fn main() -> ExitCode {
 /// An event of the plan. The last one is hung up on.
 fn event(number: usize) -> Event {
     let amount = (number * 7919 % 20_000) as i64 - 5_000;
-    Event { id: format!("evt_{number:06}"), account: format!("acct_{:02}", number * 31 % ACCOUNTS), amount }
+    Event { account: format!("acct_{:02}", number * 31 % ACCOUNTS), amount }
+}
+
+fn id(number: usize) -> String {
+    format!("evt_{number:06}")
+}
+
+/// The sender's secrets, before and after the change.
+fn secrets() -> [Webhook; 2] {
+    ["whsec_dGhlIG9sZCBzZWNyZXQ=", "whsec_dGhlIG5ldyBzZWNyZXQ="].map(|secret| Webhook::new(secret).expect("base64"))
 }
 
 async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
     let pool = schema.pool(2).await?;
-    let secret = Secret::new(b"whsec_of_this_sender");
-    let failing: HashSet<String> = (0..EVENTS).step_by(FAILING).map(|number| event(number).id).collect();
+    let failing: HashSet<String> = (0..EVENTS).step_by(FAILING).map(id).collect();
     let failures = failing.len();
     let endpoint = Endpoint {
         pool: schema.pool(12).await?,
         sender: schema.scope("sender"),
-        secret: secret.clone(),
+        secrets: Arc::new(secrets()),
         failing: Arc::new(Mutex::new(failing)),
     };
-    let sender = Sender { url: serve(receiver::router(endpoint)).await?, http: client(), secret };
+    let url = serve(receiver::router(endpoint)).await?;
+    let [old, new] = secrets().map(|secret| Sender { url: url.clone(), http: client(), secret });
 
     books.scene("Forged and stale deliveries, under the id of an event that is still to come");
-    books.check("answers", sender.forge(&event(0)).await, "3 × 401 unsigned");
+    books.check("answers", old.forge(&id(0), &event(0)).await, "4 × 401 unsigned");
     books.check("marks", marks(&pool).await?, 0);
     books.check("events", count(&pool, "select count(*) from account_event").await?, 0);
 
-    hang_up(&sender, &pool, books).await?;
-    deliver_all(&sender, failures, books).await?;
+    hang_up(&old, &pool, books).await?;
+    books.scene("A recorded delivery, sent again byte for byte");
+    let [first, again] = old.replay(&id(1), &event(1)).await;
+    books.check("the delivery, and its repeat", format!("{first}, {again}"), "200, 200 replayed");
+    books.scene("The sender has changed its secret, and the receiver knows both");
+    let answer = new.deliver_once(&id(1), &event(1)).await;
+    books.check("the event once more, under the new secret", answer, "200 replayed");
+    deliver_all(&new, failures, books).await?;
     audit(&pool, books).await
 }
 
@@ -74,17 +89,17 @@ async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
 /// a duplicate, the event would be lost: the sender would be content, and then the first transaction would roll back.
 async fn hang_up(sender: &Sender, pool: &PgPool, books: &mut Books) -> anyhow::Result<()> {
     books.scene("A hang-up in the middle, then a redelivery");
-    let event = event(EVENTS - 1);
+    let (id, event) = (&id(EVENTS - 1), event(EVENTS - 1));
     let gate = Gate::shut(pool, "account").await?;
     tokio::select! {
-        answer = sender.deliver_once(&event) => bail!("answered in front of a shut gate: {answer}"),
+        answer = sender.deliver_once(id, &event) => bail!("answered in front of a shut gate: {answer}"),
         reached = gate.reached() => reached?,
     }
     // The first transaction still holds the mark: its statement goes on, whether or not the receiver has noticed.
-    let answer = sender.deliver_once(&event).await;
+    let answer = sender.deliver_once(id, &event).await;
     books.check("the redelivery, while the first is in flight", answer, "503 in-flight");
     gate.open().await?;
-    let answers = sender.deliver(&event).await;
+    let answers = sender.deliver(id, &event).await;
     let last = answers.last().map(ToString::to_string).unwrap_or_default();
     books.check("the next one, which is the first again", last, "200");
     Ok(())
@@ -100,12 +115,13 @@ async fn deliver_all(sender: &Sender, failures: usize, books: &mut Books) -> any
     let repeats = deliveries.len() - others;
 
     books.scene(&format!("{others} events out of order, {repeats} repeats, {AT_A_TIME} at a time"));
-    let delivering = deliveries.into_iter().map(async |number| sender.deliver(&event(number)).await);
+    let delivering = deliveries.into_iter().map(async |number| sender.deliver(&id(number), &event(number)).await);
     let answers = storm(AT_A_TIME, delivering).await;
     let tally: Tally = answers.into_iter().flatten().collect();
     books.note("answers", &tally);
-    books.check("processed for the first time", tally.of("200"), others);
-    books.check("duplicates", tally.of("200 replayed"), repeats);
+    // One of them was processed before.
+    books.check("processed for the first time", tally.of("200"), others - 1);
+    books.check("duplicates", tally.of("200 replayed"), repeats + 1);
     books.check("failed, and delivered again", tally.of("500 failed"), failures);
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State};
@@ -10,12 +10,12 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use axum::{Json, Router};
 use demos::problem::Problem;
-use demos::signature::Secret;
 use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::{Error, Key, OnDuplicate};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sqlx::{PgConnection, PgPool};
+use standardwebhooks::{HEADER_WEBHOOK_ID, Webhook};
 
 pub(crate) const TABLES: &str = "
     -- Nothing is unique in it: only the mark prevents a second row.
@@ -42,7 +42,8 @@ pub(crate) struct Endpoint {
     pub(crate) pool: PgPool,
     /// The scope of the key. Only the sender has the secret, and two senders may have events with the same id.
     pub(crate) sender: String,
-    pub(crate) secret: Secret,
+    /// Each of them counts. While the sender changes its secret, there are two.
+    pub(crate) secrets: Arc<[Webhook]>,
     /// Stands in for a bug or an outage: these events fail when they are first processed.
     pub(crate) failing: Arc<Mutex<HashSet<String>>>,
 }
@@ -50,8 +51,6 @@ pub(crate) struct Endpoint {
 /// Members that this receiver does not know are ignored, because a sender may add some.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Event {
-    /// The same in every delivery: the value of the key.
-    pub(crate) id: String,
     pub(crate) account: String,
     /// In cents; negative for a refund.
     pub(crate) amount: i64,
@@ -65,14 +64,18 @@ type Received = ([(&'static str, String); 1], Json<Value>);
 
 async fn receive(State(endpoint): State<Endpoint>, headers: HeaderMap, body: Bytes) -> Result<Received, Problem> {
     // Before anything is marked: a forged event under a real one's id would make the real one a duplicate.
-    if !endpoint.secret.has_signed(&headers, &body, SystemTime::now()) {
-        let detail = "the signature is not of this body and time";
+    // Over the bytes of the body as they arrived: parsed and encoded again, they would be others. The crate also refuses
+    // a delivery whose time is more than five minutes away, so nobody can send a recorded one for longer.
+    if !endpoint.secrets.iter().any(|secret| secret.verify(&body, &headers).is_ok()) {
+        let detail = "the signature is not of this id, time and body";
         return Err(Problem::new(StatusCode::UNAUTHORIZED, "unsigned", detail));
     }
+    // The same in every delivery of the event, and signed.
+    let id = headers.get(HEADER_WEBHOOK_ID).and_then(|id| id.to_str().ok()).unwrap_or_default();
     let malformed =
         |error: serde_json::Error| Problem::new(StatusCode::BAD_REQUEST, "malformed-event", error.to_string());
     let event: Event = serde_json::from_slice(&body).map_err(malformed)?;
-    let key = Key::new(&endpoint.sender, "account.event", &event.id)?;
+    let key = Key::new(&endpoint.sender, "account.event", id)?;
 
     // A duplicate of an event in flight is refused and does not wait: the sender has a queue, and the receiver has a
     // few connections.
@@ -82,8 +85,8 @@ async fn receive(State(endpoint): State<Endpoint>, headers: HeaderMap, body: Byt
     let mut tx = endpoint.pool.begin().await?;
     let marked = marking.mark(&mut tx, &key).await.map_err(unmarked)?;
     if marked == Marked::First {
-        process(&mut tx, &event).await?;
-        if endpoint.failing.lock().unwrap_or_else(PoisonError::into_inner).remove(&event.id) {
+        process(&mut tx, id, &event).await?;
+        if endpoint.failing.lock().unwrap_or_else(PoisonError::into_inner).remove(id) {
             return Err(Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "failed", "the processing failed"));
         }
     }
@@ -92,13 +95,13 @@ async fn receive(State(endpoint): State<Endpoint>, headers: HeaderMap, body: Byt
     pg_idempotency::commit(tx).await?;
     // Only now: the sender does not deliver an acknowledged event again.
     let duplicate = marked == Marked::Duplicate;
-    Ok(([("idempotent-replayed", duplicate.to_string())], Json(json!({ "received": event.id }))))
+    Ok(([("idempotent-replayed", duplicate.to_string())], Json(json!({ "received": id }))))
 }
 
 /// Events arrive in any order, so nothing here may depend on an earlier one. A sum does not.
 ///
 /// The account's row is the last thing that it locks, so two events of one account wait, and never deadlock.
-async fn process(conn: &mut PgConnection, event: &Event) -> sqlx::Result<()> {
+async fn process(conn: &mut PgConnection, id: &str, event: &Event) -> sqlx::Result<()> {
     sqlx::query(
         "
         with event as (
@@ -113,7 +116,7 @@ async fn process(conn: &mut PgConnection, event: &Event) -> sqlx::Result<()> {
         set balance = account.balance + excluded.balance
         ",
     )
-    .bind(&event.id)
+    .bind(id)
     .bind(&event.account)
     .bind(event.amount)
     .execute(conn)
