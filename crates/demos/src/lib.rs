@@ -11,7 +11,7 @@
 //! This library contains the tools that the programs share:
 //!
 //! - [`program`]: a program's start and end, and the start of its worker processes.
-//! - [`queue`]: a queue with acknowledgements.
+//! - [`broker`]: a broker, whose messages are acknowledged, and its client.
 //! - [`schema`]: the tables of one run, and counts of their rows.
 //! - [`books`]: counts against expected counts.
 //! - `escape`: the writes of a run, once more through the pool.
@@ -25,6 +25,7 @@
 #![allow(missing_docs, reason = "the programs beside it are its only users; names that need no comment have none")]
 
 pub mod books;
+pub mod broker;
 pub mod client;
 pub mod crew;
 mod escape;
@@ -33,6 +34,5 @@ pub mod gateway;
 pub mod outside;
 pub mod problem;
 pub mod program;
-pub mod queue;
 pub mod schema;
 pub mod service;

@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, PgPool, Postgres, Transaction};
 use uuid::Uuid;
 
 use crate::books::Books;
-use crate::{escape, queue};
+use crate::escape;
 
 /// Every statement of a demo has to keep the rules of a record, which this file turns into constraints.
 pub const STRICT: &str = include_str!("../../../migrations/strict.sql");
@@ -58,16 +58,13 @@ impl Schema {
         );
         sqlx::raw_sql(AssertSqlSafe(schema_and_records)).execute(&pool).await?;
         sqlx::raw_sql(tables).execute(&pool).await?;
-        // The queue stands for a broker, whose acknowledgements are apart from every operation.
-        if tables != queue::TABLES {
-            let names = "
-                select relname::text
-                from pg_class
-                where relnamespace = current_schema()::regnamespace::oid and relkind = 'r'
-                order by relname
-            ";
-            schema.protected = sqlx::query_scalar(names).fetch_all(&pool).await?;
-        }
+        let names = "
+            select relname::text
+            from pg_class
+            where relnamespace = current_schema()::regnamespace::oid and relkind = 'r'
+            order by relname
+        ";
+        schema.protected = sqlx::query_scalar(names).fetch_all(&pool).await?;
         for table in &schema.protected {
             pg_idempotency::protect(&pool, table, OnEscape::Refuse).await?;
         }

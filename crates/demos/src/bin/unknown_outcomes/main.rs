@@ -3,7 +3,7 @@
 //! key.
 //!
 //! The [`sender`] uses the crate, and runs a reconciler. The [`provider`] is a process of its own, which sends a third
-//! of the texts at once, a third late, and loses a third. A message's request id is the customer's phone.
+//! of the texts at once, a third late, and loses a third. The name of an event is the customer's phone.
 
 mod provider;
 mod sender;
@@ -12,9 +12,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use demos::books::Books;
+use demos::broker::{Broker, Event, MISSING, Server};
 use demos::crew::{Crew, Worker};
 use demos::program::{run, run_worker};
-use demos::queue::{self, Queue};
 use demos::schema::Schema;
 use pg_idempotency::operator::unsettled;
 use tokio::sync::mpsc::unbounded_channel;
@@ -30,17 +30,20 @@ const LEAST: i64 = 50;
 fn main() -> ExitCode {
     let work = async |schema: &Schema, arguments: &[String]| match arguments {
         [] => provider::serve().await,
-        [provider] => sender::work(schema, provider).await,
-        _ => anyhow::bail!("a worker is the provider, or gets the provider's URL"),
+        [provider, broker] => sender::work(schema, provider, broker).await,
+        _ => anyhow::bail!("a worker is the provider, or gets the URLs of the provider and of the broker"),
     };
-    run_worker(NAME, work).unwrap_or_else(|| run(NAME, queue::TABLES, demo))
+    run_worker(NAME, work).unwrap_or_else(|| run(NAME, "", demo))
 }
 
 async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
-    let queue = Queue { pool: schema.pool(3).await? };
+    let Some(server) = Server::start()? else {
+        return Ok(books.skip(MISSING));
+    };
+    let (pool, broker) = (schema.pool(3).await?, Broker::connect(server.url()).await?);
     books.scene(&format!("{TEXTS} texts, whose senders die before the provider answers"));
     for number in 0..TEXTS {
-        queue.send(&format!("phone {number}")).await?;
+        broker.send(sender::KIND, &phone(number)).await?;
     }
     let process = Worker::start(schema, &[]).await?;
     let provider = Provider::new(&process.url);
@@ -52,8 +55,8 @@ async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
             sleep(Duration::from_millis(50)).await;
         }
     });
-    let mut crew = Crew::start(schema, 3, &[&process.url]).await?;
-    crew.work(&mut deaths, queue.handled()).await?;
+    let mut crew = Crew::start(schema, 3, &[&process.url, server.url()]).await?;
+    crew.work(&mut deaths, broker.handled(&[sender::KIND])).await?;
     books.check_at_least("SIGKILLs to a sender", i64::try_from(crew.killed)?, 10);
 
     books.scene("The books of the provider");
@@ -77,17 +80,21 @@ async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
         requests,
         TEXTS + first(Outcome::Lost),
     );
-    let waiting = unsettled(&queue.pool, 1000, None, None).await?;
+    let waiting = unsettled(&pool, 1000, None, None).await?;
     let waiting = waiting.iter().filter(|shown| shown.key.scope() == schema.scope("shop")).count();
     books.check("texts that wait for a person", waiting, 0);
 
-    books.scene("Each text is requested once more, as by a queue that has lost its marks");
+    books.scene("Each text is requested once more, as by a broker that has lost its acknowledgements");
     let mut receipts = 0;
-    for message in queue.in_state("sent").await? {
-        let sent = sender::send(schema, &queue, &provider, &message).await?;
-        let receipt = texts.iter().find(|text| text.phone == message.request_id).and_then(|text| text.receipts.first());
+    for event in (0..TEXTS).map(phone) {
+        let sent = sender::send(schema, &pool, &provider, &event).await?;
+        let receipt = texts.iter().find(|text| text.phone == event.id).and_then(|text| text.receipts.first());
         receipts += usize::from(sent.is_replayed() && Some(&sent.into_inner()) == receipt);
     }
     books.check("replayed, with the receipt of the provider", receipts, TEXTS);
     Ok(())
+}
+
+fn phone(number: usize) -> Event {
+    Event { id: format!("phone {number}") }
 }
