@@ -8,6 +8,7 @@ use std::time::Duration;
 use axum::http::HeaderName;
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
 use pg_idempotency::{InvalidKey, Key};
 
 /// Deletes expired records of pg-idempotency, shows the others, and settles unknown outcomes.
@@ -19,8 +20,9 @@ pub(crate) struct Arguments {
     #[arg(long, env = "DATABASE_URL", hide_env_values = true, global = true)]
     pub(crate) database_url: Option<String>,
 
+    /// `None` if a person has typed only the name of the program.
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: Option<Command>,
 }
 
 #[derive(Subcommand)]
@@ -131,6 +133,16 @@ pub(crate) enum Command {
         /// Distribute the table by scope over the workers of Citus, too
         #[arg(long, conflicts_with = "print")]
         distributed: bool,
+    },
+    /// Prints the completions for a shell
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Writes a manual page for each command into a directory that exists
+    Manual {
+        /// The directory, such as /usr/local/share/man/man1
+        directory: PathBuf,
     },
 }
 
@@ -258,20 +270,10 @@ impl KeyArguments {
     }
 }
 
+/// Such as `500ms`, `90s`, `1h 30m` or `7d`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let digits = text.trim_end_matches(|character: char| character.is_ascii_alphabetic());
-    let number: u64 =
-        digits.parse().map_err(|_| format!("{text:?} is not a duration; write 500ms, 30s, 5m, 2h or 7d"))?;
-    let seconds = |unit: u64| number.checked_mul(unit).map(Duration::from_secs);
-    match &text[digits.len()..] {
-        "ms" => Some(Duration::from_millis(number)),
-        "s" => seconds(1),
-        "m" => seconds(60),
-        "h" => seconds(60 * 60),
-        "d" => seconds(24 * 60 * 60),
-        _ => None,
-    }
-    .ok_or_else(|| format!("{text:?} is not a duration; write 500ms, 30s, 5m, 2h or 7d"))
+    humantime::parse_duration(text)
+        .map_err(|error| format!("{text:?} is not a duration ({error}); write 500ms, 30s, 5m, 1h 30m or 7d"))
 }
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);

@@ -27,6 +27,7 @@ use axum::{Extension, Form, Router};
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use chrono::Utc;
+use indicatif::ProgressBar;
 use maud::Markup;
 use pg_idempotency::Key;
 use pg_idempotency::operator::{self, Shown};
@@ -81,7 +82,7 @@ struct Console {
 /// Runs the command `console`, which serves until a signal arrives.
 pub(crate) async fn run(address: SocketAddr, options: &ConsoleOptions, database: &Database) -> Result<Ending, Failure> {
     let mut signals = Signals::listen()?;
-    log();
+    log(&ProgressBar::hidden());
     let server = serve(address, options, database).await?;
     // The address is printed, because port 0 means any free port.
     print(&format!("console on http://{}/\n", server.address))?;

@@ -104,6 +104,12 @@ pub(crate) enum Failure {
         #[source]
         source: std::io::Error,
     },
+    #[error("cannot write the manual pages into {directory:?}; give a directory that exists")]
+    Manual {
+        directory: std::path::PathBuf,
+        #[source]
+        error: std::io::Error,
+    },
     #[error("cannot listen for signals")]
     Signals(#[source] std::io::Error),
 }

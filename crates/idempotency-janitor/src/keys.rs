@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::arguments::{KeyArguments, Unsettled};
 use crate::connection::{Database, LONG_ANSWER, ask, look};
 use crate::failure::{Failure, printable};
-use crate::process::{Ending, print};
+use crate::process::{Ending, print, progress};
 
 pub(crate) async fn show(
     database: &Database,
@@ -167,7 +167,9 @@ pub(crate) async fn unsettled(database: &Database, options: Unsettled) -> Result
     // One key more than requested shows whether there are more keys.
     let (most, abandoned_for) = (options.max_attempts, options.abandoned_for);
     let pool = database.pool().await?;
+    let bar = progress("searching");
     let mut found = ask(LONG_ANSWER, operator::unsettled(&pool, limit.saturating_add(1), most, abandoned_for)).await?;
+    drop(bar);
     let more_left = found.len() > limit as usize;
     found.truncate(limit as usize);
     print(&if options.json { list_in_json(&found, more_left, most) } else { list_in_text(&found, more_left, most) })?;

@@ -13,6 +13,7 @@ mod console;
 mod failure;
 mod health;
 mod keys;
+mod manual;
 mod probes;
 mod process;
 mod protect;
@@ -21,7 +22,7 @@ mod settle;
 mod stats;
 mod sweep;
 
-use std::io::Write as _;
+use std::io::{Write as _, stderr};
 use std::process::ExitCode;
 
 use clap::Parser as _;
@@ -30,25 +31,45 @@ use pg_idempotency::{any_language_sql, distribute, migrate, migrate_any_language
 use arguments::{Arguments, Command};
 use connection::{Database, LONG_ANSWER, ask};
 use failure::Failure;
-use process::{Ending, print};
+use process::{Ending, print, progress};
 use settle::{Decision, release, resolve, settle};
+
+/// What a person should do first.
+const FIRST: &str = "\
+idempotency-janitor looks after the keys of pg-idempotency. Name the database: export DATABASE_URL=postgres://role@host/database
+
+  idempotency-janitor migrate      create the schema, or bring it up to date
+  idempotency-janitor health       is anything wrong with the set-up?
+  idempotency-janitor unsettled    which keys wait for a person?
+  idempotency-janitor stats        what does the table contain?
+  idempotency-janitor sweep        delete the expired records, from cron; or let `run` do this in the background
+
+All commands: idempotency-janitor --help
+";
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    match run(Arguments::parse()).await {
+    let Arguments { database_url, command } = Arguments::parse();
+    let Some(command) = command else {
+        let _ = stderr().write_all(FIRST.as_bytes());
+        return ExitCode::from(2);
+    };
+    match run(database_url, command).await {
         Ok(Ending::Done) => ExitCode::SUCCESS,
         Ok(Ending::WorkLeft) => ExitCode::from(3),
         Err(failure) => {
             // The exit code must report the failure, even if standard error cannot be written.
-            let _ = writeln!(std::io::stderr(), "idempotency-janitor: {}", failure.in_one_line());
+            let _ = writeln!(stderr(), "idempotency-janitor: {}", failure.in_one_line());
             ExitCode::from(failure.exit_code())
         }
     }
 }
 
-async fn run(arguments: Arguments) -> Result<Ending, Failure> {
-    let database = Database::new(arguments.database_url);
-    match arguments.command {
+async fn run(database_url: Option<String>, command: Command) -> Result<Ending, Failure> {
+    let database = Database::new(database_url);
+    match command {
+        Command::Completions { shell } => manual::completions(shell),
+        Command::Manual { directory } => manual::pages(&directory),
         Command::Migrate { print: true, any_language: false, .. } => print(&schema_sql()),
         Command::Migrate { print: true, any_language: true, .. } => {
             print(&format!("{}\n{}", schema_sql(), any_language_sql()))
@@ -63,6 +84,7 @@ async fn run(arguments: Arguments) -> Result<Ending, Failure> {
             migrated.map_err(failure::of_migrating)?;
             if distributed {
                 // This call has no time limit, because it moves every record, and a person watches it.
+                let _bar = progress("distributing the table");
                 distribute(&pool).await.map_err(Failure::from).map_err(failure::of_migrating)?;
             }
             print("the schema is current\n")

@@ -1,7 +1,9 @@
 //! The process: its output, its log, its ending, and the signals that end it.
 
-use std::io::{ErrorKind, IsTerminal as _, Write as _, stderr, stdout};
+use std::io::{self, ErrorKind, IsTerminal as _, Write, stderr, stdout};
+use std::time::Duration;
 
+use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -44,15 +46,39 @@ impl Signals {
     }
 }
 
+/// A line on stderr that shows a command at work, and the time since its start. It appears only on a terminal, so that
+/// no log contains it, and disappears at the end.
+pub(crate) fn progress(what: &'static str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{spinner} {prefix}{msg}, {elapsed}").expect("a template");
+    let bar = ProgressBar::new_spinner().with_style(style).with_prefix(what).with_finish(ProgressFinish::AndClear);
+    bar.enable_steady_tick(Duration::from_millis(100));
+    bar
+}
+
+/// Stderr beside a progress line, which would otherwise be mixed with a line of the log.
+struct Beside(ProgressBar);
+
+impl Write for Beside {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.suspend(|| stderr().write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        stderr().flush()
+    }
+}
+
 /// Writes the log to stderr, filtered by RUST_LOG.
-pub(crate) fn log() {
+pub(crate) fn log(beside: &ProgressBar) {
     // Invalid directives are ignored, because a RUST_LOG for other programs, or a mistyped RUST_LOG, must not stop the
     // sweep.
     let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    let colour = stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let beside = beside.clone();
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(stderr)
-        .with_ansi(stderr().is_terminal())
+        .with_writer(move || Beside(beside.clone()))
+        .with_ansi(colour)
         // Otherwise, the subscriber would report an error of standard error on standard error, and panic.
         .log_internal_errors(false)
         .init();

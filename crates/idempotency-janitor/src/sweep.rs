@@ -1,5 +1,9 @@
 //! `sweep` and `run`: the deletion of expired records, once or until a signal.
 
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use indicatif::ProgressBar;
 use pg_idempotency::{Janitor, Swept};
 use serde_json::json;
 use tokio::time::timeout;
@@ -8,7 +12,10 @@ use crate::arguments::{Pace, Run, Sweep};
 use crate::connection::Database;
 use crate::failure::Failure;
 use crate::probes;
-use crate::process::{Ending, Signals, log, print};
+use crate::process::{Ending, Signals, log, print, progress};
+
+/// The records between two counts on a terminal. Each count costs the checks of a sweep.
+const SHOWN_EVERY: u64 = 20_000;
 
 fn janitor(pool: sqlx::PgPool, pace: &Pace) -> Janitor {
     Janitor::new(pool).batch_size(pace.batch_size).pause(pace.pause).grace(pace.grace)
@@ -19,21 +26,47 @@ pub(crate) async fn sweep(database: &Database, options: Sweep) -> Result<Ending,
     let mut signals = Signals::listen()?;
     // The log contains the warnings about deleted indeterminate records. Cron mails the log, even if the report is
     // dropped.
-    log();
-    let stop = async {
+    let bar = progress("deleting");
+    log(&bar);
+    let mut stop = pin!(async {
         match options.max_duration {
             Some(most) => drop(timeout(most, signals.received()).await),
             None => signals.received().await,
         }
-    };
-    let swept = janitor.sweep_until(u64::MAX, stop).await?;
+    });
+    // A person at a terminal sees the count grow. Elsewhere, one call deletes all records that are due.
+    let most = if bar.is_hidden() { u64::MAX } else { SHOWN_EVERY };
+    let stopped = AtomicBool::new(false);
+    let mut swept = Swept::default();
+    loop {
+        let stopping = async {
+            stop.as_mut().await;
+            stopped.store(true, Ordering::Relaxed);
+        };
+        let part = janitor.sweep_until(most, stopping).await?;
+        add(&mut swept, part);
+        bar.set_message(format!(": {} records", swept.rows()));
+        if !part.limited || stopped.load(Ordering::Relaxed) {
+            break;
+        }
+    }
+    drop(bar);
     print(&report(&swept, options.json))?;
     Ok(if swept.limited { Ending::WorkLeft } else { Ending::Done })
 }
 
+fn add(swept: &mut Swept, part: Swept) {
+    swept.completed += part.completed;
+    swept.unfinished += part.unfinished;
+    swept.indeterminate += part.indeterminate;
+    swept.marks += part.marks;
+    swept.batches += part.batches;
+    (swept.limited, swept.oldest_after) = (part.limited, part.oldest_after);
+}
+
 pub(crate) async fn run(database: &Database, options: Run) -> Result<Ending, Failure> {
     let mut signals = Signals::listen()?;
-    log();
+    log(&ProgressBar::hidden());
     let janitor = janitor(database.patient_pool()?, &options.pace).interval(options.interval);
     let metrics = match options.metrics_addr {
         Some(address) => Some(probes::serve(address, database).await?),

@@ -21,4 +21,5 @@ mod silence;
 mod slow_clients;
 mod stats;
 mod sweep;
+mod terminal;
 mod unsettled;
