@@ -26,8 +26,8 @@ const BYTES: u8 = 3;
 /// A digest of everything that makes two requests the same. The digest consists of a version byte and a SHA-256. (If a
 /// service behind the HTTP layer chooses which parts count, eight bytes of the SHA-256 represent the choice.)
 ///
-/// A later request is compared in the version of the *stored* fingerprint. So keys in flight are not refused as reused
-/// after an upgrade to a release that hashes in another way.
+/// A later request is compared in the version of the *stored* fingerprint. So after an upgrade to a release that hashes
+/// in another way, a retry still matches the stored fingerprint of its key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint([u8; 33]);
 

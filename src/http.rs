@@ -154,8 +154,8 @@
 //! layer counts only its own runs. If several layers share a pool, choose bounds whose sum leaves a connection free.
 //!
 //! **The layer bounds the bytes of all requests that upload or wait.** The bound is the size of one largest
-//! [body](IdempotencyLayer::request_limit) for each place. One scope may hold half of this bound, and all requests
-//! without a key together may also hold half of it. A byte counts from its arrival until the handler reads it. A
+//! [body](IdempotencyLayer::request_limit) for each place. The requests of one scope may hold at most half of these
+//! bytes. All requests without a key count as one scope. A byte counts from its arrival until the handler reads it. A
 //! request that finds no room for its bytes is refused at once. An upload may take 30 seconds, and one more second for
 //! each 16 kB that has arrived. So an account that stalls many uploads causes the refusal of its own requests. Several
 //! accounts that do this also cause the refusal of other accounts' requests. So limit the rate in an outer layer.

@@ -233,7 +233,7 @@ impl Janitor {
     ///
     /// # Cancellation
     ///
-    /// The future may be dropped at every point, as that of [`sweep_once`](Self::sweep_once).
+    /// The future may be dropped at every point. The consequences are the same as for [`sweep_once`](Self::sweep_once).
     pub async fn run(self, shutdown: impl Future<Output = ()> + Send) {
         observe::sweeps(Deleted::default().kinds());
         let mut batch_size = self.batch_size.get();

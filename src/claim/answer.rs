@@ -42,9 +42,10 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
     match found.state {
         // The first claim ended before its work began, so its request had no effect.
         State::Released if found.attempt == 0 => return Ok(Answer::TakeOver { attempt: 1 }),
-        // In a mode that does not repeat, a release means that nothing took effect, so another body may use the key. In
-        // a mode that repeats, the failed attempt may have had an effect under the downstream key of its own body. The
-        // other service would not recognise the downstream key of another body.
+        // In transaction mode and under `AtMostOnce`, a release means that nothing took effect, so a request with
+        // another body may use the key. Under `AtLeastOnce` and `InSteps`, the failed attempt may have had an effect
+        // under the downstream key of its own body. The other service would not recognise the downstream key of another
+        // body.
         State::Released if comparison != Comparison::Same && !mode.repeats() => {
             return Ok(Answer::TakeOver { attempt: 1 });
         }

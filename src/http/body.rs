@@ -256,10 +256,10 @@ pub(super) fn has_no_body(to_head: bool, status: StatusCode) -> bool {
 /// Counts the bytes of the requests that arrive or wait, for a layer and its clones. The limit on the number of runs
 /// does not bound these requests, because a request gets the place of a run only after its body has arrived.
 ///
-/// One account that stalls many uploads must not fill the memory or keep others from uploading. So the bytes of a layer
-/// are bounded, and one scope may hold half of this bound. The layer counts bytes when they arrive, because a client
-/// can announce any length. A request that finds no room is refused at once, because half-sent uploads that wait for
-/// each other would wait forever.
+/// One account that stalls many uploads must not fill the memory or keep others from uploading. So the number of bytes
+/// of a layer is bounded, and the requests of one scope may hold at most half of this number. The layer counts bytes
+/// when they arrive, because a client can announce any length. A request that finds no room is refused at once, because
+/// half-sent uploads that wait for each other would wait forever.
 #[derive(Clone, Default)]
 pub(super) struct HeldBytes(Arc<Mutex<Counts>>);
 

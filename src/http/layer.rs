@@ -111,8 +111,8 @@ impl IdempotencyLayer {
     ///
     /// # Panics
     ///
-    /// Panics if the options contradict each other, as for a [transactional layer](Self::transactional). Also panics if
-    /// the retention is shorter than twice the lease.
+    /// Panics if the options contradict each other, in the same cases as for a [transactional
+    /// layer](Self::transactional). Also panics if the retention is shorter than twice the lease.
     #[track_caller]
     pub fn leased(
         pool: PgPool,
@@ -330,8 +330,8 @@ impl IdempotencyLayer {
 /// The finding for a request whose outcome is unknown.
 impl IdempotencyLayer {
     /// Returns the finding that an operation of this layer took effect, for a [`Reconciler`](crate::lease::Reconciler).
-    /// The `response` is the response that the handler would have sent. The record stores the status, the replayed
-    /// headers and the body of `response`, as for the handler's response. For a step, return [`Finding::took_effect`]
+    /// The `response` is the response that the handler would have sent. As with a response of the handler, the record
+    /// stores the status, the replayed headers and the body of `response`. For a step, return [`Finding::took_effect`]
     /// with the result of the step instead.
     ///
     /// # Errors
@@ -382,8 +382,9 @@ impl IdempotencyLayer {
     /// the default is seven eighths of the connections. If there are two or more, at least one is left to other scopes.
     /// **If a transactional layer has one connection, no connection is left to other scopes.**
     ///
-    /// Requests with one key that do not run the handler may have at most half of these places, and at most as many
-    /// places as the pool has connections. These requests always have at least one place.
+    /// Until its handler runs, a request of a client also needs a place of its key. A replay needs this place until its
+    /// end. A key has half as many places as its scope, but not more places than the pool has connections, and at least
+    /// one place.
     pub fn max_runs_of_one_scope(self, runs: usize) -> Self {
         Self { max_runs_of_one_scope: Some(runs), ..self }
     }

@@ -57,7 +57,7 @@ pub(super) struct Ticket {
 pub(super) struct Bounds {
     all: usize,
     of_one_scope: usize,
-    /// The number of places for the requests with one key that do not run the handler.
+    /// For each key, the number of places for the requests that do not run their handler.
     of_one_key: usize,
 }
 

@@ -91,8 +91,8 @@ pub enum Rejection {
         /// The fencing token of the last claim.
         token: i64,
     },
-    /// `not-replayable`, 409: the operation is done, but its response was not stored. The response was too large, a
-    /// stream, or a secret.
+    /// `not-replayable`, 409: the operation is done, but its response was not stored. The response was too large, was a
+    /// stream, or contained a secret.
     #[error("the operation was completed before, and its response{} was not stored; look up its result",
         status.map(|status| format!(" ({status})")).unwrap_or_default())]
     #[non_exhaustive]

@@ -226,7 +226,8 @@ impl IdempotencyLayer {
                 if shutdown.is_ready().await {
                     return Ok(None);
                 }
-                // A request that cannot be decided, or is lost to another resumer, must not hide the requests after it.
+                // The next page of candidates begins after this request, even if the request cannot be decided, or
+                // another resumer is faster.
                 skipped = skipped.max(candidate.place);
                 // The places are taken before the claim. If no place is free, the candidate stays for a later search.
                 let Some(place) = self.places.resumed(&candidate.key, self.bounds()) else { continue };

@@ -31,8 +31,8 @@ use crate::{BoxError, Error, Key, observe};
 /// The header `traceparent` of W3C Trace Context. Several lines of this header are invalid.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// How much of a body that is too large is read and thrown away, as a multiple of the limit. A client that sends more
-/// than this has not exceeded the limit by mistake.
+/// How much of a body that is too large is read and thrown away, as a multiple of the limit. A client that exceeds the
+/// limit by mistake does not send more than this.
 const DISCARDED: usize = 8;
 /// The longest time to throw away a body that is too large. A client that is slower gets its answer after this time.
 const DISCARD_TIME: Duration = Duration::from_secs(10);

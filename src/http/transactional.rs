@@ -139,7 +139,7 @@ impl Transactional<'_> {
         let undone = match concluded {
             Ok(Conclusion::Store { stored, response, undo }) => {
                 // The handler need not take the transaction in two cases. Without a key, no response commits with the
-                // effects. With `undo`, the response has one of the `stored_errors`, and its writes are undone anyway. A
+                // effects. With `undo`, the status is one of `stored_errors`, and the writes are undone anyway. A
                 // handler may find such an error before it needs the transaction.
                 let session = self.committable(lent, key.is_some() && !undo).await?;
                 let committing = async move { self.commit(session, won, &stored, undo).await };

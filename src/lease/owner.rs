@@ -218,7 +218,7 @@ impl LeaseOwner {
     ///
     /// If the work of a first attempt has `not_begun`, the key is free for any body, and the attempt does not count.
     /// Under `InSteps`, the key is also free if the first attempt has called no step, because then nothing that the
-    /// crate guards has happened. After a later attempt, the key is never free. A `step_at_least_once` stores nothing
+    /// crate guards has happened. A second or later attempt never frees the key. A `step_at_least_once` stores nothing
     /// when it begins, so an earlier attempt may have charged for the first body.
     ///
     /// # Errors

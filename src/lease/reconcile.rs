@@ -56,8 +56,9 @@ impl Reconciler {
         let (deployment, mode) = (self.leasing.deployment, self.leasing.policy.mode());
         let search = async |conn: &mut PgConnection| Doubt::all(conn, deployment, &self.operation, mode).await;
         let mut doubts = self.transaction(pool, Opening::AllRows, search).await?;
-        // The lease may have lapsed only because the server's clock has jumped ahead. Within one more lease of real
-        // time, its owner either renews the lease, which ends these probes, or stops by its own clock.
+        // The lease may have lapsed only because the server's clock has jumped ahead. In this case, the owner may still
+        // work. Before one more lease of real time has passed, the owner either renews the lease, which ends these
+        // probes, or stops by its own clock.
         let (after, retention) = (self.leasing.policy.lease() + self.quiet, self.leasing.retention);
         let mut noted = false;
         // The first visits come before any probe, because these records may expire soon.

@@ -187,7 +187,7 @@ impl LeaseOptions {
         Ok(worked.map_or_else(Resumed::Failed, Resumed::Completed))
     }
 
-    /// Whether this attempt was the last that is permitted. An attempt that an operator has permitted is the last one.
+    /// Whether this attempt was the last permitted attempt. An attempt that an operator has permitted is the last one.
     pub(crate) fn was_the_last(&self, lease: &Lease) -> bool {
         self.max_attempts.is_some_and(|most| lease.attempt() >= most.get()) && lease.steps.in_doubt().is_empty()
     }

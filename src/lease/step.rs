@@ -85,12 +85,13 @@ struct Entry {
 pub(super) enum Known {
     /// An earlier attempt has stored this result, and this attempt has not called the step.
     Stored(String),
-    /// The step is being performed. A `step_at_most_once` is `begun` once the record may say that the step was begun.
+    /// The step is being performed. A `step_at_most_once` is `begun` as soon as the record may show that the step was
+    /// begun.
     Performing {
         begun: bool,
     },
     Returned,
-    /// The step failed, or its future was dropped. The record may have a result of the step.
+    /// The step failed, or its future was dropped. A result of the step may nevertheless have been stored.
     Ended,
     /// The step may have taken effect, and must not be performed again.
     InDoubt,
@@ -150,7 +151,7 @@ impl Memory {
             },
             None => None,
         };
-        // An ended step counts towards the limit only if the record may have its result.
+        // An ended step counts towards the limit only if its result may have been stored.
         let counts =
             |other: &str, step: &Entry| other != name && (step.bytes > 0 || !matches!(step.known, Known::Ended));
         if entries.iter().filter(|(other, step)| counts(other, step)).count() >= MAX_STEPS {

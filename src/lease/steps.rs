@@ -15,11 +15,11 @@ tokio::task_local! {
     static PERFORMING: Vec<i64>;
 }
 
-/// A step that is being performed. If this is dropped, the end of the step is unknown.
+/// A step that is being performed. The drop of this value notes how the step has ended.
 struct OpenStep<'l> {
     lease: &'l Lease,
     name: &'l str,
-    /// The state of the step once this is dropped.
+    /// The state of the step after the drop of this value.
     ended: Known,
 }
 
@@ -80,7 +80,8 @@ impl Lease {
         let finished = in_pooled_transaction(&self.pool, self.durable(), async |conn| -> Result<_, Unfinished<E>> {
             let value = self.inside_a_step(perform(&mut *conn)).await.map_err(Unfinished::Failed)?;
             let result = self.encoded_result(name, &value)?;
-            // Last, because it locks the record, and a heartbeat would wait for it.
+            // The step ends with this statement, because the statement locks the record, and a heartbeat would wait for
+            // the lock.
             if self.record().finish_step(conn, self.token, self.attempt, name, &result).await? {
                 Ok(value)
             } else if record::is_open(conn).await? {
@@ -153,10 +154,11 @@ impl Lease {
             Asking::Replayed(value) => return Ok(value),
             Asking::Perform(asked) => asked,
         };
-        // From here on the record may say that the step was begun.
+        // From now on, the step may be stored as begun, even if the statement below fails.
         asked.ended = Known::InDoubt;
         self.steps.note(name, Known::Performing { begun: true });
-        // The renewal has connections of its own. It would keep the lease while this statement waits on a vanished one.
+        // Without this limit, the statement could wait on a vanished connection for ever, because the renewal has
+        // connections of its own and would keep the lease.
         let beginning = bounded(self.leasing.claim_limit(&self.pool), self.begin_step(name));
         let begun = self.unless_lost(beginning).await.unwrap_or(Err(Error::LeaseLost));
         if !matches!(begun, Ok(true)) || self.is_lost() {

@@ -15,16 +15,18 @@ use super::statement::{
 };
 use crate::{Deployment, Error, Mode};
 
-/// How many operations one search finds. A reconciler that loses one to another tries the next.
+/// How many operations one search finds. If another reconciler is faster with one of these operations, this reconciler
+/// tries the next operation.
 const DOUBTS: i64 = 32;
 
 /// An operation in doubt that is due for a visit.
 #[derive(Debug)]
 pub(crate) struct Doubt {
     pub(crate) shown: Shown,
-    /// In the form of [`stored_time`]. A row without it, which only a person can write, does not decode.
+    /// The end of the lease, in the form of [`stored_time`]. A row without an end of the lease does not decode, and
+    /// only a person can write such a row.
     lease_until: String,
-    /// In the order of jsonb.
+    /// The names of the steps in doubt, in the order of jsonb.
     steps_in_doubt: Vec<String>,
     now: DateTime<Utc>,
 }
@@ -79,8 +81,8 @@ impl Doubt {
     fn of(row: &PgRow, operation: &str) -> sqlx::Result<Option<Self>> {
         let Some(key) = statement::stored_key(row, operation)? else { return Ok(None) };
         let steps = row.try_get::<Option<&str>, _>("steps_in_doubt")?.unwrap_or("[]");
-        // If the probes cannot be decoded, this search fails, because a reconciler must not take the record for one
-        // without probes. An operator still sees the record.
+        // If the probes cannot be decoded, this search fails, because a reconciler must not treat the record as a
+        // record without probes. An operator still sees the record.
         ShownProbes::read(row)?;
         Ok(Some(Self {
             shown: Shown::of(row, key)?,

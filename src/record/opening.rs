@@ -5,10 +5,10 @@ use sqlx::PgConnection;
 
 use crate::Error;
 
-/// The beginning of the setting `idempotency.claim` in a transaction of the crate. The word is `step` in a durable
-/// transaction, such as the transaction of a step. The word is `exempt` in the transaction of a handler without a key.
-/// A role or a database may have set the word for all its sessions, so the start time of the transaction follows the
-/// word.
+/// The first part of the value of the setting `idempotency.claim` in a transaction of the crate. The first part
+/// consists of a word and the start time of the transaction. The word is `step` in a durable transaction, such as the
+/// transaction of a step. The word is `exempt` in the transaction of a handler without a key. The word alone proves
+/// nothing, because a role or a database may have set this word for all its sessions.
 macro_rules! own_transaction {
     ($word:literal) => {
         concat!("('", $word, " ' || (extract(epoch from pg_catalog.now())::float8 * 1000000::float8)::int8::text)")

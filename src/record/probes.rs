@@ -19,7 +19,7 @@ use super::ends::storable;
 #[derive(Serialize, Deserialize)]
 pub(super) struct Probes {
     pub(super) token: i64,
-    /// In the form of `stored_time`.
+    /// The end of the lease, in the form of `stored_time`.
     pub(super) lease_until: String,
     pub(super) of: Vec<ShownProbes>,
 }
@@ -29,13 +29,14 @@ pub(super) struct Probes {
 #[non_exhaustive]
 pub struct ShownProbes {
     /// The step. `None` for an operation without steps.
-    // The list of the steps must be that of the steps in doubt.
+    // The probes count only while these steps are exactly the steps in doubt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<String>,
     /// How many probes were begun.
-    // A probe is stored only if this number is the one that it has seen.
+    // A probe is stored only if this number has not changed since the reconciler read the number.
     pub probes: u32,
-    /// How many of them found no trace, since the last one that may have been told that the operation took effect.
+    /// How many probes found no trace. After a probe that may have learned that the operation took effect, the count
+    /// begins again at zero.
     pub no_trace: u32,
     /// The result of the last probe. `None` if that probe is under way, or if its process died. Once a probe has found
     /// the effect, this stays [`TookEffect`](Probed::TookEffect).
@@ -86,7 +87,7 @@ impl ShownProbes {
         Ok(column.of)
     }
 
-    /// The probes once the next one is under way.
+    /// The probes after the beginning of the next probe.
     pub(crate) fn begun(&self) -> Self {
         let mut begun = Self { probes: self.probes.saturating_add(1), ..self.clone() };
         if begun.finding.is_none() {
@@ -99,7 +100,8 @@ impl ShownProbes {
         begun
     }
 
-    /// The probes once the one under way has ended. A later probe does not outvote one that found the effect.
+    /// The probes after the end of the probe that is under way. A later probe does not outvote a probe that found the
+    /// effect.
     pub(crate) fn ended(self, finding: Probed, error: Option<String>) -> Self {
         if self.finding == Some(Probed::TookEffect) && finding != Probed::TookEffect {
             return self;
@@ -123,7 +125,8 @@ mod seconds {
     }
 
     pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<Option<DateTime<Utc>>, D::Error> {
-        // A number that was written by hand may be no time. It must be due here if the jsonpath says so.
+        // A number that a person has written may be too large or too small for a time. If the number is due for the
+        // jsonpath, it must be due here, too.
         let time = |seconds: f64| {
             let end = if seconds < 0.0 { DateTime::<Utc>::MIN_UTC } else { DateTime::<Utc>::MAX_UTC };
             DateTime::from_timestamp_millis((seconds * 1e3) as i64).unwrap_or(end)

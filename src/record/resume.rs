@@ -224,8 +224,8 @@ impl Record<'_> {
 /// come the head as JSON, and the body as it was received. The other stored requests are JSON, which never begins with
 /// a byte below the tab.
 ///
-/// The SQL of each search has to skip the requests of the other form. Otherwise requests of the other form would hide
-/// the rest. A column for the form would cost every claim.
+/// The SQL of each search has to skip the requests of the other form. Otherwise a page of a search could consist of
+/// requests of the other form only. A column for the form would cost every claim.
 const VERSION: u8 = 1;
 /// The number of bytes for the version and the length of the head.
 const PREFIX: usize = 3;

@@ -55,7 +55,7 @@ pub(super) fn known_mode(row: &PgRow) -> sqlx::Result<Mode> {
 }
 
 /// The key of a row that a search has found. `None` if no caller can have this key, because the row was written
-/// manually. Such a row is left out with a warning, because it must not hide the other rows.
+/// manually. Such a row is left out with a warning, so that the search still finds the other rows.
 pub(super) fn stored_key(row: &PgRow, operation: &str) -> sqlx::Result<Option<Key>> {
     let key = Key::recorded(row.try_get::<String, _>("scope")?, operation, row.try_get::<String, _>("value")?);
     if let Err(error) = &key {
@@ -82,7 +82,7 @@ pub(super) fn or_left_out<R>(operation: &str, row: sqlx::Result<Option<R>>) -> O
 }
 
 /// The pages of a search. Each page has `limit` rows. The search ends when `enough` rows were found, or when no more
-/// rows exist. Rows that were left out, however many, must not hide the other rows.
+/// rows exist. Rows that were left out do not count as found, so the search continues after them.
 pub(super) struct Pages<R> {
     limit: i64,
     enough: usize,
@@ -166,7 +166,7 @@ macro_rules! readable {
 }
 
 /// A place in the order of `expires_at`, from which a later statement continues. The place is null for a time that is
-/// not [`readable`]. Many records may share such a time, and the later statement must not lose them.
+/// not [`readable`]. Many records may share such a time, and the later statement must not skip these records.
 macro_rules! readable_place {
     ($time:literal) => {
         concat!(

@@ -33,7 +33,8 @@ pub(crate) struct Session {
 impl Session {
     pub(crate) async fn of(pool: &PgPool) -> Result<Self, Error> {
         let mut session = Self { conn: pool.acquire().await?, uncounted: false, unchecked_since: None };
-        // sqlx still counts a transaction whose guard other code has forgotten. The crate must not even read in it.
+        // sqlx still counts a transaction whose guard other code has forgotten. The crate must not even read in such a
+        // transaction.
         session.roll_back().await;
         Ok(session)
     }

@@ -337,7 +337,7 @@ impl Caller {
     }
 }
 
-/// The stored results in place of the effects: the database can lose a result, and the outside loses no effect.
+/// The stored results, as if they were the effects. The database can lose a result, but the outside loses no effect.
 fn results(after: &Aftermath) -> Aftermath {
     let result = |record: &checker::Stored| {
         let call = record.response.clone().filter(|_| record.completed)?;

@@ -11,7 +11,7 @@ pub(crate) struct Stage {
     /// The name of the scenario, and of its database.
     pub(crate) name: &'static str,
     pub(crate) cluster: Arc<Cluster>,
-    /// The broken variant that makes the calls in place of the crate.
+    /// The broken variant that makes the calls instead of the crate.
     pub(crate) mutant: Option<Mutant>,
     pub(crate) seed: u64,
     pub(crate) time: Duration,

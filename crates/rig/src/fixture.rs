@@ -156,7 +156,7 @@ impl Fixture {
         (!self.steps.is_empty()).then(|| serde_json::Value::Object(steps.collect()).to_string())
     }
 
-    /// Writes the record in place of any other record of the key.
+    /// Writes the record, and replaces any other record of the key.
     pub async fn write(self, executor: impl PgExecutor<'_>) -> Result<(), Error> {
         let lease_left = match self.deadline {
             Deadline::None => None,

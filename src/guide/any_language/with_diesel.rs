@@ -28,7 +28,7 @@ struct Payment {
 ///
 /// # Errors
 ///
-/// After an error, nothing was paid, or it is unknown: send the request again with the same key.
+/// After an error, either nothing was paid, or the outcome is unknown. Send the request again with the same key.
 pub async fn pay(conn: &mut AsyncPgConnection, user: &str, key: &str, cents: i64) -> QueryResult<(i32, Vec<u8>)> {
     conn.transaction(async |conn| {
         let ensure = "select outcome, token, status, body

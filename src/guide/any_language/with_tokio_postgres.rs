@@ -8,7 +8,7 @@ const OPERATION: &str = "POST /payments";
 ///
 /// # Errors
 ///
-/// After an error, nothing was paid, or it is unknown: send the request again with the same key.
+/// After an error, either nothing was paid, or the outcome is unknown. Send the request again with the same key.
 pub async fn pay(client: &mut Client, user: &str, key: &str, cents: i64) -> Result<(i32, Vec<u8>), Error> {
     let request = format!("POST /payments\n{cents}").into_bytes();
     // If it is dropped, it is rolled back.

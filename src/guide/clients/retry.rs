@@ -16,7 +16,7 @@ pub(crate) async fn send(http: &reqwest::Client, url: &str, key: &str, body: &st
             Err(error) => problem = error.to_string(),
             Ok((status, headers, text)) => {
                 let problem_json: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
-                // Without a problem document, only the status says it.
+                // Without a problem document, the status decides whether a retry can help.
                 let is_retryable = problem_json["retryable"].as_bool().unwrap_or(status >= 500);
                 if status < 400 || !is_retryable && ![408, 425, 429, 502, 503, 504].contains(&status) {
                     return Ok((status, text));

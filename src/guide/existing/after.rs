@@ -105,7 +105,7 @@ async fn pay(
 #[derive(Clone)]
 struct Account(String);
 
-/// In place of a session or a token.
+/// Reads the account from a header. A real service would check a session or a token.
 async fn authenticate(mut request: Request, next: Next) -> Result<Response, StatusCode> {
     let account = request.headers().get("x-account").ok_or(StatusCode::UNAUTHORIZED)?;
     let account = account.to_str().map_err(|_| StatusCode::UNAUTHORIZED)?.to_owned();

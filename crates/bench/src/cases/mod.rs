@@ -82,11 +82,11 @@ pub(crate) const CASES: [Case; 12] = [
             rate(library::BY_RUN, library::FROM_POOL, AtLeast(0.97)).on(SOCKET),
             rate(library::NAME, usual::NAME, AtLeast(1.0)).of(first_call::BY_SIZE).on("4 KB"),
             rate(library::NAME, usual::NAME, AtLeast(3.0)).of(first_call::BY_SIZE).on("256 KB"),
-            other("round trips more than those of the bare transaction", AtMost(2.0), |of, _| {
+            other("extra round trips, compared with the bare transaction", AtMost(2.0), |of, _| {
                 Some(of.cost(library::NAME, ROUND_TRIPS)? - of.cost(BARE, ROUND_TRIPS)?)
             })
             .of(ONE_CALL),
-            other("bytes of WAL more than those of the bare transaction", AtMost(950.0), |of, _| {
+            other("extra bytes of WAL, compared with the bare transaction", AtMost(950.0), |of, _| {
                 Some(of.cost(library::NAME, WAL)? - of.cost(BARE, WAL)?)
             })
             .of(ONE_CALL),
@@ -151,7 +151,7 @@ pub(crate) const CASES: [Case; 12] = [
         title: "Protected tables",
         targets: &[
             rate(by_hand::NAME, protect::WITHOUT, AtLeast(0.98)),
-            other("µs that a statement on a protected table takes more", AtMost(10.0), |of, _| {
+            other("extra µs for a statement on a protected table", AtMost(10.0), |of, _| {
                 Some((of.p50(protect::GUARDED)? - of.p50(protect::UNGUARDED)?) * 1e3)
             })
             .of(protect::STATEMENTS),
@@ -206,7 +206,7 @@ pub(crate) const CASES: [Case; 12] = [
     },
 ];
 
-const HUNDRED: &str = "keys a second in batches of 100, over keys a second one by one";
+const HUNDRED: &str = "keys a second in batches of 100, divided by keys a second in single marks";
 const STORM: &str = "ms that a storm adds to the p99 of other keys";
 
 const fn target(value: Value, wanted: Bound) -> Target {

@@ -21,7 +21,8 @@ const RESETS: [(&str, Reason); 3] = [
 
 impl Run<'_> {
     pub(super) async fn cut_off(&mut self) -> Result<(), Error> {
-        // The pair (true, true) is missing, because an HTTP/1.1 request with its length and every byte is whole.
+        // The pair (true, true) is missing, because an HTTP/1.1 request is whole if it has a `Content-Length` and
+        // contains every byte.
         self.uploads("cut_off", None, &[(true, false), (false, false), (false, true)]).await?;
         let speaks_http2 = self.speaks_http2().await?;
         for (check, code) in RESETS {

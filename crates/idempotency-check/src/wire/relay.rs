@@ -27,7 +27,8 @@ pub enum Flow {
     Close,
 }
 
-/// Decides about each message. To hold a message, a tap delays its return. Messages of the other direction still pass.
+/// Decides about each message. The relay waits for the decision, so a tap can hold a message. Messages of the other
+/// direction still pass.
 pub trait Tap: Sync {
     /// Decides about a message of the client. The first message is a start-up or cancel request.
     fn up(&self, message: &mut Message) -> impl Future<Output = Flow> + Send;

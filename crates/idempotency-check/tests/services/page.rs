@@ -62,7 +62,7 @@ const PACKAGES: [Row; 5] = [
 /// The tables and stories have a marker each.
 const PROSE: &str = include_str!("page.template");
 
-/// The prose, with what the tests do in place of each `{name}`.
+/// The prose, in which a fact about the tests replaces each `{name}`.
 fn prose() -> String {
     let spaced = |duration: &str| duration.replace('s', " s");
     [
@@ -88,7 +88,7 @@ fn versions() -> anyhow::Result<Vec<(String, String)>> {
     Ok(of_python.chain(of_node).map(|(name, version)| (name.to_owned(), version.to_owned())).collect())
 }
 
-/// The name of a service, with the version in place of each `{package}`.
+/// The name of a service, in which the version replaces each `{package}`.
 fn service(row: &Row) -> anyhow::Result<String> {
     let versions = versions()?.into_iter();
     let named =
