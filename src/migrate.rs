@@ -250,7 +250,7 @@ async fn install(pool: &PgPool, any_language: bool) -> Result<(), SetupError> {
 /// owner of a schema could replace everything in the schema.
 const SCHEMA: &str = "create schema idempotency";
 
-/// sqlx's own definition of the table, so that both ways of installing create the same table.
+/// The definition is a copy of sqlx's own definition, so that both ways of installing create the same table.
 const TABLE_OF_APPLIED: &str = "create table if not exists idempotency._sqlx_migrations (
     version bigint primary key,
     description text not null,

@@ -174,9 +174,9 @@ pub enum NoLease {
 
 impl Lease {
     /// Returns the lease of a request, in a handler behind a [leased layer](super::IdempotencyLayer::leased). The layer
-    /// renews and ends the lease. With axum, `Lease` is an extractor. Under `AtMostOnce`, take the lease with the body
-    /// as a [`LeasedBody`](super::LeasedBody). If a separate extractor refuses the request, the key waits for an
-    /// operator.
+    /// renews and ends the lease. With axum, `Lease` is an extractor. Under `AtMostOnce`, use the extractor
+    /// [`LeasedBody`](super::LeasedBody) instead, which extracts the body before it takes the lease. If a separate
+    /// extractor refuses the request, the key waits for an operator.
     ///
     /// # Errors
     ///

@@ -323,7 +323,8 @@ impl Queued {
 
 impl Drop for Queued {
     fn drop(&mut self) {
-        // The permit is given back before the queue is removed, because the queue has the count of its places.
+        // The permit is given back before the queue is removed. Otherwise a new queue could give this place to another
+        // request while this permit is still taken.
         self.permit = None;
         let mut queues = self.places.queues();
         if let Some(queue) = queues.get_mut(&self.of) {

@@ -252,7 +252,7 @@ fn is_under_lease(extensions: &Extensions, key: &Key) -> bool {
 }
 
 /// Runs the request in a task of its own. When the client hangs up, a run that has its place continues to its end. A
-/// request that waits for its place, or pauses between two polls, ends with its client.
+/// request that still waits for its place, or pauses between two polls, ends when the client hangs up.
 async fn run_in_task<H: Handler>(
     layer: &Arc<IdempotencyLayer>,
     operation: Option<String>,

@@ -48,9 +48,10 @@ impl Lease {
     /// The name is the identity of the step. It must be unique in the operation, and stay the same in later releases: a
     /// step with a new name is performed again. Code between steps runs in each attempt.
     ///
-    /// Use READ COMMITTED: the renewal and each step change the same record, so above it a step that is longer than a
-    /// third of the lease, or two concurrent steps, end in SQLSTATE 40001. The step holds a connection while the
-    /// renewal needs another one: with a pool of one connection, a long step loses its lease.
+    /// Use READ COMMITTED, because the renewal and each step change the same record. At a higher isolation level, a
+    /// step that takes longer than a third of the lease fails with SQLSTATE 40001. One of two concurrent steps fails
+    /// with the same error. The step holds a connection while the renewal needs another connection. So with a pool of
+    /// one connection, a long step loses its lease.
     ///
     /// # Errors
     ///

@@ -21,7 +21,7 @@ pub(crate) use own_transaction;
 macro_rules! is_own_transaction {
     ($word:literal) => {
         concat!(
-            // COALESCE is not used here, because on a distributed table it may not contain a setting.
+            // COALESCE is not used here, because on a distributed table Citus refuses `current_setting` in a COALESCE.
             "(pg_catalog.starts_with(pg_catalog.current_setting('idempotency.claim', true), ",
             $crate::record::opening::own_transaction!($word),
             ") is true)"

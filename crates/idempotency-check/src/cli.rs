@@ -61,7 +61,7 @@ pub struct Arguments {
     #[arg(long, value_delimiter = ',', default_value = "202,409,425,429,500,502,503,504")]
     again: Vec<u16>,
     /// How long the client retries
-    #[arg(long, default_value = "30s", value_parser = duration)]
+    #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
     patience: Duration,
     /// How two answers are compared; the status alone does not reveal the answer of another payment
     #[arg(long, value_enum, default_value = "body")]
@@ -174,17 +174,6 @@ fn header(text: &str) -> Result<(String, String), String> {
     let value = value.trim();
     HeaderValue::try_from(value).map_err(|error| error.to_string())?;
     Ok((name.to_string(), value.to_owned()))
-}
-
-fn duration(text: &str) -> Result<Duration, String> {
-    let (number, unit) = text.split_at(text.find(|next: char| !next.is_ascii_digit()).unwrap_or(text.len()));
-    let number: u64 = number.parse().map_err(|_| "a duration is a whole number with ms, s or m".to_owned())?;
-    match unit {
-        "ms" => Ok(Duration::from_millis(number)),
-        "s" | "" => Ok(Duration::from_secs(number)),
-        "m" => Ok(Duration::from_secs(number * 60)),
-        _ => Err("a duration is a whole number with ms, s or m".to_owned()),
-    }
 }
 
 fn one_try(text: &str) -> Result<(usize, Interruption), String> {

@@ -30,7 +30,8 @@ const SETTLE: Duration = Duration::from_secs(3);
 const LATE: Duration = Duration::from_secs(4);
 /// The pause between two readings while the check waits for a promised effect.
 const LOOK: Duration = Duration::from_millis(100);
-/// How many more requests may be sent until two requests in a row send the same messages.
+/// The maximum number of further undisturbed requests after the first two. The check sends a further request while the
+/// messages of the last two requests differ.
 const COLD: usize = 5;
 /// The longest part of a statement that is shown, in characters.
 const SQL: usize = 110;

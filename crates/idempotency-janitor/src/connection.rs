@@ -15,7 +15,7 @@ use crate::failure::{Failure, of_connecting};
 /// the answer.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a command waits for an answer that the server can give within a moment.
+/// How long a command waits for a statement that normally takes only a moment.
 pub(crate) const ANSWER: Duration = Duration::from_secs(30);
 /// How long a command waits for a statement that reads the whole table, or for other migrations. After this time, the
 /// network counts as lost. Without a limit, cron would start the next command beside this command.

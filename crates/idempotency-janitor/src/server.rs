@@ -25,8 +25,8 @@ const CONNECTIONS: u32 = 64;
 /// How long a client may take to send the header of a request. A usual client sends the header in one piece. The limit
 /// also ends a connection that is idle between two requests.
 const HEADER_TIME: Duration = Duration::from_secs(5);
-/// After this time, a connection ends at the end of the request in progress. So a slow body or a slow reader does not
-/// keep the connection.
+/// After this time, a connection ends at the end of the request in progress, for which the server waits for at most
+/// [`GRACE`]. So a client that sends a body slowly, or reads an answer slowly, cannot hold a connection for longer.
 const CONNECTION_TIME: Duration = Duration::from_secs(30);
 /// How long the end of a connection, or of the server, waits for the request in progress. Every action takes less time
 /// than this.

@@ -26,8 +26,8 @@ pub(crate) struct Upstream {
 pub(crate) enum Trust {
     /// Any certificate, for `sslmode=require`.
     Anything,
-    /// A certificate for the name of the server, from an authority in this file. `None` means the authorities of the
-    /// machine.
+    /// A certificate for the name of the server, from an authority in this file. `None` means the certificate
+    /// authorities that the operating system trusts.
     Verified(Option<String>),
 }
 
