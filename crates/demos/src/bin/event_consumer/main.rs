@@ -43,7 +43,7 @@ fn main() -> ExitCode {
 
 async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
     let Some(mut server) = Server::start()? else {
-        return Ok(books.skip(MISSING));
+        return books.skip(MISSING);
     };
     let pool = schema.pool(2).await?;
     let broker = Broker::connect(server.url()).await?;

@@ -38,7 +38,7 @@ fn main() -> ExitCode {
 
 async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
     let Some(server) = Server::start()? else {
-        return Ok(books.skip(MISSING));
+        return books.skip(MISSING);
     };
     let (pool, broker) = (schema.pool(3).await?, Broker::connect(server.url()).await?);
     books.scene(&format!("{TEXTS} texts, whose senders die before the provider answers"));
