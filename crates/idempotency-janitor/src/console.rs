@@ -193,12 +193,13 @@ async fn settle(State(console): App, visitor: Person, Path(link): Path<String>, 
     // connection.
     let done = tokio::spawn(async move {
         let (agreed, order) = console.agree(&link, order, &visitor).await?;
+        let key = agreed.shown().key.clone();
         let done = agreed.carry_out(&console.pool, &order.reason).await;
         let done = done.map_err(|failure| Refusal::Failure(Some(link.clone()), failure))?;
         tracing::info!(operator = %printable(&order.operator), "{}", printable(&done));
         // The decision is made and logged, so an error is ignored. Standard output may have no reader, or a full disk.
         let _ = print(&format!("{} {}: {}\n", Utc::now().to_rfc3339(), printable(&order.operator), printable(&done)));
-        Ok(pages::settled(&link, &done))
+        Ok(pages::settled(&link, &key, &done))
     });
     done.await.map_err(|error| Failure::Output(std::io::Error::other(error)))?
 }

@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 
 use axum::http::StatusCode;
 use maud::{DOCTYPE, Markup, html};
-use pg_idempotency::Mode;
 use pg_idempotency::operator::{Shown, ShownProbes, ShownStep, Stats, Warning};
+use pg_idempotency::{Key, Mode};
 
 use super::order::{Order, TOOK_EFFECT, decision, version};
 use super::text::{age, count, lines, shortened, span, time, visible};
@@ -91,6 +91,7 @@ pub(super) fn overview(waiting: Option<&[Shown]>, stats: &Stats, warnings: &[War
                     a href="/waiting" { "List the keys that wait" }
                 },
             }
+            @if let Some(found) = waiting { (first_to_expire(found.iter().map(|shown| (None, shown)))) }
             h2 { "Health" }
             @if warnings.is_empty() { p.good[well] { "There are no warnings." } }
             @else { ul { @for warning in warnings { li.alert { (lines(&warning.to_string())) } } } }
@@ -120,7 +121,7 @@ pub(super) fn overview(waiting: Option<&[Shown]>, stats: &Stats, warnings: &[War
 
 /// The page of the keys that wait. `found` contains the records with their links.
 pub(super) fn waiting(found: &[(String, Shown)], most: Option<NonZeroU32>) -> Markup {
-    let columns = ["Claimed", "Scope", "Operation", "Key", "State", "Attempt", "Look up", "Last error"];
+    let columns = ["Claimed", "Expires", "Scope", "Operation", "Key", "State", "Attempt", "Look up", "Last error"];
     let listed = found.len().min(LISTED as usize);
     page(
         "Waiting for a person",
@@ -130,15 +131,32 @@ pub(super) fn waiting(found: &[(String, Shown)], most: Option<NonZeroU32>) -> Ma
                     (listed) " keys, the oldest claim first."
                     @if listed < found.len() { " There are more: settle these, or use the command line." }
                 }
+                (first_to_expire(found[..listed].iter().map(|(link, shown)| (Some(&**link), shown))))
                 (table(&columns, found[..listed].iter().map(|found| row(found, most))))
             }
         },
     )
 }
 
+/// The deadline of the person who reads the page.
+fn first_to_expire<'a>(found: impl Iterator<Item = (Option<&'a str>, &'a Shown)>) -> Markup {
+    let Some((link, first)) = found.min_by_key(|(_, shown)| shown.expires_at) else { return Markup::default() };
+    let name = html! { bdi { (visible(first.key.operation())) " " (shortened(first.key.value())) } };
+    html! {
+        p {
+            "The first to expire is "
+            @if let Some(link) = link { a href={ "/key/" (link) } { (name) } } @else { (name) }
+            @if first.retention_left.is_zero() { ", which has expired" }
+            @else { ", in " (span(first.retention_left)) ", at " (time(first.expires_at)) }
+            ". After that, a repeat is performed."
+        }
+    }
+}
+
 fn row((link, record): &(String, Shown), most: Option<NonZeroU32>) -> Vec<Markup> {
     vec![
         html! { (span(age(record.claimed_at))) " ago" },
+        html! { @if record.retention_left.is_zero() { "expired" } @else { "in " (span(record.retention_left)) } },
         html! { bdi { (visible(record.key.scope())) } },
         html! { bdi { (visible(record.key.operation())) } },
         html! { a href={ "/key/" (link) } { bdi { (shortened(record.key.value())) } } },
@@ -322,11 +340,17 @@ pub(super) fn confirm(link: &str, agreed: &Agreed, order: &Order) -> Markup {
     )
 }
 
-pub(super) fn settled(link: &str, done: &str) -> Markup {
+/// The receipt of a decision, with the whole key, which a person copies into a ticket.
+pub(super) fn settled(link: &str, key: &Key, done: &str) -> Markup {
     page(
         "Done",
         &html! {
             p.good role="status" { (lines(done)) }
+            dl {
+                dt { "Scope" } dd { bdi { (visible(key.scope())) } }
+                dt { "Operation" } dd { bdi { (visible(key.operation())) } }
+                dt { "Value" } dd { bdi { (visible(key.value())) } }
+            }
             p { a href="/waiting" { "The keys that wait" } " · " a href={ "/key/" (link) } { "This key" } }
         },
     )

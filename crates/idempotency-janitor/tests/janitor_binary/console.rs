@@ -522,6 +522,27 @@ async fn the_list_shows_the_oldest(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What a person needs first: which key is forgotten first, and after the decision the key for the ticket.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn the_first_key_to_expire_is_named_and_the_receipt_has_the_whole_key(pool: PgPool) -> anyhow::Result<()> {
+    lapsed(&pool, &key("value-of-the-oldest-claim"), AT_MOST_ONCE).await?;
+    lapsed(&pool, &key("first-to-expire-of-both"), AT_MOST_ONCE).await?;
+    let soon = "update idempotency.record set expires_at = now() + interval '30 min' where value like 'first%'";
+    sqlx::query(soon).execute(&pool).await?;
+    let console = Console::start(&pool, &[]);
+    let visitor = Visitor::of(&console.url)?;
+    for path in ["/", "/waiting"] {
+        let (_, page) = visitor.get(path).await?;
+        let (_, first) = page.split_once("The first to expire is").expect("the sentence");
+        let (sentence, _) = first.split_once("a repeat is performed").expect("its end");
+        assert!(sentence.contains("firs…") && sentence.contains("in 29 min"), "{path}: {sentence}");
+    }
+    let (link, page) = visitor.look_up(&key("first-to-expire-of-both")).await?;
+    let (status, receipt) = visitor.settle(&link, &page.1, "no_effect", "").await?;
+    assert!(status == 200 && receipt.contains("first-to-expire-of-both"), "{receipt}");
+    Ok(())
+}
+
 /// A client cannot read the time `infinity`.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_pinned_key_hides_no_other_and_can_be_settled(pool: PgPool) -> anyhow::Result<()> {
