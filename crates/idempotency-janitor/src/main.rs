@@ -36,7 +36,11 @@ use settle::{Decision, release, resolve, settle};
 
 /// What a person should do first.
 const FIRST: &str = "\
-idempotency-janitor looks after the keys of pg-idempotency. Name the database: export DATABASE_URL=postgres://role@host/database
+idempotency-janitor looks after the keys of pg-idempotency. First name the database:
+
+  export DATABASE_URL=postgres://role@host/database
+
+Then run one of these commands:
 
   idempotency-janitor migrate      create the schema, or bring it up to date
   idempotency-janitor health       is anything wrong with the set-up?

@@ -127,8 +127,8 @@ impl Fixture {
         Self { request: Some(serde_json::to_vec(body).expect("a body with a JSON form")), ..self }
     }
 
-    /// A reconciler has made this many probes and has found no trace each time. The next probe is due. The record has no
-    /// steps, or one step in doubt.
+    /// A reconciler has made this many probes and has found no trace each time. The next probe is due. The record has
+    /// no steps, or one step in doubt.
     pub fn with_probes(self, no_trace: u32) -> Self {
         Self { probes: Some(no_trace), ..self }
     }

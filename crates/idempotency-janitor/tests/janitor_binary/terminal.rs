@@ -61,7 +61,8 @@ async fn a_duration_is_written_as_people_write_it(pool: PgPool) {
     }
 }
 
-/// The binary on a terminal of 40 columns, with what the terminal shows. `None` if there is no `script`, which makes one.
+/// Runs the binary on a terminal of 40 columns. The output is what the terminal shows. `None` if the program `script` is
+/// missing, which makes the terminal.
 fn on_a_terminal(pool: &PgPool, arguments: &str, no_colour: bool) -> Option<Output> {
     let mut script = Command::new("script");
     let janitor = format!("stty cols 40 && exec '{}' {arguments}", env!("CARGO_BIN_EXE_idempotency-janitor"));

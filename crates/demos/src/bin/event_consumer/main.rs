@@ -1,5 +1,5 @@
-//! Proves that every event of a broker is handled exactly once or set aside, while its workers and the broker itself are
-//! killed in the middle of their work.
+//! Proves that every event of a broker is handled exactly once or set aside, while its workers and the broker itself
+//! are killed in the middle of their work.
 //!
 //! The [`worker`] uses the crate, with one handler for each kind of event: a batch of page views, which a mark guards;
 //! an order, whose effect and answer are in the database; a text through a gateway that does not recognise repeats,

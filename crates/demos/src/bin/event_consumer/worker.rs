@@ -33,8 +33,8 @@ pub(crate) const TABLES: &str = "
 /// How long a text waits after the death of its worker. 40 seconds are usual. This lease has to be watched.
 const LEASE: Duration = Duration::from_secs(1);
 
-/// A killed worker counts as an attempt too, because the event may be what kills it. The broker delivers a repeat before
-/// the other events, so one text may meet several of the gateway's mishaps.
+/// A killed worker counts as an attempt too, because the event may be what kills it. The broker delivers a repeat
+/// before the other events, so one text may meet several of the gateway's mishaps.
 const ATTEMPTS: NonZeroU32 = NonZeroU32::new(8).expect("8 is not 0");
 
 /// A view or an order whose statement fails is set aside at this delivery.

@@ -64,8 +64,9 @@ type Received = ([(&'static str, String); 1], Json<Value>);
 
 async fn receive(State(endpoint): State<Endpoint>, headers: HeaderMap, body: Bytes) -> Result<Received, Problem> {
     // Before anything is marked: a forged event under a real one's id would make the real one a duplicate.
-    // Over the bytes of the body as they arrived: parsed and encoded again, they would be others. The crate also refuses
-    // a delivery whose time is more than five minutes away, so nobody can send a recorded one for longer.
+    // The signature is of the bytes that arrived. A body that was parsed and encoded again may have other bytes. The
+    // crate also refuses a delivery whose time is more than five minutes away. So a recorded delivery soon becomes
+    // useless.
     if !endpoint.secrets.iter().any(|secret| secret.verify(&body, &headers).is_ok()) {
         let detail = "the signature is not of this id, time and body";
         return Err(Problem::new(StatusCode::UNAUTHORIZED, "unsigned", detail));
