@@ -52,10 +52,8 @@ pages! {
     failures: "Fail-over, backups, erasure.";
     poolers: "Poolers and managed services.";
     larger: "Partitions, tenants, Citus, regions.";
-    settings: "All settings with their defaults.";
     command_line: "The command line and its environment.";
     metrics: "Metrics, spans, logs and outcomes.";
-    files: "Examples, files for operators, and evidence: the files of the package.";
 }
 
 /// The crate in an existing service: the code before and after, and the steps between.

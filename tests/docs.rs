@@ -304,7 +304,7 @@ fn llms_txt_lists_the_pages_of_the_guide_and_no_name_that_is_gone() {
     let (rules, listed) =
         read("llms.txt").split_once("## Guide\n").map(|(a, b)| (a.to_owned(), b.to_owned())).expect("pages");
     let guide = read("src/guide/guide.md");
-    let listing = guide.lines().filter(|line| line.contains(".md]") && !line.starts_with('['));
+    let listing = guide.lines().filter(|line| line.contains("][") && line.contains(".md]") && !line.contains("../"));
     let pages = listing.map(|line| {
         let (text, page) = line.split_once("][").expect("a link");
         format!("{text}](src/guide/{}\n", page.replacen(']', ")", 1))

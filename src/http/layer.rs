@@ -218,6 +218,10 @@ impl IdempotencyLayer {
 }
 
 /// The settings of the fingerprint.
+///
+/// **A change of these settings never causes a wrong replay.** But until the key expires, a retry of an earlier request
+/// gets a 500 `misconfigured`. So deploy such a change when you expect few retries, or under another
+/// [operation](Self::operation).
 impl IdempotencyLayer {
     /// Compares bodies as canonical JSON instead of byte by byte, for clients that build the request anew for each
     /// retry. A body that is not JSON is refused with a 400. A body without a [canonical
@@ -295,7 +299,9 @@ impl IdempotencyLayer {
         Self { stored_errors: statuses, ..self }
     }
 
-    /// Also replays this header.
+    /// Also replays this header. The layer always replays `Cache-Control`, `Content-Disposition`, `Content-Encoding`,
+    /// `Content-Language`, `Content-Location`, `Content-Range`, `Content-Type`, `ETag`, `Expires`, `Last-Modified`,
+    /// `Link`, `Location` and `Vary`.
     ///
     /// # Panics
     ///
