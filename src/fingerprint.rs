@@ -77,8 +77,8 @@ impl Fingerprint {
     ///
     /// # Errors
     ///
-    /// [`InvalidBody`] if serde_json cannot write the value. The cause is a map key that is not a string, a number, a
-    /// boolean or a unit variant, or an error of the value's own [`Serialize`].
+    /// [`InvalidBody`] if serde_json cannot write the value. There are two causes. A map key may be something other
+    /// than a string, a number, a boolean or a unit variant. Or the value's own [`Serialize`] may return an error.
     pub fn of_json<T: Serialize + ?Sized>(value: &T) -> Result<Self, InvalidBody> {
         let text = serde_json::to_vec(value).map_err(InvalidBody::serialize)?;
         Ok(Self::of_text(&text, &[]))
@@ -117,8 +117,8 @@ impl Fingerprint {
         Self::of_version(JSON, hash_parts(b"h", &[method.as_bytes(), target.as_bytes(), body.as_bytes()]))
     }
 
-    /// Returns the fingerprint of a request under the service's choice. `request` is the fingerprint of the request as
-    /// the choice compares it, and `further` contains the further parts that count.
+    /// Returns the fingerprint of a request under the service's choice. `request` is the fingerprint of the method, the
+    /// path with its query, and the parts of the body that count. `further` contains the lines of the chosen headers.
     #[cfg(feature = "http")]
     pub(crate) fn of_choice(choice: &[u8], request: &Self, further: &[u8]) -> Self {
         let hasher = hash_parts(b"c", &[choice, request.as_bytes(), further]);

@@ -2,9 +2,9 @@
 #![doc = include_str!("guide/guide.md")]
 // The module `guide` exists only in the documentation and its tests. The guide has pages instead of items.
 //
-// `guide/links.md` gives each label of a link its target in the documentation. Each page ends with the targets of its
-// labels in the repository, for readers on a forge. If a label has two definitions, Markdown uses the first definition.
-// `tests/docs.rs` checks both definitions.
+// `guide/links.md` gives each label of a link its target in the documentation. At its end, each page defines its labels
+// a second time, with targets in the repository, for people who read the page on a forge. If a label has two
+// definitions, Markdown uses the first definition. `tests/docs.rs` checks both definitions.
 
 macro_rules! pages {
     ($($name:ident: $summary:literal $(, $picture:literal)* $(with $code:literal)?;)*) => {

@@ -150,8 +150,9 @@
 //! or after the pool's `acquire_timeout`. If the options set a longer wait, the request waits for this longer time. **A
 //! storm of requests with one key, or of one scope, delays other requests, but does not cause their refusal**, because
 //! the storm first queues for [places of its own](IdempotencyLayer::max_runs_of_one_scope). A duplicate that waits for
-//! another process polls the database, with pauses of up to half a second, and has no place between two polls. Each
-//! layer counts only its own runs. If several layers share a pool, choose bounds whose sum leaves a connection free.
+//! another process polls the database, with pauses of up to half a second. During a pause, the duplicate gives its
+//! place back. Each layer counts only its own runs. If several layers share a pool, choose bounds whose sum leaves a
+//! connection free.
 //!
 //! **The layer bounds the bytes of all requests that upload or wait.** The bound is the size of one largest
 //! [body](IdempotencyLayer::request_limit) for each place. The requests of one scope may hold at most half of these

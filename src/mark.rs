@@ -64,8 +64,8 @@ use crate::{Deployment, Error, Key, Misuse, Mode, OnDuplicate, observe};
 /// sessions of the server share one table of advisory locks.
 const MOST_KEYS: usize = 100;
 
-/// The maximum number of rounds of a batch without a wait. A further round is necessary if other transactions commit or
-/// delete records of the batch's keys at that moment.
+/// The maximum number of rounds that a batch makes in a row, without a wait between them. A further round is necessary
+/// if other transactions commit or delete records of the batch's keys at that moment.
 const ROUNDS: usize = 3;
 
 /// The result of a mark.
@@ -297,7 +297,7 @@ impl<'k> Batch<'k> {
         Ok(Self { options, keys, open, marked: vec![Marked::Duplicate; keys.len()] })
     }
 
-    /// Marks the keys. A key that stays open is in flight.
+    /// Marks the keys. A key that this function leaves in the field `open` is in flight.
     async fn mark(&mut self, conn: &mut PgConnection) -> Result<(), Error> {
         let deployment = self.options.deployment;
         let mut patience = Patience::of(self.options.on_duplicate, self.options.retention);

@@ -217,8 +217,9 @@ async fn install(pool: &PgPool, any_language: bool) -> Result<(), SetupError> {
     let once = async || {
         in_pooled_transaction(pool, Opening::ReadCommitted, async |conn| apply(conn, any_language).await).await
     };
-    // sqlx's migrator has a lock of its own, and may create the schema and then the table at the same time. An
-    // untrusted role may also create a schema. After an error from such a race, the call tries again.
+    // sqlx's migrator takes a different lock, so it may run at the same time as this call. The migrator creates first
+    // the schema, then the table, and this call may lose a race for each of them. An untrusted role may also create a
+    // schema. After an error from such a race, the call tries again.
     for _ in 0..2 {
         match once().await {
             Err(SetupError::Other(Error::Database(error)))

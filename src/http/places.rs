@@ -297,8 +297,8 @@ impl Queued {
         }
     }
 
-    /// Returns the holder of the key, if this process knows the holder. A request does not wait for the next poll
-    /// beyond `first`.
+    /// Returns the holder of the key, if this process knows the holder. A holder elsewhere counts as unknown from the
+    /// time of the next poll, or from `first` if that is earlier. So a request waits for a poll at most until `first`.
     fn holder_until(&self, first: Instant) -> Option<Holder> {
         self.with_holder(|holder| match holder {
             Some(Holder::Elsewhere(next)) => {

@@ -110,8 +110,9 @@ pub enum Rejection {
     /// happened although no answer is stored. A retry may then perform the operation again, or be `indeterminate`.
     #[error("the service cannot process this request at the moment; ask again with the same key")]
     Unavailable(#[source] Arc<Error>),
-    /// `overloaded`, 503 with `Retry-After`: no place became free in time, among all runs or among those of this scope.
-    /// Another reason is that the requests that upload or wait [hold too many bytes](super#runs). No handler began.
+    /// `overloaded`, 503 with `Retry-After`: no place became free in time, because the limit of all runs or the limit
+    /// of the runs of this scope was reached. Another reason is that the requests that upload or wait [hold too many
+    /// bytes](super#runs). No handler began.
     #[error("too many requests are in progress; ask again with the same key")]
     #[non_exhaustive]
     Overloaded {
@@ -276,7 +277,8 @@ impl Rejection {
 
     /// The rejection for an error of a statement that comes after the handler's statements.
     pub(super) fn of_completion(error: Error) -> Self {
-        // The claim was written in this transaction, so the handler has made the transaction read only.
+        // The claim could still write in this transaction. So if the transaction is read only now, the handler has made
+        // it read only.
         if error.is_write_in_read_only() { Self::misconfigured(error) } else { Self::of(error) }
     }
 

@@ -166,10 +166,10 @@ impl IdempotencyLayer {
     /// operation, a process resumes one request of each scope at a time.
     ///
     /// First, `decide` gets the key and the request. `decide` uses the scope of the key to find out whether the user
-    /// may still do this. `decide` also puts into the request what the service expects from its authentication. The key
-    /// is not claimed yet, so `decide` may be called again for a request, also by another resumer at the same time. If
-    /// `decide` returns an error, panics, or takes longer than the [time of a run](Self::run_timeout), the request is
-    /// left for a later search.
+    /// may still do this. `decide` also adds to the request the extensions or headers that the service's authentication
+    /// would have added. The key is not claimed yet, so `decide` may be called again for a request, also by another
+    /// resumer at the same time. If `decide` returns an error, panics, or takes longer than the [time of a
+    /// run](Self::run_timeout), the request is left for a later search.
     ///
     /// The resumed request has its method, its path with the query, its body, and the [stored
     /// headers](Self::store_header). The extensions of the request contain the [`Key`] and the [`Lease`], so that this

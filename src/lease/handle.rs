@@ -189,7 +189,7 @@ fn end(sent_at: Instant, lease: Duration) -> Instant {
 
 /// How many tries of a statement fit into one lease if each try takes its longest time.
 const TRIES: u32 = 3;
-/// The pause between two tries is the lease divided by this number: at most 2 s for a lease of 40 s.
+/// The longest pause between two tries is the lease divided by this number. For a lease of 40 s, this is 2 s.
 const PAUSES: u32 = 20;
 
 /// Runs a statement, and tries again after an error of the database, for the length of one lease. Otherwise one broken

@@ -235,8 +235,8 @@ impl Reconciler {
                  the names out, as in POST /accounts/{{}}/pay, and this reconciler then finds nothing"
             );
         }
-        // Each visit starts the retention of the record anew. The first probe comes one lease and the quiet time after
-        // the first visit, so this time must be shorter than the retention.
+        // Each visit starts the retention of the record anew. Between the first visit and the first probe, one lease
+        // and the quiet time pass. The sum of these two times must be shorter than the retention.
         let quiet =
             in_range("quiet time", quiet, Duration::from_millis(1)..=(leasing.retention - leasing.policy.lease()) / 2)?;
         // The record of a killed owner is remembered for one lease after the lapse. The first visit must come within

@@ -138,9 +138,9 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// As [`step_at_least_once`](Self::step_at_least_once), and [`StepInDoubt`](Error::StepInDoubt) if this attempt has
-    /// begun the step before. An error of `perform` also leaves the step in doubt, unless `perform` declares with
-    /// [`Step::not_performed`] that it had no effect.
+    /// Returns the same errors as [`step_at_least_once`](Self::step_at_least_once). Also returns
+    /// [`StepInDoubt`](Error::StepInDoubt) if this attempt has already begun the step. An error of `perform` also
+    /// leaves the step in doubt, unless `perform` declares with [`Step::not_performed`] that it had no effect.
     ///
     /// # Cancellation
     ///

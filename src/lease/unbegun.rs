@@ -1,10 +1,10 @@
 //! The end of a claim whose call has failed before its work began.
 //!
-//! The COMMIT of a claim may take effect although the call gets no answer, because the answer is lost or the call's
-//! future is dropped. Only this process knows that the work has not begun, so [`Unbegun`] releases the claim in the
-//! background. Without the release, the key would stay indeterminate under `AtMostOnce`, and in flight for a whole
-//! lease under the other policies. The service's role may not delete rows, so the record of a first claim stays, with
-//! attempt 0.
+//! A call may get no answer to the COMMIT of its claim, because the answer is lost or the call's future is dropped. The
+//! COMMIT may take effect nevertheless. Only this process knows that the work has not begun, so [`Unbegun`] releases
+//! the claim in the background. Without the release, the key would stay indeterminate under `AtMostOnce`, and in flight
+//! for a whole lease under the other policies. The service's role may not delete rows, so the record of a first claim
+//! stays, with attempt 0.
 
 use std::time::Duration;
 

@@ -6,9 +6,10 @@ use crate::SetupError;
 use crate::record::{self, OnEscape};
 use crate::session::{Opening, in_pooled_transaction};
 
-/// Lets the database refuse each write to this table outside an idempotent operation, or warn of the write. A write
-/// outside an operation goes through another connection of the pool, or runs in autocommit, before the claim or after a
-/// replay. A handler with this mistake fails in its first test, and not with a customer's second order.
+/// Makes the database refuse each write to this table that is made outside an idempotent operation, or warn of such a
+/// write. A write outside an operation goes through another connection of the pool, or runs in autocommit, before the
+/// claim or after a replay. A handler with this mistake fails in its first test, and not with a customer's second
+/// order.
 ///
 /// Write the table's name as in an SQL statement. The name follows `search_path`, and a name such as `public."Orders"`
 /// needs its quotes. If the table is already protected in this way, the call changes and locks nothing. A service may

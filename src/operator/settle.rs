@@ -93,9 +93,9 @@ impl Shown {
     /// more attempt, as `grant` does. The next attempt performs the steps in doubt. Finished steps stay finished. To
     /// decide about one of several steps, use [`step`](Self::step).
     ///
-    /// **A look-up alone is not enough if the owner's process may only be suspended**, because the process may still
-    /// send the request when it wakes. Let the other service withdraw the request, or make sure that the process is
-    /// gone.
+    /// **A look-up alone is not enough if the owner's process may be suspended instead of gone.** When a suspended
+    /// process wakes, it may still send the request. Let the other service withdraw the request, or make sure that the
+    /// process is gone.
     ///
     /// # Errors and cancellation
     ///

@@ -32,8 +32,8 @@ pub(crate) struct Doubt {
 }
 
 impl Doubt {
-    /// The operations that are due: first those that no reconciler has visited, then the oldest claim. A row that does
-    /// not decode is left out with a warning.
+    /// The operations that are due. Operations that no reconciler has visited come before those that were visited. In
+    /// each of these two groups, the oldest claim comes first. A row that does not decode is left out with a warning.
     pub(crate) async fn all(
         conn: &mut PgConnection,
         deployment: Deployment,

@@ -123,9 +123,9 @@ impl Record<'_> {
     }
 }
 
-/// Waits 10 ms for a row that another transaction has locked without the key's advisory lock. No lock shows when such a
-/// transaction ends, but all such transactions are short. The server sleeps, because this crate does not choose the
-/// async runtime.
+/// Waits 10 ms for a row that another transaction has locked without the key's advisory lock. A wait for the advisory
+/// lock would not show when such a transaction ends, but all such transactions are short. The server sleeps, because
+/// this crate does not choose the async runtime.
 pub(crate) async fn wait_for_row(conn: &mut PgConnection, deployment: Deployment) -> Result<(), Error> {
     let pause =
         sqlx::query("select /* pg_idempotency: pause */ pg_catalog.pg_sleep(0.01)").persistent(deployment.prepared);

@@ -125,8 +125,8 @@ mod seconds {
     }
 
     pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<Option<DateTime<Utc>>, D::Error> {
-        // A number that a person has written may be too large or too small for a time. If the number is due for the
-        // jsonpath, it must be due here, too.
+        // A person may have written a number that is too large or too small to be a valid time. If the jsonpath takes
+        // such a number for a time that is due, this function must do the same.
         let time = |seconds: f64| {
             let end = if seconds < 0.0 { DateTime::<Utc>::MIN_UTC } else { DateTime::<Utc>::MAX_UTC };
             DateTime::from_timestamp_millis((seconds * 1e3) as i64).unwrap_or(end)

@@ -66,7 +66,8 @@ pub struct Shown {
     /// The stored request without its body, if a leased HTTP layer has stored it.
     pub request: Option<ShownRequest>,
     fingerprint: Option<Vec<u8>>,
-    /// The names of the steps in doubt. A decision uses this private field, because a caller may change `steps`.
+    /// The names of the steps in doubt. A decision uses this private field instead of `steps`, because a caller can
+    /// change the public field `steps`.
     pub(super) in_doubt: Vec<String>,
     pub(super) version: Version,
     /// The deployment for the statements of an operator.

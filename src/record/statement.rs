@@ -46,8 +46,9 @@ pub(crate) async fn changes_a_row(
     Ok(done.rows_affected() == 1)
 }
 
-/// The mode of a row that is only shown. Here, a mode that only a newer release knows causes a decoding error. In a
-/// call, such a mode causes [`Incompatible::UnknownMode`](crate::Incompatible::UnknownMode).
+/// Returns the mode of a row that an operator or a reconciler reads. Here, a mode that only a newer release knows
+/// causes a decoding error. In a call, such a mode causes
+/// [`Incompatible::UnknownMode`](crate::Incompatible::UnknownMode).
 pub(super) fn known_mode(row: &PgRow) -> sqlx::Result<Mode> {
     let mode: &str = row.try_get("mode")?;
     Mode::from_column(mode)

@@ -43,8 +43,9 @@ pub(super) async fn complete_and_chain(
     })
 }
 
-/// Commits the crate's transaction in plain SQL. sqlx still counts a transaction, so the statement begins another
-/// transaction. This transaction is empty, and holds neither a lock nor a snapshot.
+/// Commits the crate's transaction in plain SQL. sqlx does not notice this COMMIT and still counts an open
+/// transaction, so the statement also begins a new transaction. The new transaction is empty, and holds neither a lock
+/// nor a snapshot.
 async fn commit_and_chain(conn: &mut PgConnection) -> Result<(), Error> {
     conn.execute(COMMIT_AND_CHAIN).await.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
         // The caller's code has ended the transaction.

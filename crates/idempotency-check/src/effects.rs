@@ -11,7 +11,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::Error;
 
-/// The pause between two readings. The two readings have to be equal, so that a late effect is charged to its own try.
+/// The pause between two readings. The program reads until two readings in a row are equal, so that a late effect
+/// counts for the try that caused it.
 const APART: Duration = Duration::from_millis(50);
 /// How long the effects may go on changing, and how long one reading may take.
 const PATIENCE: Duration = Duration::from_secs(10);

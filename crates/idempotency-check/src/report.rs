@@ -30,7 +30,7 @@ pub struct Report {
     pub tries: Vec<Try>,
     /// The tries without an interruption.
     pub undisturbed: Vec<Try>,
-    /// The tries of `tries` and `undisturbed` with another verdict than [`Verdict::OneEffect`].
+    /// The tries, out of `undisturbed` and `tries`, that have a verdict other than [`Verdict::OneEffect`].
     pub findings: Vec<Try>,
     /// Remarks for the reader of the report.
     pub notes: Vec<String>,

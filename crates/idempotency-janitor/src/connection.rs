@@ -17,8 +17,8 @@ pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a command waits for a statement that normally takes only a moment.
 pub(crate) const ANSWER: Duration = Duration::from_secs(30);
-/// How long a command waits for a statement that reads the whole table, or for other migrations. After this time, the
-/// network counts as lost. Without a limit, cron would start the next command beside this command.
+/// How long a command waits for a statement that reads the whole table, or for migrations that another process runs.
+/// After this time, the network counts as lost. Without a limit, cron would start the next command beside this command.
 pub(crate) const LONG_ANSWER: Duration = Duration::from_secs(600);
 
 /// Waits for an answer of the library, and closes the connection if no answer comes within `limit`.
