@@ -85,6 +85,10 @@ impl Record<'_> {
 /// must not expire before its time. `idempotency.await_key` has the same condition. For an unfinished record,
 /// `await_key` also requires that the record has the mode of the call.
 ///
+/// A first attempt takes over an expired record or a released one, in any mode and with any body. Between the look that
+/// has found an expired record and this statement, a suspended owner may renew its lease, and let it lapse again. The
+/// first attempt must not take over this record, which has the old token and a mode and a body of its own.
+///
 /// Both kinds of table share this text, because a column that a second text forgot to clear could give a caller the
 /// response of the old record.
 ///
@@ -108,7 +112,8 @@ macro_rules! take_over_free {
                 and record.token = $9::int8
                 and ((expires_at <= least($10::timestamptz, pg_catalog.statement_timestamp())
                         and ", $crate::record::statement::no_live_lease!(), ")
-                    or ", $crate::record::statement::may_be_retried!(), ")"
+                    or (($11::int4 > 1 or lease_until = '-infinity')
+                        and ", $crate::record::statement::may_be_retried!(), "))"
         }
     };
 }
