@@ -156,13 +156,21 @@ impl Resumed {
     }
 }
 
+/// In the extensions of a request without a key that a leased layer has passed on.
+#[derive(Clone, Copy)]
+pub(super) struct WithoutKey;
+
 /// The reason why a handler cannot have the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoLease {
-    /// No leased layer is in front of this handler, or the layer does not cover this method, or the request has no key.
-    #[error("there is no lease here: no leased IdempotencyLayer covers this request, or the request has no key")]
+    /// No leased layer is in front of this handler, or the layer does not cover this method.
+    #[error("there is no lease here: no leased IdempotencyLayer covers this request")]
     NotLent,
+    /// The request has no key, and a leased layer with [`optional_key`](super::IdempotencyLayer::optional_key) has
+    /// passed it on. The handler may do its work without a lease, as before the service had keys.
+    #[error("there is no lease here: the request has no key")]
+    NoKey,
     /// Under `AtMostOnce`, the layer lends the lease only once. Code inside the layer may have called the handler a
     /// second time, although the first call may have had its effect. A middleware may also have taken the lease.
     #[error(
@@ -183,7 +191,9 @@ impl Lease {
     /// [`NoLease`].
     #[cfg_attr(docsrs, doc(cfg(feature = "http")))]
     pub fn of_request(extensions: &Extensions) -> Result<Self, NoLease> {
-        let lent = LentLease::of(extensions).ok_or(NoLease::NotLent)?;
+        let Some(lent) = LentLease::of(extensions) else {
+            return Err(extensions.get::<WithoutKey>().map_or(NoLease::NotLent, |_| NoLease::NoKey));
+        };
         if lent.take() && lent.lease.mode() == Mode::AtMostOnce {
             return Err(NoLease::LentBefore);
         }

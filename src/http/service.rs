@@ -295,6 +295,7 @@ async fn run<H: Handler>(
         (LayerMode::Transactional(options), None) => Transactional { layer, options }.run_without_key(handler).await,
         (LayerMode::Leased(options), Some(ticket)) => leased::run(options, layer, ticket, place, handler).await,
         (LayerMode::Leased(_), None) => {
+            handler.extensions_mut().insert(leased::WithoutKey);
             handler.call(layer.run_timeout).await.map(|response| response.map(LayerBody::untouched))
         }
     };

@@ -13,7 +13,7 @@ use axum::middleware::{Next, from_fn};
 use axum::response::IntoResponse as _;
 use axum::routing::post;
 use pg_idempotency::RoundTrips;
-use pg_idempotency::http::{IdempotencyLayer, LastError};
+use pg_idempotency::http::{IdempotencyLayer, LastError, NoLease};
 use pg_idempotency::lease::Lease;
 use pg_idempotency::testing::lapse;
 use rig::gate::Gate;
@@ -233,5 +233,28 @@ async fn a_second_call_of_the_handler_gets_no_lease_under_at_most_once(pool: PgP
         let at_most_once = effects == 1;
         let is_indeterminate = retry.rejection.is_some_and(|rejection| rejection.kind() == "indeterminate");
         assert_eq!(is_indeterminate, at_most_once, "{policy:?}");
+    }
+}
+
+/// A service that gets keys step by step works without a lease only for a request without a key. If the layer is
+/// missing, the same branch would let a retry act again.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_handler_can_tell_a_request_without_a_key_from_a_missing_layer(pool: PgPool) {
+    let route = || {
+        post(async |lease: Result<Lease, NoLease>| match lease {
+            Ok(_) => "a lease",
+            Err(NoLease::NoKey) => "no key",
+            Err(NoLease::NotLent) => "no layer",
+            Err(_) => "another reason",
+        })
+    };
+    let covered = Router::new().route("/send", route()).layer(leased(&pool, AT_LEAST_ONCE).optional_key(true));
+    for (app, key, expected) in [
+        (covered.clone(), Some("key-1"), "a lease"),
+        (covered, None, "no key"),
+        (Router::new().route("/send", route()), Some("key-2"), "no layer"),
+        (Router::new().route("/send", route()), None, "no layer"),
+    ] {
+        assert_eq!(send(&app, request("POST", "/send", key, "x")).await.body, expected, "{key:?}");
     }
 }

@@ -545,12 +545,14 @@ pub(crate) fn reconcile(policy: Policy, took_effect: bool) -> Actor {
     })
 }
 
-/// The heartbeat of a machine that slept, and its death: the lease has lapsed again, at another time.
+/// The heartbeat of a machine that slept, and its death: the retention is prolonged, and the lease has lapsed again, at
+/// another time.
 pub(crate) fn wake_and_die() -> Actor {
     actor(|seat| async move {
         // The conditions of a heartbeat.
         let update = "update /* pg_idempotency: move time */ idempotency.record
-            set expires_at = expires_at, lease_until = statement_timestamp() - interval '1 ms'
+            set expires_at = greatest(expires_at, statement_timestamp() + interval '1 h'),
+                lease_until = statement_timestamp() - interval '1 ms'
             where operation = $1 and value = $2 and token = 0 and completed_at is null and lease_until > '-infinity'";
         let update = sqlx::query(update).bind(OPERATION).bind(seat.key.value());
         let done = update.execute(&seat.pool).await?;

@@ -226,6 +226,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         leases("lease-operator-releases", [owns_once(), lapse(), operate(Release)], &[]),
         leases("lapsed-operators", [operate(Resolve), operate(Release)], &[After(Lapsed(AT_MOST_ONCE))]),
         leases("lease-expired-sweep", [owns(), sweep()], &[After(LapsedAndExpired(AT_LEAST_ONCE))]),
+        // A suspended owner wakes between the look of a call in another mode and its take-over.
+        leases("lease-expired-wakes", [owns_once(), wake_and_die()], &[After(LapsedAndExpired(AT_LEAST_ONCE))]),
         leases("lease-ends-sweep", [owns(), expire(), lapse(), sweep()], &[]),
         leases("lease-kills", [own(AT_LEAST_ONCE, Releases), owns()], &[Kills(0)]),
         leases("lease-other-mode", [owns(), wait()], &[]),

@@ -118,13 +118,19 @@ fn scope(request: &Parts) -> Result<String, Denied> {
     Ok(account.clone())
 }
 
+/// The largest body, as axum's own limit has it.
+const LIMIT: usize = 2 * 1024 * 1024;
+
 pub(crate) fn router(app: AppState) -> anyhow::Result<(Router, [Runs; 2])> {
+    // If the process dies, a retry gets a 409 until the lease has lapsed. While the process lives, it renews the lease.
     let in_steps = LeaseOptions::new(Policy::InSteps { lease: Duration::from_secs(40) })
         .max_attempts(NonZeroU32::new(10).expect("not zero"));
     // A retry gets the 402, and does not try the card again.
-    let leased =
-        IdempotencyLayer::leased(app.pool.clone(), in_steps, scope).store_errors([StatusCode::PAYMENT_REQUIRED]);
-    let transactional = IdempotencyLayer::transactional(app.pool.clone(), Idempotency::new(), scope);
+    let leased = IdempotencyLayer::leased(app.pool.clone(), in_steps, scope)
+        .store_errors([StatusCode::PAYMENT_REQUIRED])
+        .request_limit(LIMIT);
+    let transactional =
+        IdempotencyLayer::transactional(app.pool.clone(), Idempotency::new(), scope).request_limit(LIMIT);
     let runs = [leased.runs(), transactional.runs()];
     let orders = Router::new().route("/orders", post(place)).route_layer(transactional);
     let payments = Router::new().route("/orders/{order}/payment", post(pay)).route_layer(leased);
