@@ -47,7 +47,7 @@ impl Server {
     /// `None` if this machine has no nats-server, and no package of it: stderr has the reason.
     pub fn start() -> anyhow::Result<Option<Self>> {
         let script = |name: &str| Command::new(format!("{}/../../script/{name}", env!("CARGO_MANIFEST_DIR")));
-        let found = script("find-server").arg("nats-server").stderr(Stdio::inherit()).output()?;
+        let found = script("find-program").arg("nats-server").stderr(Stdio::inherit()).output()?;
         if !found.status.success() {
             return Ok(None);
         }

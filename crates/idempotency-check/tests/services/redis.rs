@@ -16,7 +16,7 @@ pub(crate) struct Redis {
 impl Redis {
     pub(crate) fn start() -> anyhow::Result<Self> {
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../script");
-        let found = Command::new(scripts.join("find-server")).arg("redis-server").output()?;
+        let found = Command::new(scripts.join("find-program")).arg("redis-server").output()?;
         ensure!(found.status.success(), "{}", String::from_utf8_lossy(&found.stderr).trim());
         let program = String::from_utf8(found.stdout)?;
         let mut keeper = Command::new(scripts.join("redis"))
