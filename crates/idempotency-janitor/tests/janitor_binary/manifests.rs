@@ -31,7 +31,7 @@ fn the_binary_accepts_the_arguments_of_each_manifest() {
         let arguments: Vec<String> = serde_json::from_str(&list).expect("a list of JSON");
         assert_accepted(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
     }
-    let commands = lines(SYSTEMD, "ExecStart=/usr/local/bin/idempotency-janitor ");
+    let commands = lines(SYSTEMD, "ExecStart=idempotency-janitor ");
     assert!(commands.len() >= 2, "{commands:?}");
     for command in commands {
         // An instance's name, and a variable of the environment, stand for one word.
