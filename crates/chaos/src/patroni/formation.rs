@@ -5,6 +5,7 @@ use std::process::Child;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use reqwest::Method;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use sqlx::postgres::PgConnectOptions;
@@ -125,9 +126,10 @@ impl Formation {
     /// `patronictl switchover`, to a node of Patroni's choice. Patroni refuses it while no standby is ready, so this
     /// repeats it.
     pub(crate) async fn switch_over(&self, from: &Node) -> anyhow::Result<()> {
-        let body = json!({ "leader": from.name }).to_string();
+        let body = json!({ "leader": from.name });
         self.until("Patroni switches over", async || {
-            let answer = rest::request(from.ports.rest, "POST", "/switchover", &body, SWITCHOVER_LIMIT).await;
+            let answer =
+                rest::request(from.ports.rest, Method::POST, "/switchover", Some(&body), SWITCHOVER_LIMIT).await;
             matches!(answer, Ok((200, _))) || self.router.leader().is_some_and(|leader| leader != from.ports)
         })
         .await
@@ -169,7 +171,7 @@ impl Formation {
     }
 
     async fn members(&self, of: &Node) -> anyhow::Result<Vec<Member>> {
-        let (_, body) = rest::request(of.ports.rest, "GET", "/cluster", "", LIMIT).await?;
+        let (_, body) = rest::request(of.ports.rest, Method::GET, "/cluster", None, LIMIT).await?;
         Ok(serde_json::from_str::<Members>(&body)?.members)
     }
 
