@@ -33,18 +33,16 @@ pub(crate) enum Command {
     Run(Run),
     /// Counts the records by mode, operation and state
     Stats {
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        output: Output,
     },
     /// Checks the set-up; exits with 1 if a promise may be broken, and with 3 if only the sweep lags
     Health {
         /// How long an expired record may wait for its sweep
         #[arg(long, env = "IDEMPOTENCY_MAX_LAG", default_value = "1h", value_parser = duration)]
         max_lag: Duration,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        output: Output,
     },
     /// Lists the keys that wait for a person, the oldest claim first; exits with 3 if there is a key to list. Exhausted
     /// keys are listed only with --max-attempts
@@ -56,9 +54,8 @@ pub(crate) enum Command {
         /// Also show the downstream key of this step, even if the step has stored nothing
         #[arg(long, value_name = "NAME", allow_hyphen_values = true)]
         step: Option<String>,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        output: Output,
     },
     /// Decides that an unfinished operation, or its step in doubt, took effect, and stores its response or result
     Resolve(Resolve),
@@ -72,9 +69,8 @@ pub(crate) enum Command {
         /// The reason, which the record keeps as its last error; callers may see the last error
         #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         reason: String,
-        /// Do not ask for confirmation
-        #[arg(long)]
-        yes: bool,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Permits one more attempt of a lapsed or released operation, even if its attempts are used up
     Grant {
@@ -83,9 +79,8 @@ pub(crate) enum Command {
         /// The reason, which the record keeps as its last error; callers may see the last error
         #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         reason: String,
-        /// Do not ask for confirmation
-        #[arg(long)]
-        yes: bool,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Deletes the record of a key before it expires, so that the next call with the key performs the operation again
     Forget {
@@ -94,9 +89,8 @@ pub(crate) enum Command {
         /// The reason, which is printed with the decision, for the log
         #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         reason: String,
-        /// Do not ask for confirmation
-        #[arg(long)]
-        yes: bool,
+        #[command(flatten)]
+        answer: Answer,
     },
     /// Serves a web page that shows the records and settles keys, until SIGTERM or SIGINT
     Console {
@@ -115,17 +109,21 @@ pub(crate) enum Command {
         /// Give a warning instead of the error, to find such writes first
         #[arg(long)]
         warn: bool,
+        #[command(flatten)]
+        output: Output,
     },
     /// Removes the protection of these tables
     Unprotect {
         /// The tables, named as in SQL
         #[arg(required = true, value_name = "TABLE")]
         tables: Vec<String>,
+        #[command(flatten)]
+        output: Output,
     },
     /// Creates the schema and its table, or brings them up to date
     Migrate {
         /// Print the SQL for a DBA to run, and do not connect to a database
-        #[arg(long)]
+        #[arg(long, conflicts_with = "json")]
         print: bool,
         /// Create the SQL functions for callers in other languages, too
         #[arg(long)]
@@ -133,6 +131,8 @@ pub(crate) enum Command {
         /// Distribute the table by scope over the workers of Citus, too
         #[arg(long, conflicts_with = "print")]
         distributed: bool,
+        #[command(flatten)]
+        output: Output,
     },
     /// Prints the completions for a shell
     Completions {
@@ -146,6 +146,23 @@ pub(crate) enum Command {
     },
 }
 
+// This type and the next one have no doc comments, because clap would use them as the texts of the commands.
+#[derive(Args)]
+pub(crate) struct Output {
+    /// Print JSON, one object on a line; an error is still a line of text on standard error, with the same exit code
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct Answer {
+    /// Do not ask for confirmation
+    #[arg(long)]
+    pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) output: Output,
+}
+
 #[derive(Args)]
 pub(crate) struct Sweep {
     #[command(flatten)]
@@ -154,9 +171,8 @@ pub(crate) struct Sweep {
     /// be due. A batch that takes 5 seconds longer is rolled back, and the exit code is 1
     #[arg(long, env = "IDEMPOTENCY_MAX_DURATION", value_parser = duration)]
     pub(crate) max_duration: Option<Duration>,
-    /// Print the report as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) output: Output,
 }
 
 #[derive(Args)]
@@ -218,9 +234,8 @@ pub(crate) struct Unsettled {
     /// have taken effect
     #[arg(long, env = "IDEMPOTENCY_ABANDONED_FOR", value_parser = duration)]
     pub(crate) abandoned_for: Option<Duration>,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) output: Output,
 }
 
 #[derive(Args)]
@@ -236,9 +251,8 @@ pub(crate) struct Resolve {
     /// The reason, which is printed with the decision, for the log
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     pub(crate) reason: String,
-    /// Do not ask for confirmation
-    #[arg(long)]
-    pub(crate) yes: bool,
+    #[command(flatten)]
+    pub(crate) answer: Answer,
 }
 
 #[derive(Args)]

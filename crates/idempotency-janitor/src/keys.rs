@@ -172,7 +172,7 @@ pub(crate) async fn unsettled(database: &Database, options: Unsettled) -> Result
     drop(bar);
     let more_left = found.len() > limit as usize;
     found.truncate(limit as usize);
-    print(&if options.json { list_in_json(&found, more_left, most) } else { list_in_text(&found, more_left, most) })?;
+    print(&if options.output.json { list_in_json(&found, more_left, most) } else { list_in_text(&found, more_left, most) })?;
     Ok(if found.is_empty() { Ending::Done } else { Ending::WorkLeft })
 }
 

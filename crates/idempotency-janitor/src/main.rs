@@ -27,6 +27,7 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use pg_idempotency::{any_language_sql, distribute, migrate, migrate_any_language, schema_sql};
+use serde_json::json;
 
 use arguments::{Arguments, Command};
 use connection::{Database, LONG_ANSWER, ask};
@@ -78,7 +79,7 @@ async fn run(database_url: Option<String>, command: Command) -> Result<Ending, F
         Command::Migrate { print: true, any_language: true, .. } => {
             print(&format!("{}\n{}", schema_sql(), any_language_sql()))
         }
-        Command::Migrate { print: false, any_language, distributed } => {
+        Command::Migrate { print: false, any_language, distributed, output } => {
             let pool = database.pool().await?;
             let migrated = if any_language {
                 ask(LONG_ANSWER, migrate_any_language(&pool)).await
@@ -91,20 +92,25 @@ async fn run(database_url: Option<String>, command: Command) -> Result<Ending, F
                 let _bar = progress("distributing the table");
                 distribute(&pool).await.map_err(Failure::from).map_err(failure::of_migrating)?;
             }
-            print("the schema is current\n")
+            let migrated = json!({"schema": "current", "any_language": any_language, "distributed": distributed});
+            print(&if output.json { format!("{migrated}\n") } else { "the schema is current\n".to_owned() })
         }
         Command::Sweep(options) => sweep::sweep(&database, options).await,
         Command::Run(options) => sweep::run(&database, options).await,
-        Command::Stats { json } => stats::stats(&database, json).await,
-        Command::Health { max_lag, json } => health::health(&database, max_lag, json).await,
-        Command::Protect { tables, warn } => protect::protect(&database, &tables, warn).await,
-        Command::Unprotect { tables } => protect::unprotect(&database, &tables).await,
+        Command::Stats { output } => stats::stats(&database, output.json).await,
+        Command::Health { max_lag, output } => health::health(&database, max_lag, output.json).await,
+        Command::Protect { tables, warn, output } => protect::protect(&database, &tables, warn, output.json).await,
+        Command::Unprotect { tables, output } => protect::unprotect(&database, &tables, output.json).await,
         Command::Unsettled(options) => keys::unsettled(&database, options).await,
-        Command::Show { key, step, json } => keys::show(&database, key, step, json).await,
+        Command::Show { key, step, output } => keys::show(&database, key, step, output.json).await,
         Command::Console { listen, options } => console::run(listen, &options, &database).await,
         Command::Resolve(options) => resolve(&database, options).await,
-        Command::Release { key, step, reason, yes } => release(&database, key, step, &reason, yes).await,
-        Command::Grant { key, reason, yes } => settle(&database, key.key()?, Decision::Grant, &reason, yes).await,
-        Command::Forget { key, reason, yes } => settle(&database, key.key()?, Decision::Forget, &reason, yes).await,
+        Command::Release { key, step, reason, answer } => release(&database, key, step, &reason, &answer).await,
+        Command::Grant { key, reason, answer } => {
+            settle(&database, key.key()?, Decision::Grant, &reason, &answer).await
+        }
+        Command::Forget { key, reason, answer } => {
+            settle(&database, key.key()?, Decision::Forget, &reason, &answer).await
+        }
     }
 }

@@ -5,13 +5,14 @@
 
 use std::io::{BufRead as _, IsTerminal as _, Write as _, stderr, stdin};
 
-use chrono::Utc;
+use chrono::{DateTime, Utc};
 use pg_idempotency::operator::{Shown, State};
 use pg_idempotency::{DEFAULT_RETENTION, Key, Mode};
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 use sqlx::PgPool;
 
-use crate::arguments::{KeyArguments, Resolve, ResponseArguments};
+use crate::arguments::{Answer, KeyArguments, Resolve, ResponseArguments};
 use crate::connection::{ANSWER, Database, ask, look};
 use crate::failure::Failure;
 use crate::keys::{in_text, names_in_doubt};
@@ -151,48 +152,101 @@ impl Agreed {
 
     /// Settles the record if it is still as it was shown. Returns a line for the log.
     pub(crate) async fn carry_out(self, pool: &PgPool, reason: &str) -> Result<String, Failure> {
+        Ok(self.settle(pool, reason).await?.in_text())
+    }
+
+    async fn settle(self, pool: &PgPool, reason: &str) -> Result<Settled, Failure> {
         let Self { decision, shown } = self;
         let before = shown.clone();
-        let done = match decision {
+        let (decision, step) = match decision {
             Decision::Resolve { response } => {
                 // If the record's own retention is longer, the record keeps it.
                 ask(ANSWER, shown.resolve(pool, &response, DEFAULT_RETENTION)).await?;
-                "resolved"
+                ("resolved", None)
             }
             Decision::ResolveStep { step, result } => {
                 ask(ANSWER, shown.step(&step).resolve(pool, &result)).await?;
-                return Ok(settled("resolved", &before, &step, reason));
+                ("resolved", Some(step))
             }
             Decision::ReleaseStep { step } => {
                 ask(ANSWER, shown.step(&step).release(pool, reason)).await?;
-                return Ok(settled("released", &before, &step, reason));
+                ("released", Some(step))
             }
             Decision::Release => {
                 ask(ANSWER, shown.release(pool, reason)).await?;
-                "released"
+                ("released", None)
             }
             Decision::Grant => {
                 ask(ANSWER, shown.grant(pool, reason)).await?;
-                "granted another attempt"
+                ("granted", None)
             }
             Decision::Forget => {
                 ask(ANSWER, shown.forget(pool)).await?;
-                "forgotten"
+                ("forgotten", None)
             }
         };
-        Ok(format!("{done}: {}, which was {}, because {reason}", named(&before), before.state))
+        Ok(Settled { at: Utc::now(), decision, step, before, reason: reason.to_owned() })
+    }
+}
+
+/// A decision that was carried out.
+struct Settled {
+    /// The time is a part of the report, because the database does not store the time of each decision.
+    at: DateTime<Utc>,
+    decision: &'static str,
+    /// The step that was settled, if the decision was not about the whole operation.
+    step: Option<String>,
+    /// The record before the decision.
+    before: Shown,
+    /// The database does not store the reason for `resolve` and `forget`.
+    reason: String,
+}
+
+impl Settled {
+    /// A line for a log, without the whole value of the key.
+    fn in_text(&self) -> String {
+        let Self { decision, before, reason, .. } = self;
+        let of = named(before);
+        let Some(step) = &self.step else {
+            return format!("{decision}: {of}, which was {}, because {reason}", before.state);
+        };
+        let left = match &others(before, step)[..] {
+            [] => "which is released".to_owned(),
+            others => format!("which still waits for {others:?}"),
+        };
+        let downstream_key = before.downstream_key_of_step(step).unwrap_or_default();
+        format!("{decision}: the step {step:?} with downstream key {downstream_key} of {of}, {left}, because {reason}")
+    }
+
+    fn in_json(&self) -> Value {
+        let Self { at, decision, step, before, reason } = self;
+        let of_step = |step| json!({"name": step, "downstream_key": before.downstream_key_of_step(step)});
+        json!({
+            "at": at.to_rfc3339(),
+            "decision": decision,
+            "scope": before.key.scope(),
+            "operation": before.key.operation(),
+            "value": before.key.value(),
+            // A string, as in `show`.
+            "token": before.token.to_string(),
+            "downstream_key": before.downstream_key,
+            "state_before": before.state.to_string(),
+            "step": step.as_deref().map(of_step),
+            "steps_left_in_doubt": step.as_deref().map(|step| others(before, step)).unwrap_or_default(),
+            "reason": reason,
+        })
     }
 }
 
 pub(crate) async fn resolve(database: &Database, arguments: Resolve) -> Result<Ending, Failure> {
-    let Resolve { key, response, step, reason, yes } = arguments;
+    let Resolve { key, response, step, reason, answer } = arguments;
     let key = key.key()?;
     let response = read(response)?;
     let decision = match step {
         Some(step) => Decision::ResolveStep { step, result: response },
         None => Decision::Resolve { response },
     };
-    settle(database, key, decision, &reason, yes).await
+    settle(database, key, decision, &reason, &answer).await
 }
 
 pub(crate) async fn release(
@@ -200,10 +254,10 @@ pub(crate) async fn release(
     arguments: KeyArguments,
     step: Option<String>,
     reason: &str,
-    yes: bool,
+    answer: &Answer,
 ) -> Result<Ending, Failure> {
     let decision = step.map_or(Decision::Release, |step| Decision::ReleaseStep { step });
-    settle(database, arguments.key()?, decision, reason, yes).await
+    settle(database, arguments.key()?, decision, reason, answer).await
 }
 
 pub(crate) async fn settle(
@@ -211,17 +265,19 @@ pub(crate) async fn settle(
     key: Key,
     decision: Decision,
     reason: &str,
-    yes: bool,
+    answer: &Answer,
 ) -> Result<Ending, Failure> {
     let pool = database.pool().await?;
     let agreed = decision.about(look(&pool, &key).await?)?;
-    if !yes {
+    if !answer.yes {
         confirm(&agreed)?;
     }
-    let done = agreed.carry_out(&pool, reason).await?;
-    // The line contains the time and the reason, because the database does not store the reason for `resolve` and
-    // `forget`.
-    let receipt = format!("{} {done}\n", Utc::now().to_rfc3339());
+    let settled = agreed.settle(&pool, reason).await?;
+    let receipt = if answer.output.json {
+        format!("{}\n", settled.in_json())
+    } else {
+        format!("{} {}\n", settled.at.to_rfc3339(), settled.in_text())
+    };
     // The decision is made. A non-zero exit code would be wrong, even if the disk is full and the line cannot be
     // written.
     if print(&receipt).is_err() {
@@ -246,16 +302,6 @@ fn follows(shown: &Shown, step: &str, if_last: &str) -> String {
 fn took_no_effect(shown: &Shown, step: &str) -> String {
     let follows = follows(shown, step, "the next call with this key performs it");
     format!("This decides that the step {step:?} took no effect: {follows}. Steps that are finished stay. Release it?")
-}
-
-fn settled(done: &str, shown: &Shown, step: &str, reason: &str) -> String {
-    let left = match &others(shown, step)[..] {
-        [] => "which is released".to_owned(),
-        others => format!("which still waits for {others:?}"),
-    };
-    let downstream_key = shown.downstream_key_of_step(step).unwrap_or_default();
-    let of = named(shown);
-    format!("{done}: the step {step:?} with downstream key {downstream_key} of {of}, {left}, because {reason}")
 }
 
 /// Keeps the response byte by byte, because a parsed number would lose digits, and a parsed object would lose its

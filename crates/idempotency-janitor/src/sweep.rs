@@ -51,7 +51,7 @@ pub(crate) async fn sweep(database: &Database, options: Sweep) -> Result<Ending,
         }
     }
     drop(bar);
-    print(&report(&swept, options.json))?;
+    print(&report(&swept, options.output.json))?;
     Ok(if swept.limited { Ending::WorkLeft } else { Ending::Done })
 }
 

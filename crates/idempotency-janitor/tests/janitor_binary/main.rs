@@ -15,6 +15,7 @@ mod migrate;
 mod probes;
 mod protect;
 mod roles;
+mod schema;
 mod settings;
 mod settle;
 mod silence;
