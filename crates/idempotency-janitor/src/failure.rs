@@ -2,10 +2,14 @@
 //! password.
 
 use std::error::Error as _;
+use std::io::{IsTerminal as _, stderr, stdout};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use pg_idempotency::operator::State;
 use pg_idempotency::{Error, InvalidKey, Mode, SettleError, SetupError};
+
+use crate::time::span;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -17,7 +21,7 @@ pub(crate) enum Failure {
     Connection(#[source] sqlx::Error),
     #[error("the server refused the login; check the role, and its password in the database URL or PGPASSFILE")]
     Login(#[source] sqlx::Error),
-    #[error("the server gave no answer within {0:?}; check host, port and firewall")]
+    #[error("the server gave no answer within {}; check host, port and firewall", span(*.0))]
     Silence(Duration),
     #[error("the server did not answer in time; the server may still have carried out the command")]
     Unanswered,
@@ -47,8 +51,8 @@ pub(crate) enum Failure {
     Key(#[from] InvalidKey),
     #[error("there is no record of this key")]
     NoRecord,
-    #[error("the record is under a live lease for {seconds:.0} s more; its owner may be at work, so wait for it")]
-    Leased { seconds: f64 },
+    #[error("the record is under a live lease for {} more; its owner may be at work, so wait for it", span(*left))]
+    Leased { left: Duration },
     #[error("nothing was done: the record's state is {state}; {why}")]
     NotToBeSettled { state: State, why: &'static str },
     #[error(
@@ -148,17 +152,27 @@ impl Failure {
 }
 
 /// Writes foreign text in one line. Escapes characters that would start another line, would control the terminal, would
-/// change the direction of writing, or would be invisible.
+/// change the direction of writing, or would be invisible. Escapes all characters beyond ASCII for a terminal that does
+/// not read UTF-8, because such a terminal takes some of their bytes as control characters.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().fold(String::with_capacity(text.len()), |mut line, character| {
         match character {
             '\n' => line.push(' '),
             '"' | '\'' | '\\' => line.push(character),
+            other if *IS_ASCII_TERMINAL => line.extend(other.escape_default()),
             other => line.extend(other.escape_debug()),
         }
         line
     })
 }
+
+/// Whether a terminal is attached whose locale has another encoding than UTF-8. A file or a pipe always gets UTF-8.
+static IS_ASCII_TERMINAL: LazyLock<bool> = LazyLock::new(|| {
+    let variables = ["LC_ALL", "LC_CTYPE", "LANG"].map(|name| std::env::var(name).unwrap_or_default());
+    let locale = variables.into_iter().find(|locale| !locale.is_empty()).unwrap_or_default().to_lowercase();
+    let is_terminal = stdout().is_terminal() || stderr().is_terminal();
+    is_terminal && !locale.contains("utf-8") && !locale.contains("utf8")
+});
 
 /// The failure of an attempt to connect. SQLSTATE class 28 means that the server refused the login.
 pub(crate) fn of_connecting(error: sqlx::Error) -> Failure {

@@ -2,8 +2,6 @@
 
 use std::num::NonZeroU32;
 
-use comfy_table::Table;
-use comfy_table::presets::NOTHING;
 use pg_idempotency::Mode;
 use pg_idempotency::operator::{self, Shown, ShownProbes, ShownRequest, ShownStep};
 use serde_json::json;
@@ -12,6 +10,7 @@ use crate::arguments::{KeyArguments, Unsettled};
 use crate::connection::{Database, LONG_ANSWER, ask, look};
 use crate::failure::{Failure, printable};
 use crate::process::{Ending, print, progress};
+use crate::time::{moment, span};
 
 pub(crate) async fn show(
     database: &Database,
@@ -94,11 +93,11 @@ fn probes_in_json(probes: &ShownProbes) -> serde_json::Value {
 /// The findings of a reconciler in words, such as *4 probes, 2 without a trace, the last one failed at …: no route;
 /// left to a person*.
 pub(crate) fn probes_in_words(probes: &ShownProbes) -> String {
-    let last = probes.at.map(|at| format!(" at {}", at.to_rfc3339())).unwrap_or_default();
+    let last = probes.at.map(|at| format!(" at {}", moment(at))).unwrap_or_default();
     let said = probes.finding.map(|finding| format!(", the last one {}{last}", finding.as_str().replace('_', " ")));
     let error = probes.error.as_deref().map(|error| format!(": {}", printable(error)));
     let next = match probes.next {
-        Some(at) => format!("; the next one is due at {}", at.to_rfc3339()),
+        Some(at) => format!("; the next one is due at {}", moment(at)),
         None => "; left to a person".to_owned(),
     };
     let plural = if probes.probes == 1 { "" } else { "s" };
@@ -116,11 +115,11 @@ pub(crate) fn in_text(shown: &Shown) -> String {
         ("state", shown.state.to_string()),
         ("attempt", shown.attempt.to_string()),
         ("token", shown.token.to_string()),
-        ("claimed at", shown.claimed_at.to_rfc3339()),
-        ("expires at", shown.expires_at.to_rfc3339()),
+        ("claimed at", moment(shown.claimed_at)),
+        ("expires at", moment(shown.expires_at)),
     ];
-    lines.extend(shown.completed_at.map(|at| ("completed at", at.to_rfc3339())));
-    lines.extend(shown.lease_left.map(|left| ("lease left", format!("{} s", left.as_secs()))));
+    lines.extend(shown.completed_at.map(|at| ("completed at", moment(at))));
+    lines.extend(shown.lease_left.map(|left| ("lease left", span(left))));
     lines.extend(shown.response_bytes.map(|bytes| ("response", format!("{bytes} bytes"))));
     lines.extend(shown.granted_attempt.map(|attempt| ("permitted", format!("attempt {attempt}, by an operator"))));
     lines.extend(shown.downstream_key.as_ref().map(|key| ("downstream key", key.clone())));
@@ -156,7 +155,7 @@ fn step_in_text(step: &ShownStep) -> String {
         as_argument(&step.name),
         step_state(step),
         step.attempt,
-        step.at.map(|at| format!(", {}", at.to_rfc3339())).unwrap_or_default(),
+        step.at.map(|at| format!(", {}", moment(at))).unwrap_or_default(),
         step.result_bytes.map(|bytes| format!(", {bytes} bytes")).unwrap_or_default(),
         step.downstream_key,
     )
@@ -172,7 +171,11 @@ pub(crate) async fn unsettled(database: &Database, options: Unsettled) -> Result
     drop(bar);
     let more_left = found.len() > limit as usize;
     found.truncate(limit as usize);
-    print(&if options.output.json { list_in_json(&found, more_left, most) } else { list_in_text(&found, more_left, most) })?;
+    print(&if options.output.json {
+        list_in_json(&found, more_left, most)
+    } else {
+        list_in_text(&found, more_left, most)
+    })?;
     Ok(if found.is_empty() { Ending::Done } else { Ending::WorkLeft })
 }
 
@@ -190,35 +193,9 @@ fn list_in_text(found: &[Shown], more_left: bool, most: Option<NonZeroU32>) -> S
     if found.is_empty() {
         return "nothing is unsettled\n".to_owned();
     }
-    let mut table = Table::new();
-    table.load_preset(NOTHING).set_header([
-        "scope operation value",
-        "mode",
-        "state",
-        "steps in doubt",
-        "attempt",
-        "token",
-        "claimed at",
-        "expires at",
-        "last error",
-        "reconciler",
-    ]);
-    for record in found {
-        table.add_row([
-            named(record),
-            record.mode.to_string(),
-            waits_as(record, most),
-            names_in_doubt(record).iter().map(|step| as_argument(step)).collect::<Vec<_>>().join(" "),
-            record.attempt.to_string(),
-            record.token.to_string(),
-            record.claimed_at.format("%Y-%m-%d %H:%M:%SZ").to_string(),
-            record.expires_at.format("%Y-%m-%d %H:%M:%SZ").to_string(),
-            record.last_error.as_deref().map(printable).unwrap_or_default(),
-            record.probes.iter().map(probes_in_words).collect::<Vec<_>>().join(" | "),
-        ]);
-    }
+    let records: String = found.iter().map(|record| record_in_text(record, most)).collect();
     let first = found.iter().min_by_key(|record| record.expires_at).map(|record| {
-        let expires_at = record.expires_at.format("%Y-%m-%d %H:%M:%SZ");
+        let expires_at = moment(record.expires_at);
         // A key that is not listed may expire earlier.
         let of_these = if more_left { "of these, " } else { "" };
         format!(
@@ -227,7 +204,23 @@ fn list_in_text(found: &[Shown], more_left: bool, most: Option<NonZeroU32>) -> S
         )
     });
     let more = if more_left { "there are more: settle these, or raise --limit\n" } else { "" };
-    format!("{table}\n{}{more}", first.unwrap_or_default())
+    format!("{records}\n{}{more}", first.unwrap_or_default())
+}
+
+/// The key on a line of its own, so that a narrow terminal does not break it. The facts are indented, so that `grep`
+/// finds the keys.
+fn record_in_text(record: &Shown, most: Option<NonZeroU32>) -> String {
+    let mut facts = vec![
+        format!("{}, {}, attempt {}, token {}", waits_as(record, most), record.mode, record.attempt, record.token),
+        format!("claimed {}", moment(record.claimed_at)),
+        format!("expires {}", moment(record.expires_at)),
+    ];
+    let in_doubt = names_in_doubt(record).iter().map(|step| as_argument(step)).collect::<Vec<_>>().join(" ");
+    facts.extend((!in_doubt.is_empty()).then(|| format!("steps in doubt: {in_doubt}")));
+    facts.extend(record.last_error.as_deref().map(|error| format!("last error: {}", printable(error))));
+    facts.extend(record.probes.iter().map(|probes| format!("reconciler: {}", probes_in_words(probes))));
+    let facts: String = facts.iter().map(|fact| format!("  {fact}\n")).collect();
+    format!("{}\n{facts}", named(record))
 }
 
 /// The key as the arguments of the commands that settle the key.
@@ -250,12 +243,15 @@ fn as_argument(part: &str) -> String {
     } else if printable(part) == part {
         format!("'{}'", part.replace('\'', r"'\''"))
     } else {
-        // Bash and zsh read this form as the same characters, and a terminal shows every character of this form.
+        // Bash and zsh read this form as the same bytes in every locale, and a terminal shows every character of this
+        // form.
         let escaped = part.chars().fold(String::new(), |mut escaped, character| {
             match character {
                 '\'' | '\\' => escaped.extend(['\\', character]),
                 seen if printable(seen.encode_utf8(&mut [0; 4])).chars().eq([seen]) => escaped.push(seen),
-                unseen => escaped += &format!("\\U{:08x}", u32::from(unseen)),
+                unseen => {
+                    escaped.extend(unseen.encode_utf8(&mut [0; 4]).bytes().map(|byte| format!("\\x{byte:02x}")));
+                }
             }
             escaped
         });

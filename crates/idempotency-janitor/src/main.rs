@@ -21,6 +21,7 @@ mod server;
 mod settle;
 mod stats;
 mod sweep;
+mod time;
 
 use std::io::{Write as _, stderr};
 use std::process::ExitCode;

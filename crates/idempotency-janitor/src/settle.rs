@@ -17,6 +17,7 @@ use crate::connection::{ANSWER, Database, ask, look};
 use crate::failure::Failure;
 use crate::keys::{in_text, names_in_doubt};
 use crate::process::{Ending, print};
+use crate::time::span;
 
 const EXPIRED: &str = "the key is new again, and the next call performs the operation";
 
@@ -46,7 +47,7 @@ impl Decision {
     /// Returns an error if this record cannot be settled in this way.
     pub(crate) fn check(&self, shown: &Shown) -> Result<(), Failure> {
         if let Some(left) = shown.lease_left {
-            return Err(Failure::Leased { seconds: left.as_secs_f64() });
+            return Err(Failure::Leased { left });
         }
         let refused = |why| Err(Failure::NotToBeSettled { state: shown.state, why });
         if !matches!(self, Self::Forget) && shown.completed_at.is_some() {
@@ -111,10 +112,10 @@ impl Agreed {
         let in_doubt = names_in_doubt(shown);
         match decision {
             Decision::Resolve { response } => format!(
-                "This decides that the operation took effect: each retry gets this response of {} bytes for {:.1} \
-                 hours, and nothing is performed. Resolve it?",
+                "This decides that the operation took effect: each retry gets this response of {} bytes for \
+                 {}, and nothing is performed. Resolve it?",
                 response.get().len(),
-                DEFAULT_RETENTION.max(shown.retention_left).as_secs_f64() / 3600.0
+                span(DEFAULT_RETENTION.max(shown.retention_left))
             ),
             Decision::ResolveStep { step, result } => format!(
                 "This decides that the step {step:?} took effect: its result is these {} bytes, and {}. Resolve \

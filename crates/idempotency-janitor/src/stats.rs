@@ -8,6 +8,7 @@ use serde_json::json;
 use crate::connection::{ANSWER, Database, ask};
 use crate::failure::Failure;
 use crate::process::{Ending, print};
+use crate::time::{moment, span};
 
 pub(crate) async fn stats(database: &Database, json: bool) -> Result<Ending, Failure> {
     let stats = ask(ANSWER, operator::stats(&database.pool().await?)).await?;
@@ -50,7 +51,7 @@ fn as_text(stats: &Stats) -> String {
             group.operation.clone(),
             group.state.to_string(),
             format!("{about}{}", group.records),
-            group.oldest.format("%Y-%m-%d %H:%M:%SZ").to_string(),
+            moment(group.oldest),
         ]);
     }
     if let Some(column) = table.column_mut(3) {
@@ -63,7 +64,7 @@ fn as_text(stats: &Stats) -> String {
         size(stats.index_bytes),
         stats.dead_rows,
         match stats.oldest_expired {
-            Some(oldest) => format!("the oldest expired record has been due for {} s", oldest.as_secs()),
+            Some(oldest) => format!("the oldest expired record has been due for {}", span(oldest)),
             None => "no expired record waits for its sweep".to_owned(),
         },
     )

@@ -6,6 +6,7 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 
 use crate::settle::beginning;
+pub(super) use crate::time::span;
 
 /// Escapes control characters, zero-width characters and marks that change the direction of writing, so that two
 /// different texts do not look the same.
@@ -38,16 +39,6 @@ pub(super) fn time(at: DateTime<Utc>) -> String {
 /// The time since `at`, by this machine's clock.
 pub(super) fn age(at: DateTime<Utc>) -> Duration {
     (Utc::now() - at).to_std().unwrap_or_default()
-}
-
-/// A duration in the largest unit that fits.
-pub(super) fn span(duration: Duration) -> String {
-    match duration.as_secs() {
-        seconds @ 0..120 => format!("{seconds} s"),
-        seconds @ 120..7_200 => format!("{} min", seconds / 60),
-        seconds @ 7_200..172_800 => format!("{} h", seconds / 3_600),
-        seconds => format!("{} days", seconds / 86_400),
-    }
 }
 
 /// A number with a narrow space between groups of three digits.

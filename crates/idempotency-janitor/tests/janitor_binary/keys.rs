@@ -33,6 +33,35 @@ async fn show_and_forget_one_key(pool: PgPool) -> anyhow::Result<()> {
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_time_is_in_utc_and_relative_in_at_most_two_units(pool: PgPool) -> anyhow::Result<()> {
+    lapsed(&pool, &Key::new("user:1", "POST /texts", "a")?, AT_MOST_ONCE).await?;
+    for (claimed, said) in [
+        ("1 s", "s ago\n"),
+        ("30 min 5 s", " UTC, 30m "),
+        ("2 h 5 min 1 s", " UTC, 2h 5m ago\n"),
+        ("3 d 1 h 5 min", " UTC, 3days 1h ago\n"),
+        ("40 d", " UTC, 1month 9days ago\n"),
+    ] {
+        let age = "update idempotency.record set claimed_at = now() - $1::text::interval,
+                       expires_at = now() + interval '5 h 10 min'";
+        sqlx::query(age).bind(claimed).execute(&pool).await?;
+        let expires_at: String = sqlx::query_scalar(
+            "select to_char(expires_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS') from idempotency.record",
+        )
+        .fetch_one(&pool)
+        .await?;
+        let in_utc = format!("{expires_at} UTC, in 5h 9m");
+        for command in [&["unsettled"][..], &["show", "user:1", "POST /texts", "a"], &["stats"]] {
+            let shown = text(&janitor_on(&pool, command).stdout);
+            let said = if command == ["stats"] { said.trim_end() } else { said };
+            assert!(shown.contains(said), "{claimed}: {shown}");
+            assert!(shown.contains(&in_utc) || command == ["stats"], "{in_utc}: {shown}");
+        }
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn show_names_the_trace_of_the_work(pool: PgPool) -> anyhow::Result<()> {
     let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     for (value, trace) in [("a", trace), ("b", "")] {
