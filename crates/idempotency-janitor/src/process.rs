@@ -50,6 +50,8 @@ impl Signals {
 /// no log contains it, and disappears at the end.
 pub(crate) fn progress(what: &'static str) -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {prefix}{msg}, {elapsed}").expect("a template");
+    // Every terminal can show these characters.
+    let style = style.tick_chars(r"|/-\ ");
     let bar = ProgressBar::new_spinner().with_style(style).with_prefix(what).with_finish(ProgressFinish::AndClear);
     bar.enable_steady_tick(Duration::from_millis(100));
     bar

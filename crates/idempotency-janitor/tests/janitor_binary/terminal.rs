@@ -5,7 +5,9 @@ use std::process::{Command, Output, Stdio};
 
 use sqlx::PgPool;
 
-use crate::support::{assert_fails, command_on, committed_after_an_error, expired, janitor, janitor_on, text};
+use crate::support::{
+    AT_MOST_ONCE, assert_fails, command_on, committed_after_an_error, expired, janitor, janitor_on, lapsed, text,
+};
 
 #[test]
 fn without_a_command_a_person_reads_the_first_steps() {
@@ -63,16 +65,14 @@ async fn a_duration_is_written_as_people_write_it(pool: PgPool) {
 
 /// Runs the binary on a terminal of 40 columns. The output is what the terminal shows. `None` if the program `script` is
 /// missing, which makes the terminal.
-fn on_a_terminal(pool: &PgPool, arguments: &str, no_colour: bool) -> Option<Output> {
+fn on_a_terminal(pool: &PgPool, arguments: &str, environment: &[(&str, &str)]) -> Option<Output> {
     let mut script = Command::new("script");
-    let janitor = format!("stty cols 40 && exec '{}' {arguments}", env!("CARGO_BIN_EXE_idempotency-janitor"));
+    let janitor = format!("stty rows 24 cols 40 && exec '{}' {arguments}", env!("CARGO_BIN_EXE_idempotency-janitor"));
     for (name, value) in command_on(pool).get_envs() {
         value.map(|value| script.env(name, value));
     }
     script.env_remove("RUST_LOG").env("TERM", "xterm").env_remove("NO_COLOR");
-    if no_colour {
-        script.env("NO_COLOR", "1");
-    }
+    script.envs(environment.iter().copied());
     let output = script.args(["-qec", &janitor, "/dev/null"]).stdin(Stdio::null()).output().ok();
     if output.is_none() {
         println!("skipped: script (of util-linux or bsdutils) is missing");
@@ -96,12 +96,89 @@ async fn a_terminal_shows_progress_and_colour_and_a_log_has_neither(pool: PgPool
 
     for no_colour in [false, true] {
         unsettled().await?;
-        let Some(output) = on_a_terminal(&pool, "sweep", no_colour) else { return Ok(()) };
+        let Some(output) = on_a_terminal(&pool, "sweep", if no_colour { &[("NO_COLOR", "1")] } else { &[] }) else {
+            return Ok(());
+        };
         let shown = text(&output.stdout);
         assert!(output.status.success() && shown.contains("deleting"), "{shown}");
         assert!(shown.contains("4 records deleted"), "{shown}");
         // The colour of WARN.
         assert_eq!(shown.contains("\u{1b}[33m"), !no_colour, "{shown:?}");
     }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_terminal_of_40_columns_breaks_no_word(pool: PgPool) -> anyhow::Result<()> {
+    for help in ["--help", "sweep --help", "resolve --help"] {
+        let Some(output) = on_a_terminal(&pool, help, &[("NO_COLOR", "1")]) else { return Ok(()) };
+        let shown = text(&output.stdout);
+        // clap does not wrap the names of flags.
+        let is_prose = |line: &&str| !["Usage:", "-", "<", "["].iter().any(|name| line.trim().starts_with(name));
+        let broken: Vec<_> = shown.lines().filter(|line| line.trim_end().len() > 40).filter(is_prose).collect();
+        assert!(output.status.success() && broken.is_empty(), "{help}: {broken:#?}");
+    }
+    let key = pg_idempotency::Key::new("tenant:17", "POST /texts", "0b7f7a52")?;
+    lapsed(&pool, &key, AT_MOST_ONCE).await?;
+    for command in ["unsettled", "show tenant:17 'POST /texts' 0b7f7a52"] {
+        let output = on_a_terminal(&pool, command, &[]).expect("as above");
+        let shown = text(&output.stdout);
+        let facts =
+            shown.lines().filter(|line| ["claimed", "expires"].iter().any(|fact| line.trim().starts_with(fact)));
+        assert!(facts.filter(|line| line.trim_end().len() <= 56).count() == 2, "two lines of the screen each: {shown}");
+        assert_eq!(shown.contains("tenant:17 'POST /texts' 0b7f7a52\r\n"), command == "unsettled", "{shown}");
+    }
+    Ok(())
+}
+
+/// On such a terminal, a byte of a UTF-8 character may be a control character.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_terminal_without_utf_8_gets_ascii_and_a_pipe_gets_the_text(pool: PgPool) -> anyhow::Result<()> {
+    let key = pg_idempotency::Key::new("scope", "operation", "Z\u{fc}rich")?;
+    lapsed(&pool, &key, AT_MOST_ONCE).await?;
+    // The second byte of this letter is the beginning of a control sequence in ISO 8859.
+    sqlx::query("update idempotency.record set last_error = '\u{15b}31mno'").execute(&pool).await?;
+    for (locale, is_ascii) in [(&[("LC_ALL", "C")], true), (&[("LC_ALL", "C.UTF-8")], false)] {
+        for command in ["unsettled", "show scope operation Z\u{fc}rich", "stats"] {
+            let Some(output) = on_a_terminal(&pool, command, locale) else { return Ok(()) };
+            let shown = text(&output.stdout);
+            assert!(shown.is_ascii() == (is_ascii || command == "stats"), "{locale:?} {command}: {shown}");
+            assert!(!is_ascii || command == "stats" || shown.contains(r"\u{15b}31mno"), "{shown}");
+        }
+    }
+    let piped = command_on(&pool).arg("unsettled").env("LC_ALL", "C").output()?;
+    assert!(text(&piped.stdout).contains("Z\u{fc}rich"), "{piped:?}");
+    Ok(())
+}
+
+/// A reader that closes the pipe early, as `head` does, changes neither the effect nor the exit code.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_pipe_without_a_reader_loses_nothing(pool: PgPool) -> anyhow::Result<()> {
+    sqlx::raw_sql("create table orders (id int); create table payments (id int)").execute(&pool).await?;
+    let key = pg_idempotency::Key::new("scope", "operation", "value")?;
+    lapsed(&pool, &key, AT_MOST_ONCE).await?;
+    let release = ["release", "scope", "operation", "value", "--reason", "ticket 4711", "--yes"];
+    for (arguments, code) in [
+        (&["unsettled"][..], 3),
+        (&["unsettled", "--json"], 3),
+        (&["stats"], 0),
+        (&["stats", "--json"], 0),
+        (&["show", "scope", "operation", "value"], 0),
+        (&["protect", "orders", "payments"], 0),
+        (&[&release[..], &["--json"]].concat(), 0),
+        (&["sweep"], 0),
+        (&["migrate", "--print"], 0),
+        (&["completions", "bash"], 0),
+        (&["--help"], 0),
+    ] {
+        let (reader, writer) = std::io::pipe()?;
+        drop(reader);
+        let output = command_on(&pool).args(arguments).stdout(writer).stderr(Stdio::piped()).output()?;
+        assert_eq!((output.status.code(), text(&output.stderr)), (Some(code), String::new()), "{arguments:?}");
+    }
+    let health = text(&janitor_on(&pool, &["health"]).stdout);
+    assert!(health.contains("protected: public.orders\nprotected: public.payments\n"), "{health}");
+    let unsettled = janitor_on(&pool, &["unsettled"]);
+    assert_eq!(unsettled.status.code(), Some(0), "released: {unsettled:?}");
     Ok(())
 }
