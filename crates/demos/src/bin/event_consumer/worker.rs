@@ -79,7 +79,7 @@ impl Worker {
     /// Batches: one statement marks up to a hundred events, and one transaction has the effects of the new ones.
     async fn count_views(&self, views: &Consumer) -> anyhow::Result<()> {
         loop {
-            let deliveries = views.take(BATCH).await;
+            let deliveries = views.take(BATCH).await?;
             if self.count(&deliveries).await.is_ok() {
                 for delivery in &deliveries {
                     delivery.ack().await;
@@ -90,7 +90,7 @@ impl Worker {
             for delivery in deliveries {
                 match self.count(std::slice::from_ref(&delivery)).await {
                     Ok(()) => delivery.ack().await,
-                    Err(error) => self.failed(views, &delivery, &error).await?,
+                    Err(error) => self.failed(views, &delivery, &error).await,
                 }
             }
         }
@@ -113,7 +113,7 @@ impl Worker {
     async fn place_orders(&self, orders: &Consumer) -> anyhow::Result<()> {
         let idempotency = Idempotency::new().retention(WINDOW).on_duplicate(OnDuplicate::Reject);
         loop {
-            for delivery in orders.take(1).await {
+            for delivery in orders.take(1).await? {
                 let event = &delivery.event;
                 let key = Key::new(&self.stream, "order.placed", &event.id)?;
                 let placed = idempotency
@@ -132,7 +132,7 @@ impl Worker {
                         self.note_meeting(&delivery).await?;
                         delivery.nack(retry_after).await;
                     }
-                    Err(error) => self.failed(orders, &delivery, &error).await?,
+                    Err(error) => self.failed(orders, &delivery, &error).await,
                 }
             }
         }
@@ -142,7 +142,7 @@ impl Worker {
     async fn send_texts(&self, texts: &Consumer) -> anyhow::Result<()> {
         let leasing = LeaseOptions::new(Policy::AtLeastOnce { lease: LEASE }).max_attempts(ATTEMPTS);
         loop {
-            for delivery in texts.take(1).await {
+            for delivery in texts.take(1).await? {
                 let event = &delivery.event;
                 let key = Key::new(&self.stream, "text.sent", &event.id)?;
                 let sent = leasing
@@ -157,8 +157,8 @@ impl Worker {
                     // after this time.
                     Err(Failure::Idempotency(Error::InFlight { retry_after, .. })) => delivery.nack(retry_after).await,
                     // No delivery changes these errors: the attempts are used up, or the name came with another body.
-                    Err(Failure::Idempotency(Error::Exhausted { .. } | Error::KeyReused { .. })) => {
-                        self.set_aside(texts, &delivery).await;
+                    Err(Failure::Idempotency(error @ (Error::Exhausted { .. } | Error::KeyReused { .. }))) => {
+                        self.set_aside(texts, &delivery, &error).await;
                     }
                     // The work failed, and the claim is released. Or the lease was lost, or the database failed: then
                     // another worker may have finished, and the next delivery shows that.
@@ -169,18 +169,19 @@ impl Worker {
     }
 
     /// Gives the event back, or sets it aside after too many deliveries.
-    async fn failed(&self, consumer: &Consumer, delivery: &Delivery, error: &Error) -> anyhow::Result<()> {
+    async fn failed(&self, consumer: &Consumer, delivery: &Delivery, error: &Error) {
         match error {
             Error::InFlight { retry_after, .. } => delivery.nack(*retry_after).await,
-            _ if delivery.number >= LAST_DELIVERY && !error.is_transient() => self.set_aside(consumer, delivery).await,
+            _ if delivery.number >= LAST_DELIVERY && !error.is_transient() => {
+                self.set_aside(consumer, delivery, error).await;
+            }
             _ => delivery.nack(PAUSE).await,
         }
-        Ok(())
     }
 
     /// If the broker does not answer, the event comes again, and is set aside then.
-    async fn set_aside(&self, consumer: &Consumer, delivery: &Delivery) {
-        if let Err(error) = consumer.set_aside(delivery).await {
+    async fn set_aside(&self, consumer: &Consumer, delivery: &Delivery, reason: &Error) {
+        if let Err(error) = consumer.set_aside(delivery, &reason.to_string()).await {
             eprintln!("{} was not set aside: {error:#}", delivery.event.id);
         }
     }

@@ -49,7 +49,7 @@ pub(crate) async fn work(schema: &Schema, provider: &str, broker: &str) -> anyho
     println!("ready");
     let handling = async || -> anyhow::Result<()> {
         loop {
-            for delivery in events.take(1).await {
+            for delivery in events.take(1).await? {
                 handle(schema, &pool, &provider, &delivery).await?;
             }
         }
