@@ -12,7 +12,7 @@ use crate::effects::Effects;
 use crate::judge::{Compare, Interruption};
 use crate::proxy::Proxy;
 use crate::report::Report;
-use crate::run::{Options, Run};
+use crate::run::{Options, Progress, Run};
 use crate::service::{START, Service, listens};
 use crate::talk::ATTEMPT;
 
@@ -131,7 +131,13 @@ impl Check {
 
     /// Calls this function with each line about the progress.
     #[must_use]
-    pub fn progress(mut self, progress: impl Fn(&str) + 'static) -> Self {
+    pub fn progress(self, progress: impl Fn(&str) + 'static) -> Self {
+        self.on_progress(move |step| match step {
+            Progress::Line(line) | Progress::Tried { line, .. } => progress(line),
+        })
+    }
+
+    pub(crate) fn on_progress(mut self, progress: impl Fn(Progress<'_>) + 'static) -> Self {
         self.options.progress = Box::new(progress);
         self
     }
@@ -172,7 +178,8 @@ impl Check {
                 let (http_url, method) = (request.url.clone(), request.method.to_string());
                 let caller = Http::new(request, ATTEMPT)?;
                 let service = if command.is_empty() {
-                    (self.options.progress)(&format!("waiting for a service with {variable}={url}"));
+                    let line = format!("waiting for a service with {variable}={url}");
+                    (self.options.progress)(Progress::Line(&line));
                     until_it_listens(&host, port).await?;
                     None
                 } else {

@@ -1,17 +1,19 @@
 //! The command line.
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _, stderr, stdout};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
+use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use reqwest::Method;
 use reqwest::header::{HeaderName, HeaderValue};
 use url::Url;
 
 use crate::client::{Request, other_body};
 use crate::judge::{Compare, Interruption};
+use crate::run::Progress;
 use crate::{Check, Error};
 
 /// Interrupts a service at each message to its PostgreSQL server, retries the request with the same idempotency key,
@@ -19,7 +21,7 @@ use crate::{Check, Error};
 ///
 /// The command after `--` starts the service, with the URL of a proxy in DATABASE_URL. `{key}` in the URL, a header,
 /// the body or the effects stands for the key. Exit codes: 0 without findings, 1 with findings, 2 if the check could
-/// not run.
+/// not run, or if its report could not be written.
 #[derive(Debug, Parser)]
 #[command(version)]
 pub struct Arguments {
@@ -96,21 +98,44 @@ pub async fn run(arguments: Arguments) -> u8 {
         Ok(report) => report,
         Err(error) => return fail(&error.in_one_line()),
     };
-    // A reader that closes the pipe early, as `head` does, is not a failure.
-    let _ = writeln!(std::io::stdout(), "{report}");
-    if let Some(file) = file {
+    let printed = writeln!(stdout(), "{report}");
+    if let Some(file) = &file {
         let text = serde_json::to_vec_pretty(&report).map_err(|error| error.to_string());
-        let written = text.and_then(|text| std::fs::write(&file, text).map_err(|error| error.to_string()));
+        let written = text.and_then(|text| std::fs::write(file, text).map_err(|error| error.to_string()));
         if let Err(error) = written {
-            return fail(&format!("{} cannot be written: {error}", file.display()));
+            let rest = if printed.is_ok() { "is on standard output only" } else { "is lost" };
+            return fail(&format!("{} cannot be written, so the report {rest}: {error}", file.display()));
         }
     }
-    u8::from(!report.findings.is_empty())
+    match printed {
+        // A reader that closes the pipe early, as `head` does, is not a failure.
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            let rest = file.map_or("is lost".to_owned(), |file| format!("is in {} only", file.display()));
+            fail(&format!("standard output cannot be written, so the report {rest}: {error}"))
+        }
+        _ => u8::from(!report.findings.is_empty()),
+    }
 }
 
 fn fail(what: &str) -> u8 {
-    let _ = writeln!(std::io::stderr(), "idempotency-check: {what}");
+    let _ = writeln!(stderr(), "idempotency-check: {what}");
     2
+}
+
+/// Writes the progress to stderr. A terminal shows a bar instead of a line for each try.
+fn progress() -> impl Fn(Progress<'_>) {
+    // Without colours, and with characters that every terminal can show.
+    let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} tries, {eta} left").expect("a template");
+    let bar = ProgressBar::no_length().with_style(style.progress_chars("=> ")).with_finish(ProgressFinish::AndClear);
+    move |progress| match progress {
+        Progress::Tried { done, all, .. } if !bar.is_hidden() => {
+            bar.set_length(all as u64);
+            bar.set_position(done as u64);
+        }
+        Progress::Tried { line, .. } | Progress::Line(line) => bar.suspend(|| {
+            let _ = writeln!(stderr(), "{line}");
+        }),
+    }
 }
 
 impl Arguments {
@@ -120,9 +145,7 @@ impl Arguments {
             .patience(self.patience)
             .compare(self.compare)
             .listen(self.listen)
-            .progress(|line| {
-                let _ = writeln!(std::io::stderr(), "{line}");
-            });
+            .on_progress(progress());
         if let Some(query) = &self.effects {
             check = check.effects(query);
         }

@@ -41,7 +41,18 @@ pub(crate) struct Options {
     pub(crate) patience: Duration,
     pub(crate) compare: Compare,
     pub(crate) only: Option<(usize, Interruption)>,
-    pub(crate) progress: Box<dyn Fn(&str)>,
+    pub(crate) progress: Box<dyn Fn(Progress<'_>)>,
+}
+
+/// What the check reports while it runs.
+pub(crate) enum Progress<'a> {
+    Line(&'a str),
+    /// A try with an interruption has ended.
+    Tried {
+        done: usize,
+        all: usize,
+        line: &'a str,
+    },
 }
 
 pub(crate) struct Run<'a> {
@@ -89,7 +100,7 @@ impl<'a> Run<'a> {
         if let Some(service) = &mut service {
             service.start_first().await?;
         }
-        (options.progress)("watching the idle service");
+        (options.progress)(Progress::Line("watching the idle service"));
         proxy.learn(WATCH).await;
         let expected = Expected { effect: Effect::default(), answer: Answer::new(0, ""), form: None };
         let mut report = Report::default();
@@ -225,8 +236,9 @@ impl<'a> Run<'a> {
         let count = self.report.messages.len();
         let killed =
             if self.service.is_some() { "" } else { "; it is not killed, because the check has not started it" };
-        let text = format!("{count} messages, {} tries, about {seconds:.0} s{killed}", tries.len());
-        (self.options.progress)(&text);
+        let about = humantime::format_duration(Duration::from_secs_f64(seconds.round()));
+        let text = format!("{count} messages, {} tries, about {about}{killed}", tries.len());
+        (self.options.progress)(Progress::Line(&text));
     }
 
     fn plan(&self) -> Vec<(usize, Interruption)> {
@@ -248,11 +260,13 @@ impl<'a> Run<'a> {
             let (count, name) = (self.places.len(), interruption.name());
             return Err(Error::Argument(format!("there is no try {message}:{name}: the request has {count} messages")));
         }
-        for (message, interruption) in plan {
+        let all = plan.len();
+        for (done, (message, interruption)) in (1..).zip(plan) {
             let result = self.interrupt(message, interruption).await?;
             let verdict = result.verdict.map_or("not reached".to_owned(), |verdict| verdict.to_string());
             let sql = shorten(&self.report.messages[message - 1].sql, 40);
-            (self.options.progress)(&format!("{} {verdict} ({sql})", result.place()));
+            let line = format!("{} {verdict} ({sql})", result.place());
+            (self.options.progress)(Progress::Tried { done, all, line: &line });
             self.report.tries.push(result);
         }
         Ok(())
@@ -272,7 +286,7 @@ impl<'a> Run<'a> {
 
     /// Waits for late effects, and reads the effects again.
     async fn late(&mut self) -> Result<(), Error> {
-        (self.options.progress)("waiting for late effects");
+        (self.options.progress)(Progress::Line("waiting for late effects"));
         sleep(LATE).await;
         let mut once = self.expected.effect.clone();
         if let Some(alone) = &self.alone {

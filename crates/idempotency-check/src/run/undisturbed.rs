@@ -9,7 +9,7 @@ use crate::judge::Verdict;
 use crate::report::Try;
 use crate::talk::Talk;
 
-use super::Run;
+use super::{Progress, Run};
 
 /// How many times a race is tried. In the first race, the service's pool may still open its connections.
 const RACES: usize = 3;
@@ -157,7 +157,8 @@ impl<'a> Run<'a> {
         effect: &Effect,
     ) {
         let shown = verdict.map_or("not judged".to_owned(), |verdict| verdict.to_string());
-        (self.options.progress)(&format!("{}: {shown}", check.replace('_', " ")));
+        let line = format!("{}: {shown}", check.replace('_', " "));
+        (self.options.progress)(Progress::Line(&line));
         let tried = self.tried(talk, verdict, detail, effect);
         self.report.undisturbed.push(Try { check: Some(check), ..tried });
     }
