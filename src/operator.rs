@@ -4,7 +4,7 @@
 //! functions. With a pool, each function runs in a transaction of its own, and [`bounded`] limits its time. The guide's
 //! page `settle` explains when a key has to be settled, and has a program.
 //!
-//! [`show`] and [`unsettled`] return records. The verbs of [`Shown`] settle a record only in the version that was
+//! [`show`], [`search`] and [`unsettled`] return records. The verbs of [`Shown`] settle a record only in the version that was
 //! shown. If the record has changed in the meantime, a verb returns [`SettleError::Changed`] and does nothing. Each
 //! verb consumes the record. All verbs except [`forget`](Shown::forget) return the new version of the record.
 //! [`Error::Indeterminate`] and [`Error::Exhausted`] contain the [`Version`] of their record. Compare this version with
@@ -40,5 +40,5 @@ pub use crate::record::{Group, Probed, Shown, ShownProbes, ShownRequest, ShownSt
 pub use crate::session::bounded;
 pub use crate::state::{State, Version};
 pub use health::{Warning, health, protected};
-pub use records::{Stats, show, stats, unsettled};
+pub use records::{Stats, search, show, stats, unsettled};
 pub use settle::{PoolOrTransaction, StepInDoubt};

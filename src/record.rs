@@ -55,7 +55,7 @@ pub use schema::OnEscape;
 pub(crate) use schema::{Distrust, Known, Schema, gaps, protect, protected, schema, unprotect};
 pub(crate) use settle::{Decision, Grants};
 pub use show::Shown;
-pub(crate) use show::{are_used_up, unsettled};
+pub(crate) use show::{are_used_up, limit_time, search, unsettled};
 pub(crate) use statement::{Record, draw_token};
 #[cfg(feature = "testing")]
 pub(crate) use statement::{changes_a_row, interval};

@@ -58,6 +58,35 @@ pub async fn show(pool: &PgPool, key: &Key) -> Result<Option<Shown>, Error> {
     .await
 }
 
+/// Lists at most `limit` records whose value begins with `beginning`, in the order of their keys. `None` for the scope
+/// or for the operation means all of them. An empty beginning is that of every value.
+///
+/// A search with a scope, an operation and a beginning reads only the entries of the primary key that it returns. A
+/// search without a scope may read the whole table. After `within`, the server ends the search, and the call fails.
+///
+/// # Errors and cancellation
+///
+/// As [`unsettled`]. After `within`, [`Error::Database`] with SQLSTATE 57014.
+pub async fn search(
+    pool: &PgPool,
+    scope: Option<&str>,
+    operation: Option<&str>,
+    beginning: &str,
+    limit: u32,
+    within: Duration,
+) -> Result<Vec<Shown>, Error> {
+    // The server refuses a text with this character, and no key contains the character.
+    if [scope, operation, Some(beginning)].into_iter().flatten().any(|part| part.contains('\0')) {
+        return Ok(Vec::new());
+    }
+    in_pooled_transaction(pool, Opening::AllRows, async |conn| {
+        migrate::trusted(conn).await?;
+        record::limit_time(conn, within).await?;
+        record::search(conn, scope, operation, beginning, limit).await
+    })
+    .await
+}
+
 /// The size of the sample, in records. With this size, a share is accurate to about half a per cent, and the sample is
 /// read in a moment.
 const SAMPLE: f64 = 30_000.0;

@@ -3,9 +3,10 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row as _};
+use chrono::{DateTime, Datelike as _, Utc};
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::query::Query;
+use sqlx::{PgConnection, Postgres, Row as _};
 
 use super::probes::ShownProbes;
 use super::resume::ShownRequest;
@@ -44,6 +45,8 @@ pub struct Shown {
     pub expires_at: DateTime<Utc>,
     /// The rest of the retention. Zero if the retention has ended.
     pub retention_left: Duration,
+    /// When the lease ends, or when it ended. `None` without a lease, and after the claim is released.
+    pub lease_until: Option<DateTime<Utc>>,
     /// The rest of a live lease.
     pub lease_left: Option<Duration>,
     /// The size of the stored response, or of the reference that is stored instead.
@@ -113,9 +116,11 @@ impl Shown {
         let response_bytes: Option<i32> = row.try_get("response_bytes")?;
         let completed_at: Option<DateTime<Utc>> = row.try_get("completed_at")?;
         let steps = ShownStep::all(row, downstream_key)?;
+        let state = statement::state_of(row)?;
+        let version = Version::of(row, completed_at.is_some())?;
         Ok(Self {
             mode,
-            state: statement::state_of(row)?,
+            state,
             token: row.try_get("token")?,
             attempt: row.try_get::<i32, _>("attempt")?.unsigned_abs(),
             granted_attempt: row.try_get::<Option<i32>, _>("granted_attempt")?.map(i32::unsigned_abs),
@@ -124,6 +129,8 @@ impl Shown {
             expires_at: row.try_get("expires_at")?,
             // The number of seconds is negative if the retention has ended.
             retention_left: Duration::try_from_secs_f64(row.try_get("seconds_left")?).unwrap_or_default(),
+            // The lease of a released claim has ended at -infinity, which is readable as the first day of year 1.
+            lease_until: version.lease_until.filter(|until| until.year() > 1),
             lease_left: lease_seconds_left.and_then(|left| Duration::try_from_secs_f64(left).ok()),
             response_bytes: response_bytes.map(|bytes| u64::from(bytes.unsigned_abs())),
             downstream_key: (mode.is_leased() && mode != Mode::InSteps).then(|| downstream_key("")),
@@ -141,7 +148,7 @@ impl Shown {
                 Vec::new()
             }),
             resumable: row.try_get("resumable")?,
-            version: Version::of(row, completed_at.is_some())?,
+            version,
             deployment: Deployment::new().prepared_statements(false).distributed(row.try_get("distributed")?),
             request: row
                 .try_get::<Option<&[u8]>, _>("request_head")?
@@ -240,14 +247,83 @@ pub(crate) async fn unsettled(
         limit $1::int8 offset $4::int8
         ",
     };
-    let mut pages = Pages::of(i64::from(limit), limit as usize, 0);
-    loop {
-        let page = sqlx::query(sql)
+    found(conn, limit, |skipped| {
+        sqlx::query(sql)
             .persistent(false)
             .bind(i64::from(limit)) // $1
             .bind(max_attempts) // $2
             .bind(abandoned_for.map(statement::interval)) // $3
-            .bind(pages.skipped) // $4
+            .bind(skipped) // $4
+    })
+    .await
+}
+
+/// The records whose value begins with `beginning`, in the order of the primary key. A search without a scope or
+/// without an operation includes all of them.
+pub(crate) async fn search(
+    conn: &mut PgConnection,
+    scope: Option<&str>,
+    operation: Option<&str>,
+    beginning: &str,
+    limit: u32,
+) -> Result<Vec<Shown>, Error> {
+    let sql = concat! {
+        "
+        select /* pg_idempotency: search */
+            scope, operation, value,", shown!(), "
+        from idempotency.record
+        where ($2::text is null or scope = $2::text)
+            and ($3::text is null or operation = $3::text)
+            -- The server turns the beginning of a pattern into a range of the primary key, because the collation is C.
+            and value like $4::text
+        order by scope, operation, value
+        limit $1::int8 offset $5::int8
+        ",
+    };
+    let mut pattern = String::with_capacity(beginning.len() + 1);
+    for character in beginning.chars() {
+        if matches!(character, '\\' | '%' | '_') {
+            pattern.push('\\');
+        }
+        pattern.push(character);
+    }
+    pattern.push('%');
+    found(conn, limit, |skipped| {
+        sqlx::query(sql)
+            .persistent(false)
+            .bind(i64::from(limit)) // $1
+            .bind(scope) // $2
+            .bind(operation) // $3
+            .bind(&pattern) // $4
+            .bind(skipped) // $5
+    })
+    .await
+}
+
+/// Makes the server end each further statement of the transaction after this time.
+pub(crate) async fn limit_time(conn: &mut PgConnection, within: Duration) -> Result<(), Error> {
+    // The server takes 0 for no limit.
+    let milliseconds = i32::try_from(within.as_millis()).unwrap_or(i32::MAX).max(1);
+    sqlx::query(
+        "select /* pg_idempotency: limit time */ pg_catalog.set_config('statement_timeout', $1::int4::text, true)",
+    )
+    .persistent(false)
+    .bind(milliseconds) // $1
+    .execute(conn)
+    .await
+    .map(drop)
+    .map_err(Error::of_statement)
+}
+
+/// Reads page after page, until `limit` records are found. `page` is the statement that skips so many rows.
+async fn found<'q>(
+    conn: &mut PgConnection,
+    limit: u32,
+    page: impl Fn(i64) -> Query<'q, Postgres, PgArguments>,
+) -> Result<Vec<Shown>, Error> {
+    let mut pages = Pages::of(i64::from(limit), limit as usize, 0);
+    loop {
+        let rows = page(pages.skipped)
             .try_map(|row: PgRow| {
                 let operation: &str = row.try_get("operation")?;
                 let shown = statement::stored_key(&row, operation)
@@ -257,7 +333,7 @@ pub(crate) async fn unsettled(
             .fetch_all(&mut *conn)
             .await
             .map_err(Error::of_statement)?;
-        if pages.end_with(page) {
+        if pages.end_with(rows) {
             pages.found.truncate(limit as usize);
             return Ok(pages.found);
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Finding, InDoubt, LeaseOptions, Policy};
 use pg_idempotency::mark::{MarkOptions, mark};
-use pg_idempotency::{Error, Idempotency, RoundTrips, ensure_idempotent};
+use pg_idempotency::{Error, Idempotency, RoundTrips, ensure_idempotent, operator};
 use rig::strict::partitioned;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgPool, Row as _};
 
@@ -133,5 +133,31 @@ async fn the_search_for_operations_in_doubt_reads_the_index_of_stored_requests(p
         let index = if partitioned() { "_operation_claimed_at_idx" } else { "record_to_resume" };
         assert!(!reads.is_empty() && reads.iter().all(|line| line.contains(index)), "{plans}: {plan:#?}");
     }
+    Ok(())
+}
+
+/// The server's own counts show the plan of the search with its values, which no prepared statement shows.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "Citus plans each statement for all shards")]
+async fn a_search_by_the_beginning_of_a_value_reads_only_what_it_finds(pool: PgPool) -> anyhow::Result<()> {
+    pool.execute(
+        "insert into idempotency.record (mode, scope, operation, value, fingerprint, token, expires_at, completed_at)
+        select 'transaction', 'tenant', 'operation', n::text, '\\x0101', 1, now() + interval '1 day', now()
+        from generate_series(1, 100000) as n",
+    )
+    .await?;
+    pool.execute("analyze idempotency.record").await?;
+    let searching = pool_of(1, &pool.connect_options()).await;
+    let found = operator::search(&searching, Some("tenant"), Some("operation"), "9999", 101, WINDOW).await?;
+    assert_eq!(found.len(), 11, "9999 and 99990 to 99999");
+    // The server counts at the latest when the session ends.
+    searching.close().await;
+    let read = "select (sum(seq_tup_read) + sum(idx_tup_fetch))::int8 from pg_stat_user_tables
+        where schemaname = 'idempotency' and relname::text like 'record%'";
+    let mut records: i64 = 0;
+    while records < 11 {
+        records = sqlx::query_scalar(read).fetch_one(&pool).await?;
+    }
+    assert!(records < 100, "{records} of 100,000");
     Ok(())
 }

@@ -244,7 +244,7 @@ fn squats() -> Vec<(&'static str, String, &'static str)> {
     ]
 }
 
-const DOORS: [&str; 12] = [
+const DOORS: [&str; 13] = [
     "migrate",
     "migrate_any_language",
     "protect",
@@ -253,6 +253,7 @@ const DOORS: [&str; 12] = [
     "health",
     "protected",
     "unsettled",
+    "search",
     "show",
     "stats",
     "release",
@@ -278,6 +279,7 @@ async fn open(door: &str, pool: &PgPool) -> Result<Vec<Warning>, Error> {
         "health" => return operator::health(pool, Duration::from_secs(3600)).await,
         "protected" => drop(operator::protected(pool).await?),
         "unsettled" => drop(operator::unsettled(pool, 10, None, None).await?),
+        "search" => drop(operator::search(pool, None, None, "", 10, Duration::from_secs(60)).await?),
         "show" => drop(operator::show(pool, &key).await?),
         "stats" => drop(operator::stats(pool).await?),
         _ => drop(janitor(pool).sweep_once(10).await?),

@@ -100,6 +100,82 @@ async fn a_row_whose_key_is_not_valid_hides_no_other(pool: PgPool) -> anyhow::Re
     Ok(())
 }
 
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_search_finds_the_values_that_begin_so(pool: PgPool) -> anyhow::Result<()> {
+    let keys = [
+        ("a", "order", "50%"),
+        ("a", "order", "50%_\\ off"),
+        ("a", "order", "500"),
+        ("a", "order", "ÿ"),
+        ("a", "order", "ÿ\u{10ffff}\u{10ffff}z"),
+        ("a", "ride", "50%"),
+        ("b", "order", "50%"),
+    ];
+    for (scope, operation, value) in keys {
+        Fixture::lapsed(&Key::new(scope, operation, value)?, "body", AT_MOST_ONCE)?.write(&pool).await?;
+    }
+    let long = "x".repeat(1 << 20);
+    for (scope, operation, beginning, found) in [
+        (Some("a"), Some("order"), "", &[0, 1, 2, 3, 4][..]),
+        (Some("a"), Some("order"), "50", &[0, 1, 2]),
+        (Some("a"), Some("order"), "50%", &[0, 1]),
+        (Some("a"), Some("order"), "50%_", &[1]),
+        (Some("a"), Some("order"), "50%_\\", &[1]),
+        (Some("a"), Some("order"), "%", &[]),
+        (Some("a"), Some("order"), "_", &[]),
+        (Some("a"), Some("order"), "\\", &[]),
+        (Some("a"), Some("order"), "5\0", &[]),
+        (Some("a\0"), None, "", &[]),
+        (Some("a"), Some("order"), "ÿ", &[3, 4]),
+        (Some("a"), Some("order"), "ÿ\u{10ffff}", &[4]),
+        (Some("a"), Some("order"), &long, &[]),
+        (Some("a"), None, "50%", &[0, 1, 5]),
+        (Some("a"), None, "", &[0, 1, 2, 3, 4, 5]),
+        (None, Some("order"), "50%", &[0, 1, 6]),
+        (None, None, "50%", &[0, 1, 5, 6]),
+        (None, None, "", &[0, 1, 2, 3, 4, 5, 6]),
+    ] {
+        let shown = operator::search(&pool, scope, operation, beginning, 9, HOUR).await?;
+        let mut expected = Vec::new();
+        for number in found {
+            let (scope, operation, value) = keys[*number];
+            expected.push(Key::new(scope, operation, value)?);
+        }
+        // The keys above are in another order.
+        expected.sort();
+        assert!(
+            shown.iter().map(|record| &record.key).eq(&expected),
+            "{scope:?} {operation:?} {beginning:?}: {shown:?}"
+        );
+        let first = operator::search(&pool, scope, operation, beginning, 1, HOUR).await?;
+        assert!(first.iter().map(|record| &record.key).eq(expected.first()), "{beginning:?}: {first:?}");
+    }
+    let shown = operator::search(&pool, None, None, "500", 9, HOUR).await?;
+    let lapsed: f64 = sqlx::query_scalar(
+        "select extract(epoch from lease_until)::float8 from idempotency.record where value = '500'",
+    )
+    .fetch_one(&pool)
+    .await?;
+    assert_eq!(shown[0].lease_until.map(|until| until.timestamp_micros()), Some((lapsed * 1e6).round() as i64));
+    let released = shown[0].clone().release(&pool, "no effect").await?;
+    assert_eq!(released.lease_until, None);
+    Ok(())
+}
+
+/// The table is locked for as long as the search would read it.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn the_server_ends_a_search_after_its_time(pool: PgPool) -> anyhow::Result<()> {
+    let mut lock = pool.begin().await?;
+    sqlx::query("lock table idempotency.record").execute(&mut *lock).await?;
+    let search = operator::search(&pool, None, None, "", 9, Duration::from_millis(50)).await;
+    let Err(Error::Database(error)) = search else { panic!("{search:?}") };
+    assert_eq!(error.as_database_error().and_then(|error| error.code()).as_deref(), Some("57014"));
+    lock.rollback().await?;
+    let left: String = sqlx::query_scalar("show statement_timeout").fetch_one(&pool).await?;
+    assert_eq!(left, "0", "the limit ends with the search");
+    Ok(())
+}
+
 /// What a program that lost the value has sent. The record has lapsed.
 async fn blank(pool: &PgPool, leasing: LeaseOptions) -> anyhow::Result<Key> {
     drop(owner(pool, leasing, &key("a")).await);
