@@ -198,6 +198,12 @@ pub(crate) struct ConsoleOptions {
     /// Show keys but do not settle them; a role with the janitor's grants is enough
     #[arg(long, env = "IDEMPOTENCY_CONSOLE_READ_ONLY")]
     pub(crate) read_only: bool,
+    /// Append each decision to this file, as one line of JSON with the whole key
+    #[arg(long, env = "IDEMPOTENCY_CONSOLE_LOG", value_name = "FILE")]
+    pub(crate) log: Option<PathBuf>,
+    /// The time from one sample for the charts to the next; a sample costs as much as `stats`
+    #[arg(long, env = "IDEMPOTENCY_CONSOLE_SAMPLE", default_value = "30s", value_parser = interval)]
+    pub(crate) sample: Duration,
     /// Also list lapsed and released operations with this number of attempts, which is the service's limit
     #[arg(long, env = "IDEMPOTENCY_MAX_ATTEMPTS")]
     pub(crate) max_attempts: Option<NonZeroU32>,

@@ -2,13 +2,16 @@
 //! `operator`.
 //!
 //! `access` admits or refuses a request, and `order` is a decision that a form sends. `pages` contains the templates,
-//! `text` makes text harmless, and `refusal` turns errors into pages. The decisions are the same as those of the
-//! command line, and are made in `settle`.
+//! `pictures` draws, `text` makes text harmless, and `refusal` turns errors into pages. The decisions are the same as
+//! those of the command line, and are made in `settle`. `decisions` is their log, and `samples` the past of the table.
 
 mod access;
+mod decisions;
 mod order;
 mod pages;
+mod pictures;
 mod refusal;
+mod samples;
 mod text;
 
 use std::collections::VecDeque;
@@ -19,7 +22,7 @@ use std::time::Duration;
 
 use axum::body::to_bytes;
 use axum::extract::{Path, Request, State};
-use axum::http::{Method, StatusCode, header};
+use axum::http::{Method, StatusCode, Uri, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse as _, Redirect, Response};
 use axum::routing::{get, post};
@@ -34,17 +37,21 @@ use pg_idempotency::operator::{self, Shown};
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use sqlx::PgPool;
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use crate::arguments::ConsoleOptions;
 use crate::connection::{CONNECT_TIMEOUT, Database, ask, look};
-use crate::failure::{Failure, printable};
+use crate::failure::Failure;
 use crate::process::{Ending, Signals, log, print};
 use crate::server::Server;
 use crate::settle::{Agreed, json};
 use access::{Access, Visitor, guard};
-use order::{Order, decision, version};
+use decisions::{Decisions, Made};
+use order::{Order, decision, in_words, version};
+use pages::Found;
 use refusal::Refusal;
+use samples::Samples;
 
 /// How many connections the pool has. A page uses one connection, and few people open a console at once.
 const CONNECTIONS: u32 = 4;
@@ -75,6 +82,8 @@ struct Console {
     max_attempts: Option<NonZeroU32>,
     abandoned_for: Duration,
     max_lag: Duration,
+    decisions: Decisions,
+    samples: Arc<Samples>,
     /// The keys that a page has named or linked, with their links.
     opened: Mutex<VecDeque<(String, Key)>>,
 }
@@ -92,20 +101,25 @@ pub(crate) async fn run(address: SocketAddr, options: &ConsoleOptions, database:
 }
 
 async fn serve(address: SocketAddr, options: &ConsoleOptions, database: &Database) -> Result<Server, Failure> {
+    let access = Arc::new(Access::new(address, options)?);
+    let decisions = Decisions::new(options.log.clone())?;
+    let pool = database.pool_of(CONNECTIONS, PATIENCE)?;
     let console = Arc::new(Console {
-        pool: database.pool_of(CONNECTIONS, PATIENCE)?,
+        samples: Samples::start(pool.clone(), options.sample),
+        pool,
         lists: database.pool_of(1, PATIENCE)?,
         read_only: options.read_only,
         max_attempts: options.max_attempts,
         abandoned_for: options.abandoned_for,
         max_lag: options.max_lag,
+        decisions,
         opened: Mutex::default(),
     });
-    let access = Arc::new(Access::new(address, options)?);
     let router = Router::new()
         .route("/", get(overview))
         .route("/waiting", get(waiting))
-        .route("/find", post(find))
+        .route("/find", get(ask_for_parts).post(find))
+        .route("/log", get(decided))
         .route("/key/{id}", get(key))
         .route("/key/{id}/confirm", post(confirm))
         .route("/key/{id}/settle", post(settle))
@@ -131,7 +145,7 @@ async fn in_time(request: Request, next: Next) -> Response {
     timeout(CONNECT_TIMEOUT, next.run(request)).await.unwrap_or_else(silence)
 }
 
-async fn overview(State(console): App) -> Page {
+async fn overview(State(console): App, uri: Uri) -> Result<Response, Refusal> {
     let (pool, lag) = (console.pool.clone(), console.max_lag);
     let (stats, warnings) = in_a_task(async move {
         Ok((ask(PAGE_TIME, operator::stats(&pool)).await?, ask(PAGE_TIME, operator::health(&pool, lag)).await?))
@@ -140,7 +154,24 @@ async fn overview(State(console): App) -> Page {
     // The list of waiting keys reads the whole table. The rest of the page does not wait for a large table, or for the
     // list of another operator.
     let waiting = timeout(PATIENCE, console.waiting()).await.ok().and_then(Result::ok);
-    Ok(pages::overview(waiting.as_deref(), &stats, &warnings, console.read_only))
+    console.samples.add(Some(&stats));
+    let (samples, read_only) = (console.samples.taken(), console.read_only);
+    let again = refreshes(&uri);
+    Ok(refreshing(again, pages::overview(waiting.as_deref(), &stats, &warnings, &samples, again, read_only)))
+}
+
+/// Whether the address of the page asks for a refresh. With the choice in the address, the pages need no script and no
+/// cookie.
+fn refreshes(uri: &Uri) -> bool {
+    uri.query() == Some(pages::REFRESHING)
+}
+
+/// Adds the header that makes a browser read the page again. A person has asked for the refresh, and a link of the page
+/// stops it. A `meta` element has the same effect, but axe-core reports every such element, because axe-core cannot see
+/// that a person has asked. The page of an error does not refresh.
+fn refreshing(again: bool, page: Markup) -> Response {
+    let header = again.then_some([(header::REFRESH, pages::REFRESH_SECONDS)]);
+    (header, page).into_response()
 }
 
 /// Asks the database in a task of its own. Each call in the task has a time limit, and closes a connection that does
@@ -152,10 +183,17 @@ async fn in_a_task<R: Send + 'static>(
     tokio::spawn(asking).await.map_err(|error| Failure::Output(std::io::Error::other(error)))?
 }
 
-async fn waiting(State(console): App) -> Page {
+async fn waiting(State(console): App, uri: Uri) -> Result<Response, Refusal> {
     let found = console.waiting().await?;
-    let linked: Vec<_> = found.into_iter().map(|record| (console.open(record.key.clone()), record)).collect();
-    Ok(pages::waiting(&linked, console.max_attempts))
+    let again = refreshes(&uri);
+    Ok(refreshing(again, pages::waiting(&console.linked(found), console.max_attempts, again)))
+}
+
+async fn decided(State(console): App, uri: Uri) -> Response {
+    let made: Vec<_> =
+        console.decisions.made().into_iter().map(|made| (console.open(made.key.clone()), made)).collect();
+    let again = refreshes(&uri);
+    refreshing(again, pages::decided(&console.decisions, &made, again))
 }
 
 #[derive(Deserialize)]
@@ -163,12 +201,35 @@ struct Parts {
     scope: String,
     operation: String,
     value: String,
+    /// Whether the value is only the beginning of a value. The scope and the operation may then be empty.
+    #[serde(default)]
+    search: bool,
+}
+
+async fn ask_for_parts() -> Markup {
+    pages::find(["", "", ""], None)
 }
 
 /// Uses POST, because a GET would leave the value in the browser's history and in the logs of proxies.
-async fn find(State(console): App, Form(parts): Form<Parts>) -> Result<Redirect, Refusal> {
-    let key = Key::recorded(parts.scope, parts.operation, parts.value).map_err(Failure::from)?;
-    Ok(Redirect::to(&format!("/key/{}", console.open(key))))
+async fn find(State(console): App, Form(parts): Form<Parts>) -> Result<Response, Refusal> {
+    let Parts { scope, operation, value, search } = parts;
+    if !search {
+        let key = Key::recorded(scope, operation, value).map_err(Failure::from)?;
+        return Ok(Redirect::to(&format!("/key/{}", console.open(key))).into_response());
+    }
+    let (pool, parts) = (console.pool.clone(), [scope, operation, value]);
+    let [scope, operation, beginning] = parts.clone();
+    let found = in_a_task(async move {
+        let [scope, operation] = [&scope, &operation].map(|part| Some(&**part).filter(|part| !part.is_empty()));
+        let search = operator::search(&pool, scope, operation, &beginning, pages::LISTED + 1, pages::SEARCH_TIME);
+        ask(PAGE_TIME, search).await
+    });
+    let found = match found.await {
+        Ok(found) => Found::All(console.linked(found)),
+        Err(failure) if failure.is_of_time() => Found::NotInTime,
+        Err(failure) => return Err(failure.into()),
+    };
+    Ok(pages::find(parts.each_ref().map(|part| &**part), Some((&found, console.max_attempts))).into_response())
 }
 
 async fn key(State(console): App, Extension(visitor): Person, Path(link): Path<String>) -> Page {
@@ -182,7 +243,7 @@ async fn key(State(console): App, Extension(visitor): Person, Path(link): Path<S
 
 async fn confirm(State(console): App, visitor: Person, Path(link): Path<String>, Form(order): Form<Order>) -> Page {
     let asking = tokio::spawn(async move {
-        let (agreed, order) = console.agree(&link, order, &visitor).await?;
+        let (agreed, order, _) = console.agree(&link, order, &visitor).await?;
         Ok(pages::confirm(&link, &agreed, &order))
     });
     asking.await.map_err(|error| Failure::Output(std::io::Error::other(error)))?
@@ -192,14 +253,18 @@ async fn settle(State(console): App, visitor: Person, Path(link): Path<String>, 
     // The decision runs in a task of its own, because the decision must get into the log even if the browser closes the
     // connection.
     let done = tokio::spawn(async move {
-        let (agreed, order) = console.agree(&link, order, &visitor).await?;
-        let key = agreed.shown().key.clone();
+        let (agreed, order, decision) = console.agree(&link, order, &visitor).await?;
+        let Shown { key, state, token, .. } = agreed.shown().clone();
         let done = agreed.carry_out(&console.pool, &order.reason).await;
         let done = done.map_err(|failure| Refusal::Failure(Some(link.clone()), failure))?;
-        tracing::info!(operator = %printable(&order.operator), "{}", printable(&done));
-        // The decision is made and logged, so an error is ignored. Standard output may have no reader, or a full disk.
-        let _ = print(&format!("{} {}: {}\n", Utc::now().to_rfc3339(), printable(&order.operator), printable(&done)));
-        Ok(pages::settled(&link, &key, &done))
+        let Order { operator, reason, .. } = order;
+        let made = Made { at: Utc::now(), operator, decision, key, state, token, reason, unwritten: false };
+        // The disk may be slow, and the process has one thread for all pages.
+        let recording = spawn_blocking(move || {
+            let (error, file) = (console.decisions.record(made.clone(), &done), console.decisions.file.as_deref());
+            pages::settled(&link, &made.key, &done, file.zip(error))
+        });
+        recording.await.map_err(|error| Failure::Output(std::io::Error::other(error)).into())
     });
     done.await.map_err(|error| Failure::Output(std::io::Error::other(error)))?
 }
@@ -211,6 +276,10 @@ impl Console {
         let (lists, most, idle) = (self.lists.clone(), self.max_attempts, self.abandoned_for);
         in_a_task(async move { ask(LIST_TIME, operator::unsettled(&lists, pages::LISTED + 1, most, Some(idle))).await })
             .await
+    }
+
+    fn linked(&self, found: Vec<Shown>) -> Vec<(String, Shown)> {
+        found.into_iter().map(|record| (self.open(record.key.clone()), record)).collect()
     }
 
     /// Remembers a key, and returns its link.
@@ -232,7 +301,8 @@ impl Console {
         Ok(key.clone())
     }
 
-    async fn agree(&self, link: &str, mut order: Order, visitor: &Visitor) -> Result<(Agreed, Order), Refusal> {
+    /// The decision of a form about the record that the page showed, the form, and the decision in a few words.
+    async fn agree(&self, link: &str, mut order: Order, visitor: &Visitor) -> Result<(Agreed, Order, String), Refusal> {
         if self.read_only {
             return Err(Refusal::ReadOnly);
         }
@@ -255,7 +325,8 @@ impl Console {
                 return Err(Refusal::Empty(field));
             }
         }
-        Ok((decision.about(shown).map_err(of_key)?, order))
+        let words = in_words(&decision);
+        Ok((decision.about(shown).map_err(of_key)?, order, words))
     }
 }
 

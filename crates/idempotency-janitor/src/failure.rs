@@ -102,6 +102,12 @@ pub(crate) enum Failure {
         #[source]
         source: std::io::Error,
     },
+    #[error("cannot append to the log file {path:?}; give a file that this user may write, in a directory that exists")]
+    LogFile {
+        path: std::path::PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
     #[error("cannot listen on {address}; does another process use it?")]
     Listen {
         address: std::net::SocketAddr,
@@ -129,9 +135,16 @@ impl Failure {
             | Self::ResponseFile { .. }
             | Self::OpenConsole { .. }
             | Self::TokenFile { .. }
+            | Self::LogFile { .. }
             | Self::NotConfirmed => 2,
             _ => 1,
         }
+    }
+
+    /// Whether the server has ended a statement because of its time.
+    pub(crate) fn is_of_time(&self) -> bool {
+        matches!(self, Self::Database(cause)
+            if cause.as_database_error().and_then(|cause| cause.code()).is_some_and(|code| code == "57014"))
     }
 
     /// The error and its causes. The text of the server's error occurs in several causes of sqlx, and is printed once.

@@ -53,3 +53,15 @@ pub(super) fn decision(action: &str, shown: &Shown, json: Box<RawValue>) -> Opti
 pub(super) fn version(shown: &Shown) -> String {
     format!("{} {}", shown.state, shown.version())
 }
+
+/// The decision in a few words, for the log.
+pub(super) fn in_words(decision: &Decision) -> String {
+    match decision {
+        Decision::Resolve { .. } => "resolved".to_owned(),
+        Decision::ResolveStep { step, .. } => format!("resolved the step {step:?}"),
+        Decision::Release => "released".to_owned(),
+        Decision::ReleaseStep { step } => format!("released the step {step:?}"),
+        Decision::Grant => "granted another attempt".to_owned(),
+        Decision::Forget => "forgotten".to_owned(),
+    }
+}

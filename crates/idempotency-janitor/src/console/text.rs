@@ -29,7 +29,14 @@ fn escaped(text: &str, plain: &[char]) -> String {
 
 /// Shortens a value, because the whole value gives access to the response.
 pub(super) fn shortened(value: &str) -> String {
-    format!("{}… ({} bytes)", visible(beginning(value)), value.len())
+    shortened_after(value, "")
+}
+
+/// Shortens a value that a person has found by this beginning.
+pub(super) fn shortened_after(value: &str, known: &str) -> String {
+    let begins =
+        if value.starts_with(known) && known.len() > beginning(value).len() { known } else { beginning(value) };
+    format!("{}… ({} bytes)", visible(begins), value.len())
 }
 
 pub(super) fn time(at: DateTime<Utc>) -> String {

@@ -139,8 +139,12 @@ async fn every_answer_forbids_scripts_frames_and_other_names_of_the_host(pool: P
         ("GET", "/", "localhost", 200),
         ("GET", "/", "[::1]", 200),
         ("GET", "/waiting", "127.0.0.1", 200),
+        ("GET", "/waiting?refresh=30", "127.0.0.1", 200),
+        ("GET", "/find", "127.0.0.1", 200),
+        ("GET", "/log", "127.0.0.1", 200),
         ("GET", "/style.css", "127.0.0.1", 200),
         ("GET", "/", "evil.example", 403),
+        ("GET", "/log", "evil.example", 403),
         ("GET", "/style.css", "127.0.0.1.evil.example", 403),
         ("GET", "/nowhere", "127.0.0.1", 404),
         ("GET", "/key/abc", "127.0.0.1", 404),
@@ -429,6 +433,9 @@ async fn an_open_address_is_refused_and_a_token_or_a_proxy_signs_in(pool: PgPool
     let file = directory.join("token");
     let path = file.to_str().expect("UTF-8");
     assert_fails(&janitor_on(&pool, &["console", "--token-file", path]), 2, "cannot use the token file");
+    let nowhere = directory.join("nowhere/log");
+    let nowhere = nowhere.to_str().expect("UTF-8");
+    assert_fails(&janitor_on(&pool, &["console", "--log", nowhere]), 2, "cannot append to the log file");
     std::fs::write(&file, "short\n")?;
     assert_fails(&janitor_on(&pool, &["console", "--token-file", path]), 2, "at least 16 characters");
     std::fs::write(&file, "correct horse battery\n")?;
@@ -519,6 +526,7 @@ async fn the_list_shows_the_oldest(pool: PgPool) -> anyhow::Result<()> {
         page.split("error ").skip(1).filter_map(|rest| rest.split('.').next()?.parse().ok()).collect();
     assert_eq!(errors, (0..100).collect::<Vec<_>>(), "{page}");
     assert!(page.contains("100 keys, the oldest claim first. There are more"), "{page}");
+    assert!(page.contains("Of these 100, the first to expire is"), "{page}");
     Ok(())
 }
 
@@ -562,5 +570,249 @@ async fn a_pinned_key_hides_no_other_and_can_be_settled(pool: PgPool) -> anyhow:
     let (link, page) = visitor.look_up(&key("pinned")).await?;
     assert!(page.1.contains("9999-12-31"), "{page:?}");
     assert_eq!(visitor.settle(&link, &page.1, "forget", "").await?.0, 200);
+    Ok(())
+}
+
+/// The page, the file and standard output have each decision. The newest comes first on the page.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn the_log_has_each_decision_with_its_whole_key(pool: PgPool) -> anyhow::Result<()> {
+    let (first, second) = (key("the-first-<b>key</b>-of-two"), key("a-step-in-doubt"));
+    lapsed(&pool, &first, AT_MOST_ONCE).await?;
+    in_doubt(&pool, &second).await?;
+    let file = std::env::temp_dir().join(format!("pgi-console-log-{}", uuid::Uuid::new_v4()));
+    let path = file.to_str().expect("UTF-8");
+    for round in 1..=2 {
+        let console = Console::start(&pool, &["--log", path]);
+        let visitor = Visitor::of(&console.url)?;
+        let (_, empty) = visitor.get("/log").await?;
+        assert!(empty.contains("No decision was made yet.") && empty.contains("The last 200 decisions"), "{empty}");
+        if round == 2 {
+            break;
+        }
+        for (key, action, response) in [(&first, "no_effect", ""), (&second, "took_effect", "7")] {
+            let (link, (_, page)) = visitor.look_up(key).await?;
+            let (_, refused) = visitor.settle(&link, &page, "took_effect", "{").await?;
+            assert!(refused.contains("not valid JSON"), "this is no decision: {refused}");
+            let (status, receipt) = visitor.settle(&link, &page, action, response).await?;
+            assert_eq!((status, receipt.contains("class=\"alert\"")), (200, false), "{receipt}");
+        }
+        let (_, log) = visitor.get("/log").await?;
+        let place = |part| log.find(part).unwrap_or_else(|| panic!("{part}: {log}"));
+        let newest = place("resolved the step &quot;text&quot;, was indeterminate");
+        assert!(newest < place("released, was indeterminate"), "{log}");
+        for part in ["the-first-&lt;b&gt;key&lt;/b&gt;-of-two", "a-step-in-doubt", "ticket 4711", "Ada", " s ago", path]
+        {
+            place(part);
+        }
+        assert_eq!(console.process.terminate().lines().count(), 2 + 1);
+    }
+    let lines = std::fs::read_to_string(&file)?;
+    let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&file)?) & 0o777;
+    std::fs::remove_file(&file)?;
+    assert_eq!(mode, 0o600);
+    let lines: Vec<serde_json::Value> = lines.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
+    assert_eq!(lines.len(), 2, "a restart appends: {lines:?}");
+    for (line, (key, decision)) in lines.iter().zip([(&first, "released"), (&second, "resolved the step \"text\"")]) {
+        let expected = serde_json::json!({
+            "at": line["at"], "token": line["token"], "operator": "Ada", "decision": decision, "state": "indeterminate",
+            "scope": key.scope(), "operation": key.operation(), "value": key.value(), "reason": "ticket 4711",
+        });
+        assert_eq!(line, &expected);
+        assert!(line["at"].as_str().is_some_and(|at| at.starts_with("20")) && line["token"].is_string(), "{line}");
+    }
+    Ok(())
+}
+
+/// The decision has committed, so the receipt must not look like a failure. The next decision is a line of its own,
+/// also behind a line that was cut off.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_log_file_on_a_full_disk_does_not_make_a_decision_fail(pool: PgPool) -> anyhow::Result<()> {
+    if !std::path::Path::new("/dev/full").exists() {
+        println!("skipped: this system has no /dev/full");
+        return Ok(());
+    }
+    let [released, later] = ["released", "later"].map(key);
+    let directory = std::env::temp_dir().join(format!("pgi-console-{}", uuid::Uuid::new_v4()));
+    std::fs::create_dir(&directory)?;
+    let [file, link, errors] = ["decisions", "link", "errors"].map(|name| directory.join(name));
+    std::os::unix::fs::symlink("/dev/full", &link)?;
+    let mut command = command_on(&pool);
+    command.args(["console", "--listen", "127.0.0.1:0", "--log"]).arg(&link).stderr(std::fs::File::create(&errors)?);
+    let console = Console::of(&mut command);
+    let visitor = Visitor::of(&console.url)?;
+    for (key, is_full) in [(&released, true), (&later, false)] {
+        lapsed(&pool, key, AT_MOST_ONCE).await?;
+        let (page_of_key, (_, page)) = visitor.look_up(key).await?;
+        let (status, receipt) = visitor.settle(&page_of_key, &page, "no_effect", "").await?;
+        assert_eq!((status, receipt.contains("released: scope")), (200, true), "{receipt}");
+        let says = ["The decision is made, but could not be written to the log file", "No space left"];
+        assert!(says.iter().all(|says| receipt.contains(says) == is_full), "{receipt}");
+        assert_eq!(state(&pool, key).await?.as_deref(), Some("released"));
+        if is_full {
+            std::fs::write(&file, "{\"at\": \"20")?;
+            std::fs::remove_file(&link)?;
+            std::os::unix::fs::symlink(&file, &link)?;
+        }
+    }
+    let (_, page) = visitor.get("/log").await?;
+    assert_eq!(page.matches("not in the file").count(), 1, "{page}");
+    assert!(console.process.terminate().contains(" Ada: released"));
+    let (warned, written) = (std::fs::read_to_string(&errors)?, std::fs::read_to_string(&file)?);
+    std::fs::remove_dir_all(&directory)?;
+    assert!(warned.contains("WARN") && warned.contains("is missing in the log file"), "{warned}");
+    let last: serde_json::Value = serde_json::from_str(written.lines().last().expect("a line"))?;
+    assert_eq!((&last["value"], written.lines().count()), (&"later".into(), 2), "{written}");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_search_lists_the_keys_that_begin_so(pool: PgPool) -> anyhow::Result<()> {
+    for n in 0..102 {
+        Fixture::completed(&key(&format!("payment-of-a-customer-{n:03}")), "body", &n)?.write(&pool).await?;
+    }
+    let percent = key("50%_<i>\\");
+    lapsed(&pool, &percent, AT_MOST_ONCE).await?;
+    let console = Console::start(&pool, &["--read-only"]);
+    let visitor = Visitor::of(&console.url)?;
+    let search = async |scope, operation, value| {
+        visitor.post("/find", &[("scope", scope), ("operation", operation), ("value", value), ("search", "true")]).await
+    };
+    let long = "%".repeat(100_000);
+    for (scope, operation, beginning, says) in [
+        ("user:1", "POST /texts", "payment-of-a-customer-00", "10 keys."),
+        ("user:1", "POST /texts", "payment", "The first 100 keys. There are more"),
+        ("user:1", "", "payment-of-a-customer-101", "1 key."),
+        ("", "", "payment-of-a-customer-101", "1 key."),
+        ("", "", "50%_<i>\\", "1 key."),
+        ("user:2", "", "", "There is no such key."),
+        ("", "", "_", "There is no such key."),
+        ("", "", "pay\0", "There is no such key."),
+        ("", "", &long, "There is no such key."),
+    ] {
+        let (status, page) = search(scope, operation, beginning).await?;
+        assert_eq!((status, page.contains(says)), (200, true), "{beginning:?} {says}: {page}");
+        if beginning.len() < 100 {
+            assert_eq!(field(&page, "scope"), scope, "the search is there to be narrowed");
+        }
+    }
+    let (_, page) = search("user:1", "POST /texts", "payment-of-a-customer-00").await?;
+    assert!(page.contains("payment-of-a-customer-00… (25 bytes)"), "what the person has typed: {page}");
+    assert!(!page.contains("payment-of-a-customer-001"), "values are shortened: {page}");
+    let (_, page) = search("", "", "50%").await?;
+    assert!(page.contains("50%… (8 bytes)") && page.contains("indeterminate"), "{page}");
+    let link = page.split("href=\"/key/").nth(1).and_then(|rest| rest.split('"').next()).expect("a link");
+    let (status, page) = visitor.get(&format!("/key/{link}")).await?;
+    assert_eq!((status, page.contains("50%_&lt;i&gt;\\\\")), (200, true), "{page}");
+    // The lock is held for as long as the search would read the table.
+    let mut lock = pool.begin().await?;
+    sqlx::query("lock table idempotency.record").execute(&mut *lock).await?;
+    let (status, page) = search("", "", "payment").await?;
+    assert_eq!((status, page.contains("The search was stopped after 5 s")), (200, true), "{page}");
+    lock.rollback().await?;
+    Ok(())
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_page_refreshes_only_where_a_person_asks_for_it(pool: PgPool) -> anyhow::Result<()> {
+    let console = Console::start(&pool, &[]);
+    let client = reqwest::Client::builder().no_proxy().build()?;
+    for path in ["/", "/waiting", "/log"] {
+        for (query, refresh, link) in [
+            ("", None, format!("href=\"{path}?refresh=30\"")),
+            ("?refresh=30", Some("30"), format!("href=\"{path}\">Stop refreshing")),
+            ("?refresh=0", None, format!("href=\"{path}?refresh=30\"")),
+        ] {
+            let response = client.get(format!("{}{path}{query}", console.url)).send().await?;
+            let header =
+                response.headers().get("refresh").map(|value| value.to_str().map(str::to_owned)).transpose()?;
+            let page = response.text().await?;
+            assert_eq!((header.as_deref(), page.contains(&link)), (refresh, true), "{path}{query}: {page}");
+        }
+    }
+    let find = client.get(format!("{}/find?refresh=30", console.url)).send().await?;
+    assert!(!find.headers().contains_key("refresh"), "a person may be typing");
+    Ok(())
+}
+
+/// The picture, with its text for readers who do not see it.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn the_timeline_has_each_time_of_a_key(pool: PgPool) -> anyhow::Result<()> {
+    let many: Vec<String> = (0..25).map(|n| format!("number {n:02} <b>\u{202e}")).collect();
+    let stepped = key("in steps");
+    in_doubt_at(&pool, &stepped, &many.iter().map(String::as_str).collect::<Vec<_>>()).await?;
+    let completed = key("completed");
+    Fixture::completed(&completed, "body", &1)?.write(&pool).await?;
+    let live = key("live");
+    lapsed(&pool, &live, AT_MOST_ONCE).await?;
+    sqlx::query("update idempotency.record set lease_until = now() + interval '3 min' where value = 'live'")
+        .execute(&pool)
+        .await?;
+    let pinned = key("pinned");
+    Fixture::completed(&pinned, "body", &1)?.write(&pool).await?;
+    sqlx::query("update idempotency.record set expires_at = 'infinity' where value = 'pinned'").execute(&pool).await?;
+    let console = Console::start(&pool, &[]);
+    let visitor = Visitor::of(&console.url)?;
+    for (key, events, says) in [
+        (
+            &stepped,
+            23,
+            &["claimed, ", "lease lapsed, ", "number 24 &lt;b… in doubt", "expires, in ", "leaves out the 6"][..],
+        ),
+        (&completed, 3, &["claimed, ", "completed, ", "expires, in "]),
+        (&live, 3, &["claimed, ", "lease ends, in 2 min", "expires, in "]),
+        (&pinned, 3, &["completed, ", " days"]),
+    ] {
+        let (_, (status, page)) = visitor.look_up(key).await?;
+        let (_, picture) = page.split_once("<svg class=\"timeline\" role=\"img\"").expect("a picture");
+        let (picture, after) = picture.split_once("</svg>").expect("its end");
+        let (_, text) = picture.split_once("<desc id=\"timeline-text\">").expect("its text");
+        assert_eq!((status, picture.matches("<circle").count()), (200, events), "{key:?}: {page}");
+        for part in says {
+            assert!(text.contains(part) || after.contains(part), "{part}: {picture}");
+        }
+        assert!(!picture.contains("<b>") && !picture.contains('\u{202e}') && !picture.contains("NaN"), "{picture}");
+        for place in picture.split(" cx=\"").skip(1) {
+            let place: f64 = place.split('%').next().expect("a place").parse()?;
+            assert!((2.0..=98.0).contains(&place), "{picture}");
+        }
+    }
+    Ok(())
+}
+
+/// The samples of the process itself. A moment without an answer is a gap in the line.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn the_last_hour_is_drawn_from_samples(pool: PgPool) -> anyhow::Result<()> {
+    Fixture::completed(&key("completed"), "body", &1)?.write(&pool).await?;
+    let console = Console::start(&pool, &["--sample", "1s"]);
+    let visitor = Visitor::of(&console.url)?;
+    let until = async |done: &dyn Fn(&str) -> bool| {
+        let started = std::time::Instant::now();
+        loop {
+            let (_, page) = visitor.get("/").await?;
+            if done(&page) {
+                return anyhow::Ok(page);
+            }
+            anyhow::ensure!(started.elapsed() < rig::gate::PATIENCE, "{page}");
+            tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+        }
+    };
+    let page = until(&|page| page.contains("completed in the last hour: from 1 to 1")).await?;
+    assert!(page.contains("Sampled by this console every 1 s since") && !page.contains("did not answer"), "{page}");
+    sqlx::query("alter table idempotency.record rename to elsewhere").execute(&pool).await?;
+    // Longer than from one sample to the next.
+    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    sqlx::query("alter table idempotency.elsewhere rename to record").execute(&pool).await?;
+    Fixture::completed(&key("another"), "body", &1)?.expired().write(&pool).await?;
+    sqlx::query("update idempotency.record set expires_at = now() - interval '3 min' where value = 'another'")
+        .execute(&pool)
+        .await?;
+    let page = until(&|page| page.contains("expired in the last hour: from 0 to 1")).await?;
+    assert!(page.contains("did not answer"), "{page}");
+    assert!(page.contains("Lag of the sweep in the last hour: from 0 s to 3 min"), "{page}");
+    let (_, chart) = page.split_once("aria-label=\"completed in the last hour").expect("a chart");
+    let (_, path) = chart.split_once("<path d=\"").expect("a line");
+    let (path, _) = path.split_once('"').expect("its end");
+    assert!(path.matches('M').count() >= 2, "a gap: {path}");
+    assert!(!path.contains("NaN") && !path.contains("inf"), "{path}");
     Ok(())
 }

@@ -1,0 +1,128 @@
+//! The decisions that were made in this console: the page `/log`, standard output, the log of the process, and the file
+//! of `--log`.
+
+use std::collections::VecDeque;
+use std::fs::OpenOptions;
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use chrono::{DateTime, Utc};
+use pg_idempotency::Key;
+use pg_idempotency::operator::State;
+use serde_json::json;
+
+use crate::failure::{Failure, printable};
+use crate::process::print;
+
+/// How many of the last decisions the page shows.
+pub(super) const KEPT: usize = 200;
+/// How much of a reason or of a name the page keeps, in characters. A form may send 2 MiB.
+const SHOWN: usize = 500;
+
+/// A decision that the database has committed.
+#[derive(Clone)]
+pub(super) struct Made {
+    pub(super) at: DateTime<Utc>,
+    pub(super) operator: String,
+    /// The decision in a few words, such as *resolved*.
+    pub(super) decision: String,
+    pub(super) key: Key,
+    /// The state of the record before the decision.
+    pub(super) state: State,
+    pub(super) token: i64,
+    pub(super) reason: String,
+    /// Whether the decision is missing in the file.
+    pub(super) unwritten: bool,
+}
+
+impl Made {
+    fn in_json(&self) -> String {
+        let line = json!({
+            "at": self.at.to_rfc3339(),
+            "operator": self.operator,
+            "decision": self.decision,
+            "scope": self.key.scope(),
+            "operation": self.key.operation(),
+            "value": self.key.value(),
+            "state": self.state.to_string(),
+            // The token is a string, because many readers of JSON round numbers beyond 2^53.
+            "token": self.token.to_string(),
+            "reason": self.reason,
+        });
+        format!("{line}\n")
+    }
+}
+
+pub(super) struct Decisions {
+    pub(super) since: DateTime<Utc>,
+    pub(super) file: Option<PathBuf>,
+    /// Whether the file may end with a part of a line, because a disk was full.
+    torn: AtomicBool,
+    made: Mutex<VecDeque<Made>>,
+}
+
+impl Decisions {
+    /// Fails if the file cannot be written, because an operator must not find the log empty after the first decision.
+    pub(super) fn new(file: Option<PathBuf>) -> Result<Self, Failure> {
+        if let Some(path) = &file {
+            append(path, "").map_err(|source| Failure::LogFile { path: path.clone(), source })?;
+        }
+        Ok(Self { since: Utc::now(), file, torn: AtomicBool::new(false), made: Mutex::default() })
+    }
+
+    /// Records a decision. `line` describes the decision. The decision is made, so no error of this function may look
+    /// like a failure of the decision. The error of the file is returned for the receipt.
+    pub(super) fn record(&self, mut made: Made, line: &str) -> Option<io::Error> {
+        let (operator, line) = (printable(&made.operator), printable(line));
+        tracing::info!(%operator, "{line}");
+        // An error is ignored, because standard output may have no reader, or a full disk.
+        let _ = print(&format!("{} {operator}: {line}\n", made.at.to_rfc3339()));
+        let error = self.write(&made.in_json()).err();
+        if let Some(error) = &error {
+            tracing::warn!(%operator, %error, "the decision is made, but is missing in the log file: {line}");
+        }
+        made.unwritten = error.is_some();
+        for text in [&mut made.operator, &mut made.reason] {
+            if let Some((end, _)) = text.char_indices().nth(SHOWN) {
+                text.truncate(end);
+                text.push('…');
+            }
+        }
+        let mut kept = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push_front(made);
+        kept.truncate(KEPT);
+        error
+    }
+
+    fn write(&self, line: &str) -> io::Result<()> {
+        let Some(path) = &self.file else { return Ok(()) };
+        // The rest of a torn line must not spoil this line.
+        let begin = if self.torn.load(Ordering::Relaxed) { "\n" } else { "" };
+        let written = append(path, &format!("{begin}{line}"));
+        self.torn.store(written.is_err(), Ordering::Relaxed);
+        written
+    }
+
+    /// The decisions, the newest first.
+    pub(super) fn made(&self) -> Vec<Made> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
+}
+
+/// Appends a text durably. The file is opened each time, so that it may be rotated. The keys and reasons are for its
+/// owner alone.
+fn append(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
+    if text.is_empty() {
+        return Ok(());
+    }
+    file.write_all(text.as_bytes())?;
+    match file.sync_data() {
+        // A pipe or a terminal cannot be synchronized.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+        synced => synced,
+    }
+}
