@@ -52,7 +52,6 @@ pages! {
     failures: "Fail-over, backups, erasure.";
     poolers: "Poolers and managed services.";
     larger: "Partitions, tenants, Citus, regions.";
-    command_line: "The command line and its environment.";
     metrics: "Metrics, spans, logs and outcomes.";
 }
 
