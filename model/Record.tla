@@ -216,7 +216,7 @@ CompleteLease(c, answer) ==
     /\ \/ answer = "stored"  /\ Owns(c) /\ CommitThen(c, "done")
                              /\ Write(c, [record EXCEPT !.done = TRUE, !.by = c, !.lease = "none", !.steps = NoSteps,
                                                         !.expired = FALSE])
-       \/ answer = "nothing" /\ ~Owns(c) /\ UNCHANGED written
+       \/ answer = "nothing" /\ UNCHANGED written /\ ~Owns(c)
           \* Its own response may be there, because its COMMIT got no answer.
           /\ IF record # None /\ record.token = call[c].token THEN call' = [call EXCEPT ![c] = Over(c, "performed", c, call[c].life)]
              ELSE Refuse(c)
@@ -285,7 +285,7 @@ Sweep(answer) ==
 
 CommitOf(a) ==
     /\ a \notin Callers /\ written[a] # None /\ Appear(a) /\ UNCHANGED <<call, effects, shown>>
-    /\ ended' = IF written[a] = Deleted /\ ~record.expired THEN ended + 1 ELSE ended
+    /\ ended' = IF a = Operator /\ written[a] = Deleted /\ ~record.expired THEN ended + 1 ELSE ended
 
 ----------------------------------------------------------------------------
 (* Faults, time, and calls that come again.                                  *)
@@ -303,10 +303,11 @@ CommitUnheard(c) ==
     /\ \/ call' = [call EXCEPT ![c] = Done(c, "none", None, 0)]
        \/ ~InTransaction(c) /\ written[c].done /\ Go(c, "complete")
 
-(* A mistake: the transaction of the claim is committed without a response.  *)
-CommitInside(c) ==
-    /\ call[c].at = "complete" /\ InTransaction(c) /\ IsRow(written[c]) /\ Appear(c)
-    /\ Count(c, 1) /\ UNCHANGED <<call, rest>>
+(* A mistake: `perform` ends the transaction of the claim, and goes on.      *)
+EndInside(c, how) ==
+    /\ call[c].at = "complete" /\ InTransaction(c) /\ IsRow(written[c]) /\ UNCHANGED <<call, rest>>
+    /\ \/ how = "commit"   /\ Appear(c) /\ Count(c, 1)
+       \/ how = "rollback" /\ Vanish(c) /\ UNCHANGED effects
 
 LeaseLapses == /\ record # None /\ record.lease = "live" /\ record' = [record EXCEPT !.lease = "lapsed"]
                /\ UNCHANGED <<written, lock, call, effects, rest>>
@@ -348,7 +349,7 @@ Happens(c) ==
     \/ ReleaseInTransaction(c) \/ Rollback(c)
     \/ \E answer \in {"renewed", "released", "lapsed", "nothing"} :
         Heartbeat(c, answer) \/ Release(c, answer) \/ Lapse(c, answer)
-    \/ Die(c) \/ CommitInside(c) \/ Again(c)
+    \/ Die(c) \/ EndInside(c, "commit") \/ EndInside(c, "rollback") \/ Again(c)
 
 Other ==
     \/ \E c \in Callers : GoesOn(c) \/ Happens(c)

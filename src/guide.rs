@@ -34,6 +34,7 @@ pages! {
     test_it: "Step 4: test the service on a real PostgreSQL.";
     run_it: "Step 5: prepare the service for production.";
     promises: "Which mode fits an operation, what is promised, and what is not.", "modes", "crash";
+    specification: "The protocol as a specification, beside the SQL.";
     words: "The glossary.";
     axum: "The layer in an axum service.", "layers";
     http: "The HTTP layer: batches, refusals, agents.", "http" with "http/tool_calls.rs";

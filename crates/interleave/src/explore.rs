@@ -8,6 +8,7 @@ use crate::actors;
 use crate::edits::Sql;
 use crate::scenarios::{Scenario, With};
 use crate::statement;
+use crate::trace::{Tree, Step};
 use crate::words::letter;
 use crate::world::{Choice, Sight, World};
 
@@ -26,6 +27,8 @@ pub(crate) struct Found {
     pub(crate) violations: BTreeMap<String, String>,
     /// The statements that were sent.
     pub(crate) sql: Sql,
+    /// What the actors sent and heard in each schedule, and what was committed.
+    pub(crate) tree: Tree,
 }
 
 impl Found {
@@ -48,6 +51,8 @@ impl Found {
 struct Node {
     choices: Vec<Choice>,
     at: usize,
+    /// What led here.
+    step: Step,
 }
 
 pub(crate) struct Search<'w> {
@@ -98,7 +103,7 @@ impl<'w> Search<'w> {
                 'k' => Choice::Kill(actor),
                 _ => Choice::Go(actor),
             };
-            self.path.push(Node { choices: vec![choice], at: 0 });
+            self.path.push(Node { choices: vec![choice], at: 0, step: Step::default() });
         }
         let trace = self.play().await?;
         Ok((trace.to_string(), self.found))
@@ -120,21 +125,26 @@ impl<'w> Search<'w> {
                 let sight = self.world.look().await?;
                 self.check_on_the_way(&sight, &fresh, &trace);
                 self.check_end(&sight, &trace).await?;
+                self.note(self.step(last, &sight));
                 return Ok(trace);
             }
             if depth == self.path.len() {
                 let sight = self.world.look().await?;
                 self.check_on_the_way(&sight, &fresh, &trace);
+                let step = self.step(last, &sight);
                 let mut state = DefaultHasher::new();
                 (self.world.state(&sight), faulty).hash(&mut state);
                 if !self.scenario.has(With::Unmerged) && !self.states.insert(state.finish()) {
                     self.found.merged += 1;
+                    self.note(step);
                     self.world.run_free().await?;
                     return Ok(trace);
                 }
                 let choices = self.world.choices(self.scenario, faulty);
                 anyhow::ensure!(!choices.is_empty(), "nobody can go on after {trace}");
-                self.path.push(Node { choices, at: 0 });
+                self.path.push(Node { choices, at: 0, step });
+            } else {
+                self.world.board.lock().events.clear();
             }
             let choice = self.path[depth].choices[self.path[depth].at];
             faulty |= matches!(choice, Choice::Drop(_) | Choice::Leave(_) | Choice::Kill(_));
@@ -143,6 +153,20 @@ impl<'w> Search<'w> {
             last = Some(choice);
         }
         anyhow::bail!("no end after {trace}")
+    }
+
+    /// What has happened since the last state.
+    fn step(&self, last: Option<Choice>, sight: &Sight) -> Step {
+        let killed = if let Some(Choice::Kill(actor)) = last { Some(actor) } else { None };
+        let mut board = self.world.board.lock();
+        let told = board.players.iter().map(|player| player.answer.clone().or(player.end.clone())).collect();
+        Step { events: std::mem::take(&mut board.events), killed, told, seen: sight.seen.clone(), holders: sight.holders.clone() }
+    }
+
+    /// Adds this schedule to the tree of traces.
+    fn note(&mut self, last: Step) {
+        let steps = self.path.iter().map(|node| &node.step).chain([&last]);
+        self.found.tree.add(steps);
     }
 
     /// The actors whose calls have returned since the last step.

@@ -8,6 +8,7 @@ mod record;
 mod scenarios;
 mod statement;
 mod threads;
+mod trace;
 mod wire;
 mod words;
 mod world;
@@ -44,6 +45,9 @@ struct Arguments {
     /// Writes down how the scenarios end, and what finds the mutants, instead of comparing it.
     #[arg(long)]
     record: bool,
+    /// Writes the traces of the schedules to this file, as a module for script/model.
+    #[arg(long, value_name = "FILE")]
+    traces: Option<std::path::PathBuf>,
     /// Runs this one schedule, as a violation shows it, and prints its steps.
     #[arg(long, env)]
     schedule: Option<String>,
@@ -99,6 +103,11 @@ fn start(arguments: &Arguments) -> anyhow::Result<bool> {
     let mut sql = Sql::new();
     for (_, found) in &searched {
         found.sql.iter().for_each(|(name, texts)| sql.entry(name.clone()).or_default().extend(texts.iter().cloned()));
+    }
+    if let Some(file) = &arguments.traces {
+        let mut module = trace::Module::default();
+        searched.iter().for_each(|(scenario, found)| module.add(&scenario.name, &found.tree));
+        std::fs::write(file, module.text())?;
     }
     if arguments.record && violations == 0 {
         ends.extend(searched.iter().map(|(scenario, found)| (scenario.name.clone(), found.ends.clone())));

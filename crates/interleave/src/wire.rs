@@ -12,6 +12,7 @@ use tokio::sync::{Notify, oneshot};
 
 use crate::edits::{Edits, Sql};
 use crate::statement;
+use crate::trace::{Event, Heard};
 
 /// Where the present message of a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +42,8 @@ pub(crate) struct Lane {
     /// Its caller is gone, and did not wait for the answer to the held message. Until its transaction has ended, later
     /// messages are not held.
     pub(crate) is_left: bool,
+    /// What the server has answered to the present statement.
+    said: Heard,
     go: Option<oneshot::Sender<bool>>,
 }
 
@@ -81,6 +84,8 @@ pub(crate) struct Inner {
     pub(crate) version: u64,
     /// The statements that were prepared, by name, as they were before an edit.
     pub(crate) sql: Sql,
+    /// The statements of this schedule that were answered, in the order of the answers.
+    pub(crate) events: Vec<Event>,
     last: u64,
 }
 
@@ -159,6 +164,7 @@ async fn connect(client: Stream, server: Address, actor: usize, board: Arc<Board
             in_vain: false,
             transaction: b'I',
             is_left: false,
+            said: Heard::default(),
             go: None,
         };
         board.lanes.insert(board.last, lane);
@@ -287,6 +293,7 @@ impl Wire {
             if let Some(lane) = board.lanes.get_mut(&self.lane) {
                 lane.at = At::Server;
                 lane.statement = name.to_owned();
+                lane.said = Heard::of(batch.parameters.iter().map(|place| &batch.bytes[place.clone()]));
             }
         })
     }
@@ -307,6 +314,15 @@ impl Wire {
         let mut inner = self.board.lock();
         let board = &mut *inner;
         let Some(lane) = board.lanes.get_mut(&self.lane) else { return };
+        match message.kind() {
+            b'D' => lane.said.row = values(body, 0, 0).into_iter().map(|place| body[place].to_vec()).collect(),
+            b'C' => lane.said.tag = String::from_utf8_lossy(body).trim_end_matches('\0').to_owned(),
+            b'Z' if !lane.statement.is_empty() => {
+                let said = std::mem::take(&mut lane.said);
+                board.events.push(Event::of(self.actor, &lane.statement, said));
+            }
+            _ => {}
+        }
         let heard = board.players.get_mut(self.actor).filter(|_| !lane.statement.is_empty());
         match (message.kind(), heard) {
             (b'K', _) => lane.pid = i32::from_be_bytes(*body.first_chunk().unwrap_or(&[0; 4])),

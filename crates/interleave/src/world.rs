@@ -18,6 +18,7 @@ use crate::edits::{Edits, Sql};
 use crate::scenarios::Scenario;
 use crate::scenarios::With;
 use crate::statement;
+use crate::trace::Seen;
 use crate::wire::{self, At, Board, Part};
 use crate::words::{cause, letter};
 
@@ -92,6 +93,8 @@ pub(crate) struct Sight {
     /// A response that no call may ignore is stored.
     pub(crate) response_is_live: bool,
     pub(crate) lease_is_live: bool,
+    /// The committed record of the key, in the words of the specification.
+    pub(crate) seen: Option<Seen>,
     /// The record of another key has changed.
     pub(crate) bystander_is_hurt: bool,
 }
@@ -231,6 +234,7 @@ impl World {
         }
         self.board.change(|board| {
             board.players.clear();
+            board.events.clear();
             board.players.resize_with(scenario.actors.len(), Default::default);
         });
         (self.rests, self.pauses, self.ended) = Default::default();
@@ -606,9 +610,25 @@ impl World {
                     select from record where completed_at is not null and expires_at > statement_timestamp()
                 ) as response_is_live,
                 exists (table interleave.bystander except table idempotency.record) as bystander_is_hurt,
-                exists (select from record where lease_until > statement_timestamp()) as lease_is_live",
+                exists (select from record where lease_until > statement_timestamp()) as lease_is_live,
+                array(
+                    select unnest(array[
+                        mode, completed_at is not null, expires_at <= statement_timestamp(),
+                        case
+                            when lease_until is null then 'none'
+                            when lease_until = '-infinity' then 'released'
+                            when lease_until > statement_timestamp() then 'live'
+                            else 'lapsed'
+                        end,
+                        coalesce(encode(fingerprint, 'hex'), ''), coalesce(encode(response_body, 'escape'), ''),
+                        coalesce(steps -> 'pay' ?| '{begun,result}', false),
+                        case when steps -> 'send' ? 'result' then 'done' when steps -> 'send' ? 'begun' then 'begun' else 'new' end
+                    ]::text[])
+                    from record where value = $2
+                ) as seen",
         )
         .bind(pids)
+        .bind(self.key.value())
         .try_map(|row: PgRow| {
             let (pids, locks): (Vec<i32>, Vec<String>) = (row.try_get("pids")?, row.try_get("locks")?);
             let locks: Vec<(usize, String)> = pids.iter().map(|pid| actors[pid]).zip(locks).collect();
@@ -624,6 +644,7 @@ impl World {
                 response_is_live: row.try_get("response_is_live")?,
                 bystander_is_hurt: row.try_get("bystander_is_hurt")?,
                 lease_is_live: row.try_get("lease_is_live")?,
+                seen: Seen::of(row.try_get("seen")?),
             })
         })
         .fetch_one(&mut self.monitor)
