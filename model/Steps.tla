@@ -1,133 +1,109 @@
 -------------------------------- MODULE Steps --------------------------------
-(* Operations in steps, and the operator who settles what is in doubt.       *)
-(*                                                                           *)
-(* The operation has two steps. `pay` writes in this database, and its       *)
-(* result commits with it. `send` calls another service, at most once: the   *)
-(* record stores that it begins, and then its result.                        *)
+\* Operations in steps, and the operator who settles what is in doubt.
+\*
+\* The operation has two steps. `pay` writes in this database, and its result commits with it. `send` calls another
+\* service, at most once: the record stores that the step begins, and then its result.
 EXTENDS Record
 
-VARIABLES
-    paid, sent   \* For each life of the record: how often each step took effect, up to 2.
+VARIABLES paid, sent  \* For each life of the record: how often each step took effect, up to 2.
 
-stepVars == <<paid, sent>>
-allVars  == <<vars, stepVars>>
-
+steps   == <<paid, sent>>
+allVars == <<vars, steps>>
 Bump(counts, c) == [counts EXCEPT ![call[c].life] = IF @ = 2 THEN 2 ELSE @ + 1]
 
-----------------------------------------------------------------------------
-(* The messages of the owner of a claim in steps.                            *)
+---------------------------- \* The messages of the owner
 
-(* update … where token = mine, completed_at is null, and no result is there *)
-(* The transaction of `pay` also has the effect, which commits with it.      *)
+\* The last statement of the transaction of `pay`, and the statement after `send`: token = mine, and no result is there.
 FinishStep(c, answer) ==
     LET step == IF call[c].at = "pay" THEN "pay" ELSE "send"
-        due  == Owns(c) /\ record.steps[step] # "done"
         row  == [record EXCEPT !.steps[step] = "done"]
     IN
-    /\ call[c].at \in {"pay", "sent"} /\ Unwritten(c)
-    /\ \/ answer = "stored"  /\ due  /\ Write(c, row) /\ CommitThen(c, NextStep(row.steps))
-       \/ answer = "nothing" /\ ~due /\ UNCHANGED written /\ Refuse(c)
-    /\ UNCHANGED <<record, lock, effects, rest, stepVars>>
+    /\ call[c].at \in {"pay", "sent"} /\ UNCHANGED steps
+    /\ Update(c, answer, Owns(c) /\ record.steps[step] # "done", row, NextStep(row.steps))
 
-(* update … where token = mine, completed_at is null, lease_until > now()    *)
-(* and the step is neither begun nor finished                                *)
+\* token = mine, the lease is live, and the step is neither begun nor finished
 BeginStep(c, answer) ==
-    LET due == IsLive(c) /\ record.steps.send = "new" IN
-    /\ call[c].at = "send" /\ Unwritten(c)
-    /\ \/ answer = "stored"  /\ due  /\ CommitThen(c, "sending")
-                             /\ Write(c, [record EXCEPT !.steps.send = "begun", !.expired = FALSE])
-       \/ answer = "nothing" /\ ~due /\ UNCHANGED written /\ Refuse(c)
-    /\ UNCHANGED <<record, lock, effects, rest, stepVars>>
+    /\ call[c].at = "send" /\ UNCHANGED steps
+    /\ Update(c, answer, IsLive(c) /\ record.steps.send = "new",
+              [record EXCEPT !.steps.send = "begun", !.expired = FALSE], "sending")
 
-(* The effect of `send`, only while the lease is live by the owner's clock.  *)
+\* The effect of `send`: only while the lease is live by the owner's clock.
 Send(c) ==
-    /\ call[c].at = "sending"
+    /\ call[c].at = "sending" /\ UNCHANGED <<record, written, lock, effects, rest, paid>>
     /\ IF IsLive(c) THEN sent' = Bump(sent, c) /\ Go(c, "sent") ELSE UNCHANGED sent /\ Refuse(c)
-    /\ UNCHANGED <<record, written, lock, effects, rest, paid>>
 
-(* The effect of `pay` appears with the COMMIT of its result.                *)
-Pays(c) == call[c].at = "commit" /\ written[c].steps.pay = "done" /\ record # None /\ record.steps.pay = "new"
-           /\ ~written[c].done
+\* The effect of `pay` appears with the COMMIT of its result.
+Pays(c) == /\ call[c].at = "commit" /\ record # None
+           /\ record.steps.pay = "new" /\ written[c].steps.pay = "done" /\ written[c].token = record.token
 
-CommitStep(c) ==
-    /\ Commit(c) \/ CommitUnheard(c)
-    /\ paid' = IF Pays(c) THEN Bump(paid, c) ELSE paid
-    /\ UNCHANGED sent
+CommitStep(c) == (Commit(c) \/ CommitUnheard(c)) /\ UNCHANGED sent /\ paid' = IF Pays(c) THEN Bump(paid, c) ELSE paid
 
-----------------------------------------------------------------------------
-(* The operator looks at a record, asks the other service whether the effect *)
-(* happened, and settles the record as it was shown.                         *)
+---------------------------- \* The operator
 
-(* What the other service says to the operator about the effect.             *)
+\* The operator sees the record, and asks the other service whether the effect has happened.
 TookEffect == IF record.mode = "in_steps" THEN sent[record.life] > 0 ELSE effects[record.life] > 0
 
-Show ==
-    /\ shown = None /\ record # None /\ shown' = [took |-> TookEffect] @@ record
-    /\ UNCHANGED <<record, written, lock, call, effects, ended, stepVars>>
+Show == /\ shown = None /\ record # None /\ shown' = [took |-> TookEffect] @@ record
+        /\ UNCHANGED <<record, written, lock, call, effects, ended, steps>>
 
-(* … where token, lease_until and steps are as shown, completed_at is null,  *)
-(* and there is no live lease. Each decision draws a new token.              *)
+\* Each decision changes the record only as it was shown, and draws a new token.
 AsShown == /\ record # None /\ ~record.done /\ record.lease # "live"
            /\ <<record.token, record.lease, record.beats, record.steps>>
                 = <<shown.token, shown.lease, shown.beats, shown.steps>>
 
-Settle(answer, row) ==
-    /\ shown # None /\ written[Operator] = None /\ Unwritten(Operator)
-    /\ \/ answer = "settled" /\ AsShown  /\ Write(Operator, row)
-       \/ answer = "nothing" /\ ~AsShown /\ UNCHANGED written
-    /\ shown' = None /\ UNCHANGED <<record, lock, call, effects, ended, stepVars>>
-
-Released == [record EXCEPT !.lease = "released", !.token = Fresh]
-
-Resolve(answer) == Settle(answer, [record EXCEPT !.done = TRUE, !.by = Operator, !.lease = "none", !.token = Fresh,
-                                                 !.steps = NoSteps])
-ReleaseUnperformed(answer) == Settle(answer, [Released EXCEPT !.steps.send = IF @ = "begun" THEN "new" ELSE @])
-SettleStep(answer)  == InDoubt(shown) /\ Settle(answer, [Released EXCEPT !.steps.send = "done"])
-ReleaseStep(answer) == InDoubt(shown) /\ Settle(answer, [Released EXCEPT !.steps.send = "new"])
-
-(* delete … where the record is as shown, and has no live lease              *)
-Forget(answer) ==
-    LET due == record # None /\ record.done = shown.done /\ record.token = shown.token /\ record.lease # "live" IN
-    /\ shown # None /\ written[Operator] = None /\ Unwritten(Operator) /\ ended < Ends
-    /\ \/ answer = "settled" /\ due  /\ Write(Operator, Deleted)
+Settle(answer, due, row) ==
+    /\ shown # None /\ written[Operator] = None /\ Unwritten(Operator) /\ shown' = None
+    /\ \/ answer = "stored"  /\ due  /\ Write(Operator, row)
        \/ answer = "nothing" /\ ~due /\ UNCHANGED written
-    /\ shown' = None /\ UNCHANGED <<record, lock, call, effects, ended, stepVars>>
+    /\ UNCHANGED <<record, lock, call, effects, ended, steps>>
 
-(* A decision that is right as of what was shown.                            *)
+Released(send) == [record EXCEPT !.lease = "released", !.token = Fresh, !.steps.send = send]
+
+Resolve(answer) == Settle(answer, AsShown,
+    [record EXCEPT !.done = TRUE, !.by = Operator, !.lease = "none", !.token = Fresh, !.steps = NoSteps])
+ReleaseUnperformed(answer) == Settle(answer, AsShown, Released(IF record.steps.send = "done" THEN "done" ELSE "new"))
+SettleStep(answer)         == InDoubt(shown) /\ Settle(answer, AsShown, Released("done"))
+ReleaseStep(answer)        == InDoubt(shown) /\ Settle(answer, AsShown, Released("new"))
+
+\* The operator deletes a record without a live lease. The key is new then.
+Forget(answer) == Settle(answer,
+    record # None /\ record.done = shown.done /\ record.token = shown.token /\ record.lease # "live", Deleted)
+
+\* A decision that is right as of what was shown.
 Decide(answer) ==
     /\ shown # None
     /\ IF InDoubt(shown) THEN IF shown.took THEN SettleStep(answer) ELSE ReleaseStep(answer)
        ELSE IF shown.took /\ shown.mode # "in_steps" THEN Resolve(answer) ELSE ReleaseUnperformed(answer)
 
-----------------------------------------------------------------------------
-
-StepsAsks == [mode: {"in_steps", "at_most_once"}, body: {1}]
+---------------------------- \* The whole
 
 StepsInit == Init /\ paid = effects /\ sent = effects
 
-Works(c) == \E answer \in {"stored", "nothing"} : FinishStep(c, answer) \/ BeginStep(c, answer)
-
 Unsettled(r) == r # None /\ ~r.done /\ r.lease # "live"
-Settles      == (Unsettled(record) /\ Show) \/ \E answer \in {"settled", "nothing"} : Decide(answer)
+Settles      == (Unsettled(record) /\ Show) \/ \E answer \in {"stored", "nothing"} : Decide(answer)
+Decided      == CommitOf(Operator) /\ UNCHANGED steps
 
 StepsNext ==
-    \/ \E c \in Callers : Works(c) \/ Send(c) \/ CommitStep(c)
-    \/ Other /\ UNCHANGED stepVars
-    \/ Settles \/ (\E answer \in {"settled", "nothing"} : Forget(answer))
-    \/ CommitOf(Operator) /\ UNCHANGED stepVars
+    \/ \E c \in Callers, answer \in {"stored", "nothing"} : FinishStep(c, answer) \/ BeginStep(c, answer)
+    \/ \E c \in Callers : Send(c) \/ CommitStep(c)
+    \/ Other /\ UNCHANGED steps
+    \/ Settles \/ Decided \/ \E answer \in {"stored", "nothing"} : ended < Ends /\ Forget(answer)
 
-StepsFairness == WF_allVars(Settles) /\ WF_allVars(CommitOf(Operator) /\ UNCHANGED stepVars)
-StepsSpec     == StepsInit /\ [][StepsNext]_allVars /\ StepsFairness
+StepsSpec == StepsInit /\ [][StepsNext]_allVars /\ WF_allVars(Settles) /\ WF_allVars(Decided)
 
-(* `pay` takes effect once, and `send` at most once.                         *)
+---------------------------- \* The promises
+
+\* `pay` takes effect once, and `send` at most once.
 PaidOnce == \A life \in 0..Ends : paid[life] <= 1
 SentOnce == \A life \in 0..Ends : sent[life] <= 1
 
-(* An operation in steps that a caller has completed has done every step.    *)
+\* An operation in steps that a caller has completed has done every step.
 AllStepsDone == \A c \in Callers : Answered(c) /\ call[c].mode = "in_steps" /\ call[c].by \in Callers =>
     paid[call[c].life] = 1 /\ sent[call[c].life] = 1
 
-(* Whatever is in doubt is settled.                                          *)
-Doubtful     == Unsettled(record) /\ ~Retriable(record)
-DoubtEnds    == Doubtful ~> ~Doubtful
+\* Whatever is in doubt is settled.
+Doubtful  == Unsettled(record) /\ ~Retriable(record)
+DoubtEnds == Doubtful ~> ~Doubtful
+
+StepsAsks == [mode: {"in_steps", "at_most_once"}, body: {1}]  \* What script/model asks for.
 =============================================================================

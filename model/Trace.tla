@@ -24,9 +24,9 @@ Clock == \/ LeaseLapses \/ RetentionEnds \/ Idle
 
 Happened(actor, message, answer) ==
     CASE message \in Silent -> Idle
-      [] actor = "clock"    -> Clock /\ UNCHANGED stepVars
-      [] actor = "janitor"  -> IF message = "sweep" THEN Sweep(answer) /\ UNCHANGED stepVars
-                               ELSE IF written[Janitor] = None THEN Idle ELSE CommitOf(Janitor) /\ UNCHANGED stepVars
+      [] actor = "clock"    -> Clock /\ UNCHANGED steps
+      [] actor = "janitor"  -> IF message = "sweep" THEN Sweep(answer) /\ UNCHANGED steps
+                               ELSE IF written[Janitor] = None THEN Idle ELSE CommitOf(Janitor) /\ UNCHANGED steps
       [] actor = "operator" ->
             CASE message = "show"               -> IF answer = "nothing" THEN record = None /\ Idle ELSE Show
               [] message = "resolve"            -> Resolve(answer)
@@ -34,11 +34,11 @@ Happened(actor, message, answer) ==
               [] message = "settle step"        -> SettleStep(answer)
               [] message = "release step"       -> ReleaseStep(answer)
               [] message = "forget"             -> Forget(answer)
-              [] OTHER -> IF written[Operator] = None THEN Idle ELSE CommitOf(Operator) /\ UNCHANGED stepVars
+              [] OTHER -> IF written[Operator] = None THEN Idle ELSE CommitOf(Operator) /\ UNCHANGED steps
       [] OTHER ->
             CASE message = "finish step" -> FinishStep(actor, answer)
               [] message = "begin step"  -> BeginStep(actor, answer)
-              [] OTHER -> /\ UNCHANGED stepVars
+              [] OTHER -> /\ UNCHANGED steps
                           /\ CASE message = "claim"          -> Claim(actor, answer)
                                [] message = "look"           -> IF answer = "found" THEN \E told \in Answers : Look(actor, told)
                                                                 ELSE IF answer = "take over" THEN Look(actor, answer) \/ Look(actor, "take over as new")
@@ -62,10 +62,10 @@ Happened(actor, message, answer) ==
 
 (* Between two statements, a call works, or a step is not its own.           *)
 Unheard(c) ==
-    \/ Perform(c) /\ UNCHANGED stepVars
+    \/ Perform(c) /\ UNCHANGED steps
     \/ Send(c)
-    \/ call[c].at = "pay"  /\ UNCHANGED <<record, written, lock, effects, rest, stepVars>> /\ (Go(c, "send") \/ Go(c, "perform"))
-    \/ call[c].at = "send" /\ UNCHANGED <<record, written, lock, effects, rest, stepVars>> /\ Go(c, "complete")
+    \/ call[c].at = "pay"  /\ UNCHANGED <<record, written, lock, effects, rest, steps>> /\ (Go(c, "send") \/ Go(c, "perform"))
+    \/ call[c].at = "send" /\ UNCHANGED <<record, written, lock, effects, rest, steps>> /\ Go(c, "complete")
 
 Start(seen) == IF seen = None THEN None
     ELSE [mode |-> seen.mode, body |-> seen.body, token |-> 1, life |-> 0, expired |-> seen.expired, lease |-> seen.lease,

@@ -67,10 +67,6 @@ impl Event {
                 if swept { "swept" } else { "nothing" }
             }
             "commit" => if heard.tag == "COMMIT" { "committed" } else { "rolled back" },
-            "heartbeat" => either("renewed", "nothing"),
-            "release" => either("released", "nothing"),
-            "lapse" => either("lapsed", "nothing"),
-            "resolve" | "release unperformed" | "settle step" | "release step" | "forget" => either("settled", "nothing"),
             _ => either("stored", "nothing"),
         };
         let text = |at: usize| heard.parameters.get(at).cloned().unwrap_or_default();
