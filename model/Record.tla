@@ -185,7 +185,8 @@ Update(c, answer, due, row, then) ==
     /\ \/ answer = "stored"  /\ due  /\ Write(c, row) /\ CommitThen(c, then)
        \/ answer = "nothing" /\ UNCHANGED written /\ ~due
           /\ IF record # None /\ record.token = call[c].token /\ record.done /\ record.by = c
-             THEN Return(c, "performed", c, call[c].life) ELSE Refuse(c)
+             THEN Return(c, "performed", c, call[c].life)
+             ELSE IF call[c].at \in {"pay", "send", "sent"} THEN Go(c, "failed") ELSE Refuse(c)
 
 CompleteLease(c, answer) ==
     /\ call[c].at = "complete" /\ ~InTransaction(c)
@@ -198,15 +199,15 @@ Heartbeat(c, answer) ==
     /\ Update(c, answer, Owns(c) /\ record.lease # "released",
               [record EXCEPT !.lease = "live", !.expired = FALSE, !.beats = @ + 1], call[c].at)
 
-\* The owner gives the claim up: under AtMostOnce only before the effect.
+\* The work has failed, and certainly has had no effect that must not be repeated.
 Release(c, answer) ==
     /\ ~InTransaction(c)
-    /\ call[c].at \in {"perform", "pay", "send", "sending"} \/ (call[c].at = "complete" /\ call[c].mode \in Repeats)
+    /\ call[c].at \in {"perform", "pay", "send", "failed"} \/ (call[c].at = "complete" /\ call[c].mode \in Repeats)
     /\ Update(c, answer, Owns(c), [record EXCEPT !.lease = "released", !.token = Fresh], "done")
 
-\* Under AtMostOnce, the work has failed and may have taken effect.
+\* The work has failed, and may have had such an effect.
 Lapse(c, answer) ==
-    /\ call[c].at = "complete" /\ call[c].mode = "at_most_once"
+    /\ call[c].at \in {"sending", "sent", "failed"} \/ (call[c].at = "complete" /\ call[c].mode = "at_most_once")
     /\ Update(c, answer, Owns(c) /\ record.lease # "released", [record EXCEPT !.lease = "lapsed", !.token = Fresh], "done")
 
 ---------------------------- \* The ends of transactions

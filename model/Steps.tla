@@ -30,7 +30,7 @@ BeginStep(c, answer) ==
 \* The effect of `send`: only while the lease is live by the owner's clock.
 Send(c) ==
     /\ call[c].at = "sending" /\ UNCHANGED <<record, written, lock, effects, rest, paid>>
-    /\ IF IsLive(c) THEN sent' = Bump(sent, c) /\ Go(c, "sent") ELSE UNCHANGED sent /\ Refuse(c)
+    /\ IF IsLive(c) THEN sent' = Bump(sent, c) /\ Go(c, "sent") ELSE UNCHANGED sent /\ Go(c, "failed")
 
 \* The effect of `pay` appears with the COMMIT of its result.
 Pays(c) == /\ call[c].at = "commit" /\ record # None

@@ -16,7 +16,7 @@ Same(r, seen) ==
 
 (* The events without an action here change nothing.                         *)
 Idle == UNCHANGED allVars
-Silent == {"nothing", "pause", "ask", "has stored", "read steps", "read request", "read"}
+Silent == {"nothing", "pause", "ask", "has stored", "read steps", "read request", "store request", "candidates"}
 
 Clock == \/ LeaseLapses \/ RetentionEnds \/ Idle
          \/ /\ record # None /\ record' = [record EXCEPT !.expired = TRUE, !.lease = IF @ = "live" THEN "lapsed" ELSE @]
@@ -28,7 +28,7 @@ Happened(actor, message, answer) ==
       [] actor = "janitor"  -> IF message = "sweep" THEN Sweep(answer) /\ UNCHANGED steps
                                ELSE IF written[Janitor] = None THEN Idle ELSE CommitOf(Janitor) /\ UNCHANGED steps
       [] actor = "operator" ->
-            CASE message = "show"               -> IF answer = "nothing" THEN record = None /\ Idle ELSE Show
+            CASE message = "read" -> IF shown # None \/ written[Operator] # None \/ answer = "nothing" THEN Idle ELSE Show
               [] message = "resolve"            -> Resolve(answer)
               [] message = "release unperformed" -> ReleaseUnperformed(answer)
               [] message = "settle step"        -> SettleStep(answer)

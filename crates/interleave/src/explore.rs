@@ -8,7 +8,7 @@ use crate::actors;
 use crate::edits::Sql;
 use crate::scenarios::{Scenario, With};
 use crate::statement;
-use crate::trace::{Tree, Step};
+use crate::trace::{Step, Tree};
 use crate::words::letter;
 use crate::world::{Choice, Sight, World};
 
@@ -158,9 +158,19 @@ impl<'w> Search<'w> {
     /// What has happened since the last state.
     fn step(&self, last: Option<Choice>, sight: &Sight) -> Step {
         let killed = if let Some(Choice::Kill(actor)) = last { Some(actor) } else { None };
+        let chosen = if let Some(Choice::Go(actor) | Choice::GoLeft(actor)) = last { Some(actor) } else { None };
         let mut board = self.world.board.lock();
         let told = board.players.iter().map(|player| player.answer.clone().or(player.end.clone())).collect();
-        Step { events: std::mem::take(&mut board.events), killed, told, seen: sight.seen.clone(), holders: sight.holders.clone() }
+        let mut events = std::mem::take(&mut board.events);
+        // The others waited for this message, and their answers may arrive before its own.
+        events.sort_by_key(|event| Some(event.actor()) != chosen);
+        Step {
+            events,
+            killed,
+            told,
+            seen: sight.seen.clone(),
+            holders: sight.holders.clone(),
+        }
     }
 
     /// Adds this schedule to the tree of traces.

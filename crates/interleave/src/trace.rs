@@ -41,6 +41,10 @@ pub(crate) struct Event {
 }
 
 impl Event {
+    pub(crate) fn actor(&self) -> usize {
+        self.actor
+    }
+
     pub(crate) fn of(actor: usize, message: &str, heard: Heard) -> Self {
         let either = |yes: &'static str, no: &'static str| if heard.has_rows() { yes } else { no };
         let answer = match message {
@@ -66,7 +70,13 @@ impl Event {
                 let swept = heard.row.iter().take(4).any(|count| count.iter().any(|&byte| byte != 0));
                 if swept { "swept" } else { "nothing" }
             }
-            "commit" => if heard.tag == "COMMIT" { "committed" } else { "rolled back" },
+            "commit" => {
+                if heard.tag == "COMMIT" {
+                    "committed"
+                } else {
+                    "rolled back"
+                }
+            }
             _ => either("stored", "nothing"),
         };
         let text = |at: usize| heard.parameters.get(at).cloned().unwrap_or_default();
@@ -99,7 +109,9 @@ impl Seen {
         format!(
             "[mode |-> \"{mode}\", done |-> {}, expired |-> {}, lease |-> \"{lease}\", body |-> {}, by |-> {by}, \
             steps |-> [pay |-> \"{pay}\", send |-> \"{send}\"]]",
-            flag(done), flag(expired), bodies.of(body)
+            flag(done),
+            flag(expired),
+            bodies.of(body)
         )
     }
 }
@@ -132,30 +144,27 @@ pub(crate) struct Step {
 /// The schedules of a scenario. Schedules with the same beginning share it.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
-    nodes: Vec<(Step, BTreeMap<usize, ()>)>,
-    /// Each schedule, as the nodes of its steps.
-    ends: usize,
+    /// Each step, and the steps that follow in some schedule. The first one is the start.
+    nodes: Vec<(Step, Vec<usize>)>,
 }
 
 impl Tree {
     pub(crate) fn add<'s>(&mut self, steps: impl Iterator<Item = &'s Step>) {
-        let mut at = None;
+        let mut at: Option<usize> = None;
         for step in steps {
-            let siblings: Vec<usize> = match at {
-                None => if self.nodes.is_empty() { Vec::new() } else { vec![0] },
-                Some(at) => { let node: &(Step, BTreeMap<usize, ()>) = &self.nodes[at]; node.1.keys().copied().collect() }
-            };
+            let siblings = at
+                .map_or(0..self.nodes.len().min(1), |_| 0..0)
+                .chain(at.map_or(&[][..], |at| &self.nodes[at].1).iter().copied());
             let known = siblings.into_iter().find(|&node| self.nodes[node].0 == *step);
-            at = Some(known.unwrap_or_else(|| {
-                let new = self.nodes.len();
-                self.nodes.push((step.clone(), BTreeMap::new()));
+            let next = known.unwrap_or(self.nodes.len());
+            if known.is_none() {
+                self.nodes.push((step.clone(), Vec::new()));
                 if let Some(at) = at {
-                    self.nodes[at].1.insert(new, ());
+                    self.nodes[at].1.push(next);
                 }
-                new
-            }));
+            }
+            at = Some(next);
         }
-        self.ends += 1;
     }
 }
 
@@ -182,7 +191,7 @@ impl Module {
             }
             match &*event.message {
                 "sweep" => drop(roles.insert(event.actor, "janitor")),
-                "show" | "resolve" => drop(roles.insert(event.actor, "operator")),
+                "resolve" | "release unperformed" | "settle step" | "forget" => drop(roles.insert(event.actor, "operator")),
                 "move time" => drop(roles.insert(event.actor, "clock")),
                 _ => {}
             }
@@ -211,7 +220,10 @@ impl Module {
                 };
                 lines.push((actor, event.message.clone(), answer));
             }
-            if lines.is_empty() && before.is_some() {
+            if before.is_none() {
+                lines.insert(0, (String::new(), "nothing".to_owned(), String::new()));
+            }
+            if lines.is_empty() {
                 lines.push((String::new(), "nothing".to_owned(), String::new()));
             }
             let count = lines.len();
@@ -228,30 +240,34 @@ impl Module {
                 let new = self.nodes.len();
                 match last {
                     None => self.roots.push((new, root.clone())),
-                    Some(last) => { let last: usize = last; self.nodes[last - 1].1.push(new) }
+                    Some(last) => {
+                        let last: usize = last;
+                        self.nodes[last - 1].1.push(new)
+                    }
                 }
                 last = Some(new);
-            }
-            if before.is_none() && last.is_none() {
-                self.nodes.push(("\"\", \"nothing\", \"\", None".to_owned(), Vec::new()));
-                last = Some(self.nodes.len());
-                self.roots.push((self.nodes.len(), root.clone()));
             }
             if before.is_none() {
                 self.scenarios.push(scenario.to_owned());
             }
-            at.extend(next.keys().map(|&next| (next, last)));
+            at.extend(next.iter().map(|&next| (next, last)));
         }
     }
 
     pub(crate) fn text(&self) -> String {
-        let mut text = "---- MODULE Traces ----\n\\* Written by script/interleave --traces.\nEXTENDS Steps\n".to_owned();
-        let roots: Vec<String> = self.roots.iter().map(|(node, root)| format!("[node |-> {node}, start |-> {root}]")).collect();
+        let mut text =
+            "---- MODULE Traces ----\n\\* Written by script/interleave --traces.\nEXTENDS Steps\n".to_owned();
+        let roots: Vec<String> =
+            self.roots.iter().map(|(node, root)| format!("[node |-> {node}, start |-> {root}]")).collect();
         let _ = writeln!(text, "Roots == {{{}}}\nNodes == <<", roots.join(",\n  "));
-        let nodes: Vec<String> = self.nodes.iter().map(|(node, next)| {
-            let next: Vec<String> = next.iter().map(usize::to_string).collect();
-            format!("  <<{node}, {{{}}}>>", next.join(", "))
-        }).collect();
+        let nodes: Vec<String> = self
+            .nodes
+            .iter()
+            .map(|(node, next)| {
+                let next: Vec<String> = next.iter().map(usize::to_string).collect();
+                format!("  <<{node}, {{{}}}>>", next.join(", "))
+            })
+            .collect();
         let _ = writeln!(text, "{}\n>>\n====", nodes.join(",\n"));
         for (scenario, (node, _)) in self.scenarios.iter().zip(&self.roots) {
             let _ = writeln!(text, "{node} {scenario}");

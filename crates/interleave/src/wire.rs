@@ -14,6 +14,9 @@ use crate::edits::{Edits, Sql};
 use crate::statement;
 use crate::trace::{Event, Heard};
 
+/// Before the first message of a connection is answered.
+const CONNECT: &str = "connect";
+
 /// Where the present message of a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum At {
@@ -159,7 +162,7 @@ async fn connect(client: Stream, server: Address, actor: usize, board: Arc<Board
             actor,
             pid: 0,
             at: At::Server,
-            statement: "connect".to_owned(),
+            statement: CONNECT.to_owned(),
             unexamined: false,
             in_vain: false,
             transaction: b'I',
@@ -317,7 +320,7 @@ impl Wire {
         match message.kind() {
             b'D' => lane.said.row = values(body, 0, 0).into_iter().map(|place| body[place].to_vec()).collect(),
             b'C' => lane.said.tag = String::from_utf8_lossy(body).trim_end_matches('\0').to_owned(),
-            b'Z' if !lane.statement.is_empty() => {
+            b'Z' if !matches!(&*lane.statement, "" | CONNECT) => {
                 let said = std::mem::take(&mut lane.said);
                 board.events.push(Event::of(self.actor, &lane.statement, said));
             }

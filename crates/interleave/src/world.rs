@@ -613,7 +613,7 @@ impl World {
                 exists (select from record where lease_until > statement_timestamp()) as lease_is_live,
                 array(
                     select unnest(array[
-                        mode, completed_at is not null, expires_at <= statement_timestamp(),
+                        mode, (completed_at is not null)::text, (expires_at <= statement_timestamp())::text,
                         case
                             when lease_until is null then 'none'
                             when lease_until = '-infinity' then 'released'
@@ -621,9 +621,13 @@ impl World {
                             else 'lapsed'
                         end,
                         coalesce(encode(fingerprint, 'hex'), ''), coalesce(encode(response_body, 'escape'), ''),
-                        coalesce(steps -> 'pay' ?| '{begun,result}', false),
-                        case when steps -> 'send' ? 'result' then 'done' when steps -> 'send' ? 'begun' then 'begun' else 'new' end
-                    ]::text[])
+                        (steps -> 'pay'::text -> 'result'::text is not null)::text,
+                        case
+                            when steps -> 'send'::text -> 'result'::text is not null then 'done'
+                            when steps -> 'send'::text -> 'begun'::text is not null then 'begun'
+                            else 'new'
+                        end
+                    ])
                     from record where value = $2
                 ) as seen",
         )
