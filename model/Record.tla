@@ -3,8 +3,9 @@
 \*
 \* Each action is one message between an actor and PostgreSQL, under the name in the comment of its SQL: the statement
 \* `pg_idempotency: take over` is the action TakeOver. The parameters are the actor and the server's answer. PostgreSQL
-\* runs at READ COMMITTED: a statement sees what other transactions have committed, an UPDATE waits while another open
-\* transaction has written the row, and what a transaction has written appears at its COMMIT.
+\* runs at READ COMMITTED: a statement sees what other transactions have committed, and what a transaction has written
+\* appears at its COMMIT. If an UPDATE matches the committed row, it waits while another open transaction has written the
+\* row. An UPDATE that does not match the committed row does not wait.
 \*
 \* There is one key, because no statement touches the record of another key. Time is two facts about a record: whether
 \* its lease has lapsed, and whether its retention has ended.
@@ -181,8 +182,8 @@ ReleaseInTransaction(c) ==
 \* update … where token = mine and completed_at is null. Without a row, the claim is gone, or the owner's own response
 \* is there, because its COMMIT got no answer.
 Update(c, answer, due, row, then) ==
-    /\ Unwritten(c) /\ UNCHANGED <<record, lock, effects, rest>>
-    /\ \/ answer = "stored"  /\ due  /\ Write(c, row) /\ CommitThen(c, then)
+    /\ UNCHANGED <<record, lock, effects, rest>>
+    /\ \/ answer = "stored"  /\ due /\ Unwritten(c) /\ Write(c, row) /\ CommitThen(c, then)
        \/ answer = "nothing" /\ UNCHANGED written /\ ~due
           /\ IF record # None /\ record.token = call[c].token /\ record.done /\ record.by = c
              THEN Return(c, "performed", c, call[c].life)

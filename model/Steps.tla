@@ -52,8 +52,8 @@ AsShown == /\ record # None /\ ~record.done /\ record.lease # "live"
                 = <<shown.token, shown.lease, shown.beats, shown.steps>>
 
 Settle(answer, due, row) ==
-    /\ shown # None /\ written[Operator] = None /\ Unwritten(Operator) /\ shown' = None
-    /\ \/ answer = "stored"  /\ due  /\ Write(Operator, row)
+    /\ shown # None /\ written[Operator] = None /\ shown' = None
+    /\ \/ answer = "stored"  /\ due /\ Unwritten(Operator) /\ Write(Operator, row)
        \/ answer = "nothing" /\ ~due /\ UNCHANGED written
     /\ UNCHANGED <<record, lock, call, effects, ended, steps>>
 
@@ -62,8 +62,8 @@ Released(send) == [record EXCEPT !.lease = "released", !.token = Fresh, !.steps.
 Resolve(answer) == Settle(answer, AsShown,
     [record EXCEPT !.done = TRUE, !.by = Operator, !.lease = "none", !.token = Fresh, !.steps = NoSteps])
 ReleaseUnperformed(answer) == Settle(answer, AsShown, Released(IF record.steps.send = "done" THEN "done" ELSE "new"))
-SettleStep(answer)         == InDoubt(shown) /\ Settle(answer, AsShown, Released("done"))
-ReleaseStep(answer)        == InDoubt(shown) /\ Settle(answer, AsShown, Released("new"))
+SettleStep(answer)         == shown # None /\ InDoubt(shown) /\ Settle(answer, AsShown, Released("done"))
+ReleaseStep(answer)        == shown # None /\ InDoubt(shown) /\ Settle(answer, AsShown, Released("new"))
 
 \* The operator deletes a record without a live lease. The key is new then.
 Forget(answer) == Settle(answer,

@@ -18,6 +18,8 @@ Same(r, seen) ==
 Idle == UNCHANGED allVars
 Silent == {"nothing", "pause", "ask", "has stored", "read steps", "read request", "store request", "candidates"}
 
+HasNothing(c) == written[c] = None /\ lock # c  \* The end of its transaction changes nothing.
+
 Clock == \/ LeaseLapses \/ RetentionEnds \/ Idle
          \/ /\ record # None /\ record' = [record EXCEPT !.expired = TRUE, !.lease = IF @ = "live" THEN "lapsed" ELSE @]
             /\ ended' = ended + 1 /\ UNCHANGED <<written, lock, call, effects, shown>>
@@ -52,10 +54,10 @@ Happened(actor, message, answer) ==
                                [] message = "lapse"          -> Lapse(actor, answer)
                                [] message = "release in transaction" -> ReleaseInTransaction(actor)
                                [] message = "commit" /\ answer = "committed" ->
-                                    IF call[actor].at = "done" THEN Idle
+                                    IF HasNothing(actor) THEN Idle
                                     ELSE Commit(actor) \/ CommitUnheard(actor) \/ EndInside(actor, "commit")
                                [] message \in {"rollback", "commit"} ->
-                                    IF call[actor].at = "done" THEN Idle
+                                    IF HasNothing(actor) THEN Idle
                                     ELSE Rollback(actor) \/ Die(actor) \/ EndInside(actor, "rollback")
                                [] message = "kill" -> IF call[actor].at = "done" THEN Idle ELSE Die(actor)
                                [] OTHER -> FALSE

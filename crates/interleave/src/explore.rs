@@ -164,13 +164,7 @@ impl<'w> Search<'w> {
         let mut events = std::mem::take(&mut board.events);
         // The others waited for this message, and their answers may arrive before its own.
         events.sort_by_key(|event| Some(event.actor()) != chosen);
-        Step {
-            events,
-            killed,
-            told,
-            seen: sight.seen.clone(),
-            holders: sight.holders.clone(),
-        }
+        Step { events, killed, told, seen: sight.seen.clone(), holders: sight.holders.clone() }
     }
 
     /// Adds this schedule to the tree of traces.

@@ -106,7 +106,9 @@ fn start(arguments: &Arguments) -> anyhow::Result<bool> {
     }
     if let Some(file) = &arguments.traces {
         let mut module = trace::Module::default();
-        searched.iter().for_each(|(scenario, found)| module.add(&scenario.name, &found.tree));
+        // A statement of the specification stops nowhere.
+        let whole = searched.iter().filter(|(scenario, _)| !scenario.is_inside());
+        whole.for_each(|(scenario, found)| module.add(&scenario.name, &found.tree));
         std::fs::write(file, module.text())?;
     }
     if arguments.record && violations == 0 {
