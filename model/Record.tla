@@ -194,11 +194,13 @@ CompleteLease(c, answer) ==
     /\ Update(c, answer, Owns(c),
               [record EXCEPT !.done = TRUE, !.by = c, !.lease = "none", !.steps = NoSteps, !.expired = FALSE], "done")
 
+\* A task of its own sends it. After "nothing", the owner learns at its next statement that the claim is gone.
 Heartbeat(c, answer) ==
+    LET due == Owns(c) /\ record.lease # "released" IN
     /\ call[c].at \in {"perform", "complete", "send", "sending"} /\ ~InTransaction(c)
-    /\ record # None => record.beats < Beats
-    /\ Update(c, answer, Owns(c) /\ record.lease # "released",
-              [record EXCEPT !.lease = "live", !.expired = FALSE, !.beats = @ + 1], call[c].at)
+    /\ \/ answer = "stored" /\ due /\ record.beats < Beats
+          /\ Update(c, answer, due, [record EXCEPT !.lease = "live", !.expired = FALSE, !.beats = @ + 1], call[c].at)
+       \/ answer = "nothing" /\ ~due /\ UNCHANGED vars
 
 \* The work has failed, and certainly has had no effect that must not be repeated.
 Release(c, answer) ==

@@ -12,7 +12,7 @@ Same(r, seen) ==
     IF seen = None \/ r = None THEN seen = None /\ r = None
     ELSE /\ <<r.mode, r.done, r.expired, r.lease, r.body>> = <<seen.mode, seen.done, seen.expired, seen.lease, seen.body>>
          /\ r.done \/ r.steps = seen.steps
-         /\ seen.by = None \/ r.by = seen.by
+         /\ r.mode = "in_steps" \/ seen.by = None \/ r.by = seen.by  \* The response of steps names no call.
 
 (* The events without an action here change nothing.                         *)
 Idle == UNCHANGED allVars
