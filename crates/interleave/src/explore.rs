@@ -158,7 +158,11 @@ impl<'w> Search<'w> {
     /// What has happened since the last state.
     fn step(&self, last: Option<Choice>, sight: &Sight) -> Step {
         let killed = if let Some(Choice::Kill(actor)) = last { Some(actor) } else { None };
-        let chosen = if let Some(Choice::Go(actor) | Choice::GoLeft(actor)) = last { Some(actor) } else { None };
+        let chosen = if let Some(Choice::Go(actor) | Choice::GoLeft(actor) | Choice::Drop(actor)) = last {
+            Some(actor)
+        } else {
+            None
+        };
         let mut board = self.world.board.lock();
         let told = board.players.iter().map(|player| player.answer.clone().or(player.end.clone())).collect();
         let mut events = std::mem::take(&mut board.events);

@@ -93,7 +93,7 @@ impl Event {
                 if swept { "swept" } else { "nothing" }
             }
             "commit" => {
-                if heard.tag == "COMMIT" {
+                if heard.tag != "ROLLBACK" {
                     "committed"
                 } else {
                     "rolled back"
