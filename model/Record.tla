@@ -4,7 +4,7 @@
 \* Each action is one message between an actor and PostgreSQL, under the name in the comment of its SQL: the statement
 \* `pg_idempotency: take over` is the action TakeOver. The parameters are the actor and the server's answer. PostgreSQL
 \* runs at READ COMMITTED: a statement sees what other transactions have committed, and what a transaction has written
-\* appears at its COMMIT. If an UPDATE matches the committed row, it waits while another open transaction has written the
+\* appears at its COMMIT. An UPDATE that matches the committed row waits while another open transaction has written the
 \* row. An UPDATE that does not match the committed row does not wait.
 \*
 \* There is one key, because no statement touches the record of another key. Time is two facts about a record: whether
@@ -273,7 +273,8 @@ RetentionEnds == /\ record # None /\ ~record.expired /\ ended < Ends /\ record' 
 Called(asks) == [mode |-> asks.mode, body |-> asks.body, at |-> "claim", then |-> "done", token |-> 0, life |-> 0,
                  answer |-> "none", by |-> None]
 
-Again(c) == call[c].at = "done" /\ call' = [call EXCEPT ![c] = Called(@)] /\ UNCHANGED <<record, written, lock, effects, rest>>
+Again(c) == /\ call[c].at = "done" /\ call' = [call EXCEPT ![c] = Called(@)]
+            /\ UNCHANGED <<record, written, lock, effects, rest>>
 
 ---------------------------- \* The whole
 
