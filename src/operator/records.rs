@@ -62,7 +62,8 @@ pub async fn show(pool: &PgPool, key: &Key) -> Result<Option<Shown>, Error> {
 /// or for the operation means all of them. An empty beginning is that of every value.
 ///
 /// A search with a scope, an operation and a beginning reads only the entries of the primary key that it returns. A
-/// search without a scope may read the whole table. After `within`, the server ends the search, and the call fails.
+/// search without a scope may read the whole table. After `within`, the server ends the search, and the call fails. A
+/// time under a millisecond counts as a millisecond.
 ///
 /// # Errors and cancellation
 ///

@@ -9,7 +9,7 @@ use std::time::Duration;
 use pg_idempotency::http::{IdempotencyLayer, RequestResumer};
 use pg_idempotency::lease::{LeaseOptions, Policy, Reconciler, Resumer};
 use pg_idempotency::mark::{MarkOptions, mark};
-use pg_idempotency::operator::{bounded, health, show, unsettled};
+use pg_idempotency::operator::{bounded, health, search, show, unsettled};
 use pg_idempotency::testing::age;
 use pg_idempotency::{Error, Idempotency, Janitor, Key, Misuse, OnDuplicate, SettleError};
 use quote::ToTokens as _;
@@ -138,6 +138,11 @@ async fn call(pool: &PgPool, function: &str, given: Duration) -> Option<Result<(
             }
         }
         "unsettled" => unsettled(pool, 1, None, Some(given)).await.map(drop).or_else(refusal),
+        "search" => match search(pool, Some("scope"), None, "", 1, given).await {
+            // A millisecond may be too short.
+            Err(Error::Database(error)) if error.as_database_error().is_some() => Ok(()),
+            found => found.map(drop).or_else(refusal),
+        },
         // Work that is ready at once needs no time.
         "bounded" => bounded(given, async { Ok(()) }).await.or_else(refusal),
         "age" => {
@@ -163,7 +168,7 @@ fn range(function: &str) -> Option<(Duration, Duration)> {
     let (millisecond, second, day) = (Duration::from_millis(1), Duration::from_secs(1), Duration::from_secs(86_400));
     let years = day * 3660;
     Some(match function {
-        "health" | "unsettled" | "bounded" | "age" => return None,
+        "health" | "unsettled" | "search" | "bounded" | "age" => return None,
         "Janitor::pause" | "LeaseOptions::resume_after" => (Duration::ZERO, day),
         "Janitor::interval" => (second, day),
         "Janitor::grace" => (Duration::ZERO, years),
