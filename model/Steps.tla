@@ -89,7 +89,9 @@ StepsNext ==
     \/ Other /\ UNCHANGED steps
     \/ Settles \/ Decided \/ \E answer \in {"stored", "nothing"} : ended < Ends /\ Forget(answer)
 
-StepsSpec == StepsInit /\ [][StepsNext]_allVars /\ WF_allVars(Settles) /\ WF_allVars(Decided)
+\* The operator works, and no process dies each time before its COMMIT.
+StepsSpec == StepsInit /\ [][StepsNext]_allVars /\ SF_allVars(Settles) /\ SF_allVars(Decided)
+             /\ SF_allVars(CommitOf(Janitor) /\ UNCHANGED steps) /\ \A c \in Callers : SF_allVars(CommitStep(c))
 
 ---------------------------- \* The promises
 
