@@ -48,8 +48,8 @@ async fn send(address: &str, purchase: i64, _idempotency_key: &str) -> anyhow::R
     Ok(())
 }
 
-/// Sends the mail of the oldest job. A worker calls this in a loop, and pauses after `false`. A real worker tries a mail
-/// that fails again later, so that the other mails do not wait for it.
+/// Sends the mail of the oldest job. A worker calls this in a loop, and pauses after `false`. In a real worker, a mail
+/// that has failed waits for a later attempt, so that the other mails do not wait for it.
 async fn work(pool: &PgPool) -> anyhow::Result<bool> {
     let oldest = "select id::text, address, purchase from mail_job order by purchase limit 1";
     let Some(job) = sqlx::query_as::<_, (String, String, i64)>(oldest).fetch_optional(pool).await? else {

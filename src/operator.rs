@@ -4,9 +4,9 @@
 //! functions. With a pool, each function runs in a transaction of its own, and [`bounded`] limits its time. The guide's
 //! page `settle` explains when a key has to be settled, and has a program.
 //!
-//! [`show`], [`search`] and [`unsettled`] return records. The verbs of [`Shown`] settle a record only in the version that was
-//! shown. If the record has changed in the meantime, a verb returns [`SettleError::Changed`] and does nothing. Each
-//! verb consumes the record. All verbs except [`forget`](Shown::forget) return the new version of the record.
+//! [`show`], [`search`] and [`unsettled`] return records. The verbs of [`Shown`] settle a record only in the version
+//! that was shown. If the record has changed in the meantime, a verb returns [`SettleError::Changed`] and does nothing.
+//! Each verb consumes the record. All verbs except [`forget`](Shown::forget) return the new version of the record.
 //! [`Error::Indeterminate`] and [`Error::Exhausted`] contain the [`Version`] of their record. Compare this version with
 //! [`Shown::version`] before you settle the operation of such an error.
 //!

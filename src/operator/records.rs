@@ -61,9 +61,9 @@ pub async fn show(pool: &PgPool, key: &Key) -> Result<Option<Shown>, Error> {
 /// Lists at most `limit` records whose value begins with `beginning`, in the order of their keys. `None` for the scope
 /// or for the operation means all of them. An empty beginning is that of every value.
 ///
-/// A search with a scope, an operation and a beginning reads only the entries of the primary key that it returns. A
-/// search without a scope may read the whole table. After `within`, the server ends the search, and the call fails. A
-/// time under a millisecond counts as a millisecond.
+/// A search with a scope, an operation and a beginning reads only the entries of the primary key that it returns. Every
+/// other search may read the whole table. After `within`, the server ends the search, and the call fails. A time under
+/// a millisecond counts as a millisecond.
 ///
 /// # Errors and cancellation
 ///

@@ -190,8 +190,8 @@ impl Consumer {
     ///
     /// # Errors
     ///
-    /// Returns an error if the stream or the consumer does not exist. A broker that does not answer is no error, because
-    /// it may be on its way back.
+    /// Returns an error if the stream or the consumer does not exist. If the broker does not answer, the call waits,
+    /// because the broker may be on its way back.
     pub async fn take(&self, most: usize) -> anyhow::Result<Vec<Delivery>> {
         loop {
             match timeout(ANSWER_LIMIT, self.fetch(most)).await {

@@ -21,7 +21,7 @@ pub(crate) const OUTSIDE: &[(&str, &str)] = &[
     ("lease-once-drops", "as unbegun"),
     ("reconcile", "a reconciler settles as an operator does, and its notes are not in the record"),
     ("lapsed-operators", "two operators"),
-    ("expired-wakes", "the heartbeat of an owner that is no caller of the scenario"),
+    ("expired-wakes", "the owner that renews its lease is not an actor of the scenario"),
 ];
 
 /// Why the scenario is outside.

@@ -137,7 +137,8 @@ async fn a_wait_is_shorter_than_what_is_remembered(pool: PgPool) -> anyhow::Resu
 async fn a_record_that_is_renewed_after_the_look_is_not_taken_over_as_expired(pool: PgPool) -> anyhow::Result<()> {
     let insert = "insert into idempotency.record
             (mode, scope, operation, value, fingerprint, token, claimed_at, lease_until, expires_at)
-        values ('at_least_once', 'tenant', 'operation', $1, '\\x0300', 7, now() - interval '2 h', now() - interval '1 h', now())";
+        values ('at_least_once', 'tenant', 'operation', $1, '\\x0300', 7,
+            now() - interval '2 h', now() - interval '1 h', now())";
     for deployment in DEPLOYMENTS {
         let key = key(&format!("{deployment:?}").replace(' ', "_"));
         sqlx::query(insert).bind(key.value()).execute(&pool).await?;
