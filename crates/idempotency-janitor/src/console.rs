@@ -154,7 +154,6 @@ async fn overview(State(console): App, uri: Uri) -> Result<Response, Refusal> {
     // The list of waiting keys reads the whole table. The rest of the page does not wait for a large table, or for the
     // list of another operator.
     let waiting = timeout(PATIENCE, console.waiting()).await.ok().and_then(Result::ok);
-    console.samples.add(Some(&stats));
     let (samples, read_only) = (console.samples.taken(), console.read_only);
     let again = refreshes(&uri);
     Ok(refreshing(again, pages::overview(waiting.as_deref(), &stats, &warnings, &samples, again, read_only)))

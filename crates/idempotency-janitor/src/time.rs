@@ -4,9 +4,15 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
+/// The library reads the end of a retention of `infinity` as the end of the year 9999.
+const MANY_YEARS: u64 = 1_000 * 366 * 24 * 60 * 60;
+
 /// A duration in at most two units, rounded down, such as `2h 5m`.
 pub(crate) fn span(duration: Duration) -> String {
     let seconds = duration.as_secs();
+    if seconds > MANY_YEARS {
+        return "more than 1000 years".to_owned();
+    }
     let unit = match seconds {
         0..3_600 => 1,
         3_600..86_400 => 60,

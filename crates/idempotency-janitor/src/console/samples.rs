@@ -17,9 +17,6 @@ const TIME: Duration = Duration::from_secs(10);
 /// The time that a chart shows.
 pub(super) const SHOWN: Duration = Duration::from_secs(60 * 60);
 
-/// The greatest number of samples, one for each second.
-const MOST: usize = 3600;
-
 /// A moment, and the content of the table. `None` if the database has not answered.
 pub(super) type Sample = (DateTime<Utc>, Option<Content>);
 
@@ -48,30 +45,26 @@ pub(super) struct Samples {
 }
 
 impl Samples {
-    /// Takes a sample after each `every`. A sample costs as much as the command `stats`, which reads a part of a large
+    /// Takes a sample now and after each `every`. A sample costs as much as the command `stats`, which reads a part of a large
     /// table. An error leaves a gap. The sampling ends with the process.
     pub(super) fn start(pool: PgPool, every: Duration) -> Arc<Self> {
         let samples = Arc::new(Self { every, taken: Mutex::default() });
         let sampling = samples.clone();
         tokio::spawn(async move {
             loop {
-                sleep(every).await;
                 let stats = ask(TIME, operator::stats(&pool)).await;
                 sampling.add(stats.ok().as_ref());
+                sleep(every).await;
             }
         });
         samples
     }
 
-    /// Adds a sample of now. The overview reads the same numbers, and adds them too.
-    pub(super) fn add(&self, stats: Option<&Stats>) {
+    /// Adds a sample of now, and drops the samples that no chart shows any more.
+    fn add(&self, stats: Option<&Stats>) {
         let (now, mut taken) = (Utc::now(), self.taken.lock().unwrap_or_else(PoisonError::into_inner));
         taken.retain(|(at, _)| now - at < chrono::Duration::from_std(SHOWN).unwrap_or_default());
         taken.push_back((now, stats.map(Content::of)));
-        // Each overview adds a sample, however often a person opens the page.
-        if taken.len() > MOST {
-            taken.pop_front();
-        }
     }
 
     /// The time between two samples, and the samples, the oldest first.

@@ -760,7 +760,7 @@ async fn the_timeline_has_each_time_of_a_key(pool: PgPool) -> anyhow::Result<()>
         ),
         (&completed, 3, &["claimed, ", "completed, ", "expires, in "]),
         (&live, 3, &["claimed, ", "lease ends, in 2m", "expires, in "]),
-        (&pinned, 3, &["completed, ", "years"]),
+        (&pinned, 3, &["completed, ", "in more than 1000 years"]),
     ] {
         let (_, (status, page)) = visitor.look_up(key).await?;
         let (_, picture) = page.split_once("<svg class=\"timeline\" role=\"img\"").expect("a picture");
