@@ -2,7 +2,7 @@
 //!
 //! The binary `idempotency-janitor` is a command line over these functions, and a service may also call these
 //! functions. With a pool, each function runs in a transaction of its own, and [`bounded`] limits its time. The guide's
-//! page `settle` explains when a key has to be settled, and has a program.
+//! page `settle` explains when a key has to be settled.
 //!
 //! [`show`], [`search`] and [`unsettled`] return records. The verbs of [`Shown`] settle a record only in the version
 //! that was shown. If the record has changed in the meantime, a verb returns [`SettleError::Changed`] and does nothing.

@@ -40,8 +40,8 @@ type KeyOf = dyn Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + S
 type OperationOf = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 type ResponseOf = dyn Fn(&Rejection) -> Response<Bytes> + Send + Sync;
 
-/// Makes the requests that pass through this layer idempotent. The [module](super) describes the behaviour, and the
-/// guide's page `settings` lists all settings. A clone of a layer is cheap.
+/// Makes the requests that pass through this layer idempotent. The [module](super) describes the behaviour. A clone of
+/// a layer is cheap.
 #[derive(Clone)]
 #[must_use = "a setter returns the layer with the setting"]
 pub struct IdempotencyLayer {

@@ -10,7 +10,7 @@ use crate::{Deployment, OnDuplicate};
 ///
 /// The setters are `const`, so the options can be a constant of your service. [`ensure`](Self::ensure) and
 /// [`ensure_isolated`](Self::ensure_isolated) make a call in your transaction, and [`run`](Self::run) makes a call on a
-/// pool. The guide's page `settings` lists all settings.
+/// pool.
 ///
 /// ```
 /// # use pg_idempotency::{Idempotency, OnDuplicate};
