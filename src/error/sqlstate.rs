@@ -98,7 +98,7 @@ pub(super) fn advice(error: &sqlx::Error) -> &'static str {
 /// Whether the error has a temporary cause. Temporary causes are a lost or unavailable connection, a server that has no
 /// room or is no longer the primary, or a time-out of the server. If a connection is lost at COMMIT, only another call
 /// with the same key shows whether the COMMIT took effect. If a cancel request (57014) ended the COMMIT, nothing is
-/// committed, and another call shows this, too.
+/// committed. In this case, too, another call with the same key shows the outcome.
 pub(super) fn is_lost(error: &sqlx::Error) -> bool {
     use sqlx::Error::{Io, PoolClosed, PoolTimedOut, Protocol, Tls};
     match error {

@@ -156,7 +156,7 @@ impl Resumed {
     }
 }
 
-/// In the extensions of a request without a key that a leased layer has passed on.
+/// Marks a request that has no key. A leased layer adds this extension before it passes the request on.
 #[derive(Clone, Copy)]
 pub(super) struct WithoutKey;
 

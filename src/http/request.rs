@@ -99,8 +99,8 @@ fn string(rest: &[u8]) -> Result<String, MalformedKey> {
     }
 }
 
-/// Reads a bare word of visible ASCII. A word must not contain the marks that separate values and parameters, so a word
-/// is never another structured field.
+/// Reads a bare word of visible ASCII. A word must not contain a comma or a semicolon, which separate values and
+/// parameters in structured fields. So a list, or a value with parameters, is never read as a word.
 fn word(line: &[u8]) -> Result<String, MalformedKey> {
     if line.contains(&b',') {
         return Err(MalformedKey::Several);

@@ -1,10 +1,11 @@
 //! The statements that win a claim. A call inserts the record, or takes over a record that is expired, released or
 //! lapsed. A batch of marks does both in one statement.
 //!
-//! The primary key decides which claim wins. The advisory lock on a 64-bit hash of the key shows other calls an owner
-//! whose record is not committed yet. So a claim does not wait in the insert. The lock ends with the owner's
-//! transaction. After a lease has committed its claim, its next transaction writes the record without the lock. If that
-//! claim committed after this statement's snapshot, the insert can wait for the next transaction of the lease.
+//! The primary key decides which claim wins. Until an owner's record is committed, other calls cannot see the record.
+//! They detect such an owner by its advisory lock on a 64-bit hash of the key. So a claim does not wait in the insert.
+//! The lock ends with the owner's transaction. After a lease has committed its claim, its next transaction writes the
+//! record without the lock. If that claim committed after this statement's snapshot, the insert can wait for the next
+//! transaction of the lease.
 
 use std::time::Duration;
 

@@ -225,7 +225,8 @@ impl Record<'_> {
 /// a byte below the tab.
 ///
 /// The SQL of each search has to skip the requests of the other form. Otherwise a page of a search could consist of
-/// requests of the other form only. A column for the form would cost every claim.
+/// requests of the other form only. The form has no column of its own, because every claim would have to write this
+/// column.
 const VERSION: u8 = 1;
 /// The number of bytes for the version and the length of the head.
 const PREFIX: usize = 3;

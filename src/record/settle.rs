@@ -100,7 +100,8 @@ impl Shown {
             .bind(self.version.steps_hash) // $6
     }
 
-    /// Stores the response for the retention. A later `expires_at` of the record stays unchanged.
+    /// Stores the response for the retention. If the record's `expires_at` is already later than the end of this
+    /// retention, `expires_at` stays unchanged.
     fn resolving<'a>(
         &'a self,
         response: &'a Response,

@@ -32,9 +32,9 @@ pub(crate) struct Deleted {
     pub(crate) unfinished: u64,
     pub(crate) indeterminate: u64,
     pub(crate) marks: u64,
-    /// The latest `expires_at` among the deleted records. The next batch of the pass begins at this time. Otherwise the
-    /// next batch would walk over the index entries of all rows that the pass has deleted, because these entries stay
-    /// until a vacuum removes them.
+    /// The latest `expires_at` among the deleted records. The next batch of the pass searches the index from this value
+    /// on. Otherwise the next batch would walk over the index entries of all rows that the pass has deleted, because
+    /// these entries stay until a vacuum removes them.
     pub(crate) until: Option<DateTime<Utc>>,
 }
 

@@ -52,7 +52,7 @@ async fn two_layers_on_one_router_are_a_mistake_that_is_named(pool: PgPool) {
     }
 }
 
-/// sqlx would release a savepoint in place of the COMMIT, and return `Ok`. The next caller that gets the connection
+/// sqlx would release a savepoint instead of the COMMIT, and return `Ok`. The next caller that gets the connection
 /// finds no open transaction, whatever the handler answers.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_forgotten_nested_transaction_is_never_acknowledged(other: PgPool) {

@@ -208,8 +208,8 @@ pub(crate) fn other_body(body: &str) -> Option<String> {
             return Some(changed(body, at + length - 1));
         }
     }
-    // The value of a member or an element follows a colon, a bracket or an equals sign. In JSON, only a string can be
-    // changed, because `true` with another letter is not JSON.
+    // The value of a member or an element follows a colon, a bracket or an equals sign. In JSON, this part changes a
+    // letter only inside a string. For example, `true` with a changed letter would not be valid JSON.
     let is_json = body.starts_with(['{', '[']);
     let values = body.match_indices([':', '[', '=']).filter_map(|(at, _)| {
         let value = body[at + 1..].trim_start();

@@ -102,7 +102,7 @@ pub(crate) struct Expected {
 impl Expected {
     /// Judges the final answers to one key, in their order, together with the effect.
     pub(crate) fn judge(&self, effect: &Effect, finals: &[&Answer], compare: Compare) -> (Verdict, String) {
-        let in_place = || format!("the effect is {effect} in place of {}", self.effect);
+        let in_place = || format!("the effect is {effect} instead of {}", self.effect);
         let Some(first) = finals.first() else {
             let stuck = if effect.exceeds(&self.effect) { Verdict::TwoEffects } else { Verdict::Stuck };
             let what = if effect.equals(&self.effect) { "the effect happened once".to_owned() } else { in_place() };
@@ -127,11 +127,11 @@ impl Expected {
             return (Verdict::OtherAnswer, difference(first, other));
         }
         if first.status != self.answer.status {
-            let detail = format!("the status is {} in place of {}", first.status, self.answer.status);
+            let detail = format!("the status is {} instead of {}", first.status, self.answer.status);
             return (Verdict::OtherAnswer, detail);
         }
         if let Some(unlike) = self.form.as_ref().and_then(|form| Form::of(first).unlike(form)) {
-            let detail = format!("the answer {unlike}: it is {} in place of {}", text(first), text(&self.answer));
+            let detail = format!("the answer {unlike}: it is {} instead of {}", text(first), text(&self.answer));
             return (Verdict::OtherAnswer, detail);
         }
         (Verdict::OneEffect, String::new())
@@ -188,7 +188,7 @@ mod tests {
         assert_eq!(by_status.0, Verdict::OneEffect);
         let detail = expected.judge(&effect(["1", "100"]), &[&lost], Compare::Body).1;
         let says =
-            r#"the answer lacks "id", and has "status": it is {"status":"processed before"} in place of {"id":1}"#;
+            r#"the answer lacks "id", and has "status": it is {"status":"processed before"} instead of {"id":1}"#;
         assert_eq!(detail, says);
     }
 }

@@ -33,7 +33,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// The maximum number of further undisturbed requests after the first two. The check sends a further request while the
 /// messages of the last two requests differ.
 const COLD: usize = 5;
-/// The longest part of a statement that is shown, in characters.
+/// The maximum number of characters that the report shows of a statement.
 const SQL: usize = 110;
 
 pub(crate) struct Options {
@@ -67,7 +67,8 @@ pub(crate) struct Run<'a> {
     refuses: bool,
     /// An undisturbed request. `None` if a reading shows the effects of all keys.
     alone: Option<Ended>,
-    /// The tries whose effects may still change. If a reading shows the effects of all keys, only the last try is here.
+    /// The tries whose effects may still change. If a reading shows the effects of all keys, this list contains
+    /// only the last try.
     ended: Vec<Ended>,
     report: Report,
 }
@@ -309,7 +310,7 @@ impl<'a> Run<'a> {
         let mut tries = self.report.undisturbed.iter_mut().chain(&mut self.report.tries);
         let Some(it) = tries.find(|it| it.key == ended.key).filter(|_| *now != ended.after) else { return };
         let late = now.since(&ended.before);
-        let text = format!("after a late change, the effect is {late} in place of {once}");
+        let text = format!("after a late change, the effect is {late} instead of {once}");
         it.effect = late.rows();
         it.story.push(format!("      * {text}"));
         if late.exceeds(once) {

@@ -1,4 +1,4 @@
-//! A nested transaction whose guard is forgotten. sqlx would end the nested transaction in place of the one around it.
+//! A nested transaction whose guard is forgotten. sqlx would end the nested transaction instead of the one around it.
 //! So nothing is acknowledged, and the pool gets a connection on which nothing is open.
 
 use std::mem::forget;

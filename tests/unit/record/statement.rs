@@ -1,6 +1,6 @@
 //! A condition that the schema's functions and the crate's statements must share.
 
-/// One space in place of each white space, and none inside parentheses.
+/// One space instead of each white space, and none inside parentheses.
 fn normalised(sql: &str) -> String {
     sql.split_whitespace().collect::<Vec<_>>().join(" ").replace("( ", "(").replace(" )", ")")
 }

@@ -73,7 +73,7 @@ impl<'a> Run<'a> {
         self.refuses = status.is_some_and(|(_, success)| !success);
         let (verdict, detail) = match status {
             _ if effect.exceeds(&self.expected.effect) => {
-                let text = format!("the effect is {effect} in place of {}", self.expected.effect);
+                let text = format!("the effect is {effect} instead of {}", self.expected.effect);
                 (Some(Verdict::TwoEffects), text)
             }
             Some((status, true)) => (Some(Verdict::NotRefused), format!("another body was answered {status}")),
@@ -131,7 +131,7 @@ impl<'a> Run<'a> {
         }
         let (verdict, detail) = match answer {
             Some(Ok(answer)) if answer.is_success() && effect.is_none() => {
-                (Verdict::NoEffectButSuccess, "another user was answered in place of the first one".to_owned())
+                (Verdict::NoEffectButSuccess, "another user was answered instead of the first one".to_owned())
             }
             Some(Ok(answer)) if answer.is_success() => (Verdict::OneEffect, String::new()),
             Some(Ok(answer)) => {

@@ -51,7 +51,7 @@ async fn a_finding_is_told_and_ends_with_1(pool: PgPool) -> anyhow::Result<()> {
     let output = command_on(&options, port, &["--only", &only], "late").output()?;
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{said}{}", text(&output.stderr));
-    assert!(said.contains("TWO EFFECTS, at 4:killed: the effect is +2 +200 in place of +1 +100"), "{said}");
+    assert!(said.contains("TWO EFFECTS, at 4:killed: the effect is +2 +200 instead of +1 +100"), "{said}");
     assert!(said.contains("the process is killed; the server executes the message all the same"), "{said}");
     Ok(())
 }

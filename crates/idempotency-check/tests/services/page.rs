@@ -207,8 +207,8 @@ fn stories() -> anyhow::Result<String> {
             if told.contains(&verdict) {
                 continue;
             }
-            let at = finding["message"].as_u64().map(|number| format!(" of message {number}")).unwrap_or_default();
-            writeln!(stories, "**{verdict}**, by {}{at}: {}\n\n```text", place(finding), text(&finding["detail"]))?;
+            let at = finding["message"].as_u64().map(|number| format!(", message {number}")).unwrap_or_default();
+            writeln!(stories, "**{verdict}** ({}{at}): {}\n\n```text", place(finding), text(&finding["detail"]))?;
             // A client that retries is told the same many times.
             for same in list(&finding["story"]).chunk_by(PartialEq::eq) {
                 let times = if same.len() > 1 { format!(" ({} times)", same.len()) } else { String::new() };
