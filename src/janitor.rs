@@ -215,9 +215,9 @@ impl Janitor {
         self.sweep(limit, self.batch_size.get(), None, &mut Shutdown::Never).await
     }
 
-    /// Sweeps like [`sweep_once`](Self::sweep_once), but also stops when `stop` is ready. The sweep then ends after the
-    /// batch in progress and the report of the lag, each within 5 seconds. If the batch takes longer, its connection is
-    /// closed.
+    /// Sweeps like [`sweep_once`](Self::sweep_once), but also stops when `stop` is ready. The sweep then finishes the
+    /// batch in progress and reports the lag, with a limit of 5 seconds for each of the two. If the batch takes longer,
+    /// its connection is closed.
     pub async fn sweep_until(&self, limit: u64, stop: impl Future<Output = ()> + Send) -> Result<Swept, Error> {
         let stop = pin!(stop);
         self.sweep(limit, self.batch_size.get(), None, &mut Shutdown::When(stop)).await

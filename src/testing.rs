@@ -47,9 +47,9 @@ use crate::{Deployment, Error, Key, Outcome};
 /// The maximum time for which a race waits for its connections, and for their end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Lets time pass for the record. The claim, the completion, and the ends of the lease and the retention move to an
-/// earlier moment by this time. The function takes a pool or a connection. The function cannot move a record of an open
-/// transaction.
+/// Lets time pass for the record. The function subtracts `by` from the times of the claim and the completion, and from
+/// the ends of the lease and the retention. The function takes a pool or a connection. The function cannot move a
+/// record of an open transaction.
 ///
 /// # Errors
 ///

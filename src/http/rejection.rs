@@ -404,7 +404,8 @@ impl Seldom {
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut line = (operation.unwrap_or_default().to_owned(), kind.to_owned());
         if !lines.contains_key(&line) && lines.len() >= KINDS {
-            // A kind can be forgotten if none of its lines was left out, because there is no count to report.
+            // Forgets each kind whose last line is older than `PACE`, if no line of the kind was left out since. Such a
+            // kind has no count to report.
             lines.retain(|_, (written, left_out)| *left_out > 0 || now.duration_since(*written) < PACE);
             if lines.len() >= KINDS {
                 line = Default::default();

@@ -275,10 +275,10 @@ impl Record<'_> {
     /// of earlier attempts. After a first claim, the record has attempt 0, and a call with any body may claim the key.
     ///
     /// The claiming transaction holds the key's lock until its COMMIT is decided. So this function first tries the
-    /// lock. If the update then finds no row, no claim with this token was committed, or another call has taken the
-    /// claim over. The update is a separate statement, because its snapshot must be newer than the lock. The
-    /// transaction must be at READ COMMITTED ([`Opening::ReadCommitted`](crate::session::Opening)), where each
-    /// statement has a new snapshot.
+    /// lock. There are two reasons why the update may then find no row: either no claim with this token was committed,
+    /// or another call has taken the claim over. The update is a separate statement, because its snapshot must be newer
+    /// than the lock. The transaction must be at READ COMMITTED
+    /// ([`Opening::ReadCommitted`](crate::session::Opening)), where each statement has a new snapshot.
     pub(crate) async fn release_unbegun(self, conn: &mut PgConnection, token: i64) -> Result<Unclaimed, Error> {
         let lock =
             sqlx::query_scalar("select /* pg_idempotency: try lock */ pg_catalog.pg_try_advisory_xact_lock($1::int8)")

@@ -91,7 +91,8 @@ impl Shown {
         Record { key: &self.key, deployment: self.deployment }
     }
 
-    /// A statement on the record as it was shown. [`as_shown`] contains the parameters $4 to $6.
+    /// An SQL statement that takes effect only if the record is still as it was shown. The condition is
+    /// [`as_shown`], which contains the parameters $4 to $6.
     fn fenced(&self, sql: &'static str) -> Query<'_, Postgres, PgArguments> {
         self.record()
             .query(sql)

@@ -104,8 +104,8 @@ fn outside_the_pool(drop_them: impl FnOnce()) {
     }
 }
 
-/// The first and the longest pause between two polls. A person does not notice such a pause, and the database has few
-/// polls to answer.
+/// The pauses between two polls, from the first pause to the longest. A person does not notice such a pause, and the
+/// database has few polls to answer.
 const PAUSES: Range<Duration> = Duration::from_millis(50)..Duration::from_millis(500);
 
 /// How a call waits for another call without holding a connection. The waiting call asks, gives its connection back,
