@@ -30,7 +30,7 @@ impl Next {
 }
 
 /// The passes of a loop until its shutdown. The first pass begins after a random time of at most one interval.
-/// Processes that start together then search at different times.
+/// So processes that start together begin their passes at different times.
 ///
 /// The loop logs an error or a panic of a pass, and continues after a pause. The first pause is a second. Each further
 /// error doubles the pause, up to the interval.

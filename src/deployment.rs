@@ -43,9 +43,9 @@ impl Deployment {
     /// Whether Citus distributes the table by `scope`. [`distribute`](crate::distribute()) makes such a table. The
     /// default is `false`.
     ///
-    /// For a distributed table, the crate sends other statements. A worker would evaluate parts of the usual statements
-    /// by its own clock and with its own locks. The answers of the calls are the same. A first call takes three more
-    /// round trips. The guide's page `larger` explains the set-up.
+    /// For a distributed table, the crate sends other statements, because a worker would evaluate parts of the usual
+    /// statements by its own clock and with its own locks. The calls return the same answers as with a plain table, but
+    /// a first call takes three more round trips. The guide's page `larger` explains the set-up.
     ///
     /// The setting must match the table. If the table is distributed and the setting is `false`, every call fails with
     /// [`Misuse::WrongDeployment`](crate::Misuse::WrongDeployment). If the setting is `true` for a plain table, calls
@@ -55,8 +55,8 @@ impl Deployment {
         Self { distributed, ..self }
     }
 
-    /// Whether a call must look for the record before it claims the key, because the claim statement cannot look for
-    /// the record.
+    /// Whether a call must look for the record before it claims the key. On a distributed table, the claim statement
+    /// cannot look for the record.
     pub(crate) fn looks_first(self) -> bool {
         self.distributed
     }

@@ -31,7 +31,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 ///
 /// **An error at COMMIT is ambiguous.** In transaction and mark mode, the effect and its record are stored together or
 /// not at all. Under a lease, the effect may have happened although no result is stored. To learn the outcome, make the
-/// call again with the same key. Under `AtLeastOnce`, the second call may perform the operation again.
+/// call again with the same key. Under `AtLeastOnce` and `InSteps`, the second call may perform the operation again.
 ///
 /// # What to do on each
 ///
@@ -63,7 +63,7 @@ pub enum Error {
     #[error("the operation is in flight elsewhere; retry with the same key after {retry_after:?}")]
     #[non_exhaustive]
     InFlight {
-        /// The time to wait before the next attempt: the rest of the lease, or a second.
+        /// The time to wait before the next attempt: the rest of the lease, or one second.
         retry_after: Duration,
     },
 
@@ -116,8 +116,8 @@ pub enum Error {
     #[error(transparent)]
     Misuse(#[from] Misuse),
 
-    /// The record or the schema comes from another release, or is not from this crate. Nothing was performed or
-    /// replayed.
+    /// The record or the schema comes from another release, was made under other settings, or is not from this crate.
+    /// Nothing was performed or replayed.
     #[error(transparent)]
     Incompatible(#[from] Incompatible),
 
@@ -213,8 +213,8 @@ pub enum Error {
         source: BoxError,
     },
 
-    /// The database did not answer within the crate's time, or the runtime ended during the call. The connection is
-    /// closed, and **the outcome is unknown**: make the call again with the same key.
+    /// The database did not answer within the crate's time limit, or the runtime ended during the call. The connection
+    /// is closed, and **the outcome is unknown**: make the call again with the same key.
     #[error("the database did not answer in time, and the outcome is unknown; ask again with the same key")]
     Unanswered,
 
@@ -231,10 +231,10 @@ pub enum Error {
 impl Error {
     /// Whether the same call may succeed in a moment without a change. The causes of such an error are:
     ///
-    /// - another caller in flight, a serialization failure, or a deadlock;
-    /// - a connection that broke, or that was not available;
+    /// - another caller of the same operation, a lost lease, a serialization failure, or a deadlock;
+    /// - a connection that broke or was not available, or a database that did not answer in time;
     /// - a server that restarts, has no free connection, or is no longer the primary;
-    /// - a `statement_timeout` or `lock_timeout` of the server.
+    /// - a time-out of the server, such as `statement_timeout` or `lock_timeout`.
     ///
     /// Over HTTP, answer such an error with a 409 or 503 and `Retry-After`.
     #[must_use]

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use canonical::canonical;
 
 /// Version 1 is a SHA-256 of one byte for the kind, and of the content. The kinds are `j` for canonical JSON, `t` for a
-/// JSON text without a canonical form, and `h` for an HTTP request whose body is one of the two.
+/// JSON text without a canonical form, and `h` for an HTTP request whose body is of the kind `j` or `t`.
 const JSON: u8 = 1;
 /// Version 2 is for HTTP, if the service has chosen which parts make two requests the same. The fingerprint consists of
 /// eight bytes for the choice, and of the first 24 bytes of a SHA-256. The SHA-256 covers the byte `c` for the kind,
@@ -24,7 +24,8 @@ const CHOICE: std::ops::Range<usize> = 1..9;
 const BYTES: u8 = 3;
 
 /// A digest of everything that makes two requests the same. The digest consists of a version byte and a SHA-256. (If a
-/// service behind the HTTP layer chooses which parts count, eight bytes of the SHA-256 represent the choice.)
+/// service behind the HTTP layer chooses which parts count, a digest of the choice replaces eight bytes of the
+/// SHA-256.)
 ///
 /// A later request is compared in the version of the *stored* fingerprint. So after an upgrade to a release that hashes
 /// in another way, a retry still matches the stored fingerprint of its key.
@@ -35,13 +36,13 @@ impl Fingerprint {
     /// Returns the fingerprint of raw bytes, as they came over the wire. The fingerprint consists of the byte 3 and a
     /// SHA-256 of the bytes.
     ///
-    /// Use this function for bodies that are not JSON. Use this function also if every byte counts, such as white
-    /// space, the order and repetition of members, or the digits of a number beyond those of an `f64`. Callers in other
-    /// languages get the same fingerprint from the SQL function `idempotency.fingerprint`. If they share keys with your
+    /// Use this function for bodies that are not JSON. Use this function also if white space, the order or the
+    /// repetition of members, or the digits of a number beyond those of an `f64` count. Callers in other languages get
+    /// the same fingerprint from the SQL function `idempotency.fingerprint`. If such callers share keys with your
     /// service, use `of_bytes` for these keys.
     ///
-    /// A fingerprint of bytes and a fingerprint of JSON cannot be compared, even for the same content. Such a retry
-    /// gets [`Incompatible::UnknownFingerprint`](crate::Incompatible::UnknownFingerprint).
+    /// A fingerprint of bytes and a fingerprint of JSON cannot be compared, even for the same content. A retry with the
+    /// other kind of fingerprint gets [`Incompatible::UnknownFingerprint`](crate::Incompatible::UnknownFingerprint).
     ///
     /// ```
     /// # use pg_idempotency::Fingerprint;
@@ -58,8 +59,8 @@ impl Fingerprint {
     /// The canonical form has no white space. Members are sorted by their names. Strings are escaped only where JSON
     /// requires an escape. Numbers are compared by value, with every digit.
     ///
-    /// - JSON texts of one request: `{"a":1,"b":2}` and `{"b":2,"a":1}`; `1.0`, `1` and `1e0`.
-    /// - JSON texts of different requests: `9007199254740993` and `9007199254740992`; `1` and `"1"`; `[1,2]` and
+    /// - JSON texts with the same fingerprint: `{"a":1,"b":2}` and `{"b":2,"a":1}`; `1.0`, `1` and `1e0`.
+    /// - JSON texts with different fingerprints: `9007199254740993` and `9007199254740992`; `1` and `"1"`; `[1,2]` and
     ///   `[2,1]`.
     ///
     /// These values need care:
@@ -68,8 +69,9 @@ impl Fingerprint {
     /// - A `HashSet` has no fixed order, so its fingerprint changes each time. Use a `BTreeSet` or a sorted `Vec`. (The
     ///   members of maps are sorted.)
     /// - NaN, infinity and `None` have the same fingerprint, because serde_json writes `null` for each of them.
-    /// - A number that was *parsed* into an `f64` has already lost its further digits, as in a [`serde_json::Value`]
-    ///   beyond 64-bit integers. If those digits matter, use [`Fingerprint::of_bytes`], or a
+    /// - A number that was *parsed* into an `f64` has already lost the digits that an `f64` cannot hold. By default, a
+    ///   [`serde_json::Value`] holds every number other than a 64-bit integer as an `f64`. If the lost digits matter,
+    ///   use [`Fingerprint::of_bytes`], or a
     ///   [`RawValue`](https://docs.rs/serde_json/latest/serde_json/value/struct.RawValue.html), which is JSON text.
     ///
     /// A text without a canonical form is compared byte by byte. Such a text has an object with two members of the same
@@ -77,8 +79,8 @@ impl Fingerprint {
     ///
     /// # Errors
     ///
-    /// [`InvalidBody`] if serde_json cannot write the value. There are two causes. A map key may be something other
-    /// than a string, a number, a boolean or a unit variant. Or the value's own [`Serialize`] may return an error.
+    /// [`InvalidBody`] if serde_json cannot write the value. Either a map key is something other than a string, a
+    /// number, a boolean or a unit variant, or the value's own [`Serialize`] returns an error.
     pub fn of_json<T: Serialize + ?Sized>(value: &T) -> Result<Self, InvalidBody> {
         let text = serde_json::to_vec(value).map_err(InvalidBody::serialize)?;
         Ok(Self::of_text(&text, &[]))
@@ -128,7 +130,7 @@ impl Fingerprint {
         Self(bytes)
     }
 
-    /// Returns the fingerprint that a record stores. `None` if no known version has the length of these bytes.
+    /// Returns the fingerprint that a record stores. `None` if the bytes do not have the length of a fingerprint.
     pub(crate) fn stored(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }
@@ -145,7 +147,8 @@ impl Fingerprint {
         &self.0
     }
 
-    /// Compares this fingerprint with a stored fingerprint, in the version of the stored fingerprint.
+    /// Compares this fingerprint with a stored fingerprint. Fingerprints of two versions or of two choices cannot be
+    /// compared.
     pub(crate) fn compare(&self, stored: &[u8]) -> Comparison {
         match stored.first() {
             _ if stored == self.0 => Comparison::Same,
@@ -158,7 +161,7 @@ impl Fingerprint {
     }
 }
 
-/// Hashes each part with its length in front, so that two different requests never give the same bytes.
+/// Hashes the length of each part before the part, so that two different requests never give the hash the same bytes.
 #[cfg(feature = "http")]
 fn hash_parts(kind: &[u8], parts: &[&[u8]]) -> Sha256 {
     parts.iter().fold(Sha256::new_with_prefix(kind), |hasher, part| {
@@ -166,7 +169,7 @@ fn hash_parts(kind: &[u8], parts: &[&[u8]]) -> Sha256 {
     })
 }
 
-/// Prints the version and the first bytes, which are enough to tell two fingerprints apart in a log.
+/// Prints the version and the first four bytes of the digest, which are enough to tell two fingerprints apart in a log.
 impl fmt::Debug for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Fingerprint(v{}:", self.0[0])?;

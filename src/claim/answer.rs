@@ -44,8 +44,8 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
         State::Released if found.attempt == 0 => return Ok(Answer::TakeOver { attempt: 1 }),
         // In transaction mode and under `AtMostOnce`, a release means that nothing took effect, so a request with
         // another body may use the key. Under `AtLeastOnce` and `InSteps`, the failed attempt may have had an effect
-        // under the downstream key of its own body. The other service would not recognise the downstream key of another
-        // body.
+        // in another service, under the downstream key of its own body. That service would not recognise the downstream
+        // key of another body.
         State::Released if comparison != Comparison::Same && !mode.repeats() => {
             return Ok(Answer::TakeOver { attempt: 1 });
         }
@@ -82,9 +82,9 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
 /// may divide an operation into steps, or stop doing so, and its clients still need the answers of the older records.
 fn may_follow(found: &Found, stored: Mode, asked: Mode) -> bool {
     match (stored, asked) {
-        // The other service has seen the downstream key of the operation, and would not recognise the downstream key of
-        // a step. So a call in steps must not repeat this attempt. While an owner works, an error other than `InFlight`
-        // could make the client choose a new key.
+        // Another service may have seen the downstream key of the operation, and would not recognise the downstream key
+        // of a step. So a call in steps must not repeat this attempt. While an owner works, an error other than
+        // `InFlight` could make the client choose a new key.
         (Mode::AtLeastOnce, Mode::InSteps) => {
             matches!(found.state, State::Completed | State::InFlight) || found.attempt == 0
         }
@@ -94,7 +94,8 @@ fn may_follow(found: &Found, stored: Mode, asked: Mode) -> bool {
     }
 }
 
-/// Permits the next attempt, or returns [`Error::Exhausted`]. An operator may permit one attempt more than the limit.
+/// Permits the next attempt, or returns [`Error::Exhausted`]. An operator may permit one more attempt, whatever
+/// `max_attempts` is.
 fn next_attempt(found: &Found, terms: &Terms) -> Result<Answer, Error> {
     let attempts = found.attempt.unsigned_abs();
     match terms.max_attempts {

@@ -67,7 +67,7 @@ pub enum Misuse {
     ///   Begin a transaction with `conn.begin()`, or use [`Idempotency::run`](crate::Idempotency::run) with a pool.
     /// - `perform` has ended the transaction that holds the claim. The cause is a COMMIT, a ROLLBACK, or a nested
     ///   `conn.begin()` that failed or was dropped before its end. The response was not stored, and nothing was
-    ///   acknowledged. **Writes that `perform` made after this end stay.**
+    ///   acknowledged. **Writes that `perform` made after the end of the transaction stay.**
     /// - [`commit`](crate::commit()) got a transaction that had ended in one of these ways.
     #[error(
         "the connection is not in the transaction that the call needs, so nothing was stored; begin a transaction \
@@ -75,9 +75,10 @@ pub enum Misuse {
     )]
     NotInTransaction,
 
-    /// A nested transaction was still open at the end of the transaction around it. Either its guard was forgotten
-    /// (`std::mem::forget`, a leak), or [`commit`](crate::commit()) got the nested transaction. Instead of a COMMIT,
-    /// sqlx would have released a savepoint. No response was stored, and nothing was acknowledged.
+    /// A nested transaction was still open at the end of the transaction around it. Either the guard of the nested
+    /// transaction was forgotten (`std::mem::forget`, a leak), or [`commit`](crate::commit()) got the nested
+    /// transaction. Instead of a COMMIT, sqlx would have released a savepoint. No response was stored, and nothing was
+    /// acknowledged.
     ///
     /// - If `perform` forgot the guard in the caller's transaction, the nested writes are undone. Roll back. If the
     ///   call was isolated, the key is released, and the transaction is usable.
@@ -91,7 +92,7 @@ pub enum Misuse {
     NestedTransaction,
 
     /// Citus distributes the table, but the [`Deployment`](crate::Deployment::distributed) of the call is for a plain
-    /// table. Unless the call performed nothing, the transaction must be rolled back.
+    /// table. If the call has performed something, the transaction must be rolled back.
     #[error(
         "the deployment does not fit the table idempotency.record; \
          if Citus distributes it, set Deployment::distributed(true)"
@@ -115,10 +116,11 @@ pub enum Misuse {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Incompatible {
-    /// The fingerprint of the record has a version that this call cannot compare with its own fingerprint. Nothing was
+    /// This call cannot compare the fingerprint of the record with the fingerprint of its own request. Nothing was
     /// performed. During the roll-out of a newer release, send the request to a process of that release, or retry
-    /// later. Two other causes remain until the key expires. The settings that decide which requests are the same have
-    /// changed, or some calls compare the operation as [bytes](crate::Fingerprint::of_bytes) and others as JSON.
+    /// later. There are two other causes: the settings that decide which requests are the same have changed, or some
+    /// calls compare the operation as [bytes](crate::Fingerprint::of_bytes) and others as JSON. In these cases, a retry
+    /// gets this error until the key expires.
     #[error(
         "the record's fingerprint has version {version} and cannot be compared with this request's: a newer release \
          made it, or the settings that decide which requests are the same have changed"
@@ -139,7 +141,7 @@ pub enum Incompatible {
     },
 
     /// The schema [cannot be trusted](crate::operator::Warning::UntrustedSchema), or an applied migration differs from
-    /// that of this release. Nothing was changed.
+    /// the same migration in this release. Nothing was changed.
     #[error("the schema idempotency cannot be set up or used in this database: {problem}")]
     #[non_exhaustive]
     Schema {
@@ -149,7 +151,8 @@ pub enum Incompatible {
 }
 
 pub(crate) const MAX_NAME_BYTES: usize = 255;
-/// Each completion of a step writes all results again, so an operation with more steps needs a table of its own.
+/// Each completion of a step writes all results again, so an operation with more steps must store its progress in a
+/// table of the service.
 pub(crate) const MAX_STEPS: usize = 100;
 pub(crate) const MAX_RESULT_BYTES: usize = 64 * 1024;
 pub(crate) const MAX_STEPS_BYTES: usize = 256 * 1024;

@@ -1,5 +1,5 @@
-//! The meaning of an error of the database. Each constant for an SQLSTATE has the name from appendix A of PostgreSQL's
-//! manual.
+//! The meaning of an error of the database. The names of the constants for PostgreSQL's SQLSTATEs follow appendix A of
+//! PostgreSQL's manual.
 
 use crate::{Error, Misuse};
 
@@ -37,7 +37,8 @@ pub(crate) const KEY_TAKEN: &str = "IK001";
 pub(crate) const CLAIM_ENDED: &str = "IK002";
 /// `idempotency.store_response` fails with this code if the retention has ended.
 pub(crate) const RETENTION_ENDED: &str = "IK003";
-/// `idempotency.claim_at_begin` fails with this code if its message did not begin the transaction.
+/// `idempotency.claim_at_begin` fails with this code if the transaction began before the message that calls the
+/// function.
 pub(crate) const FOREIGN_TRANSACTION: &str = "IK005";
 
 /// `idempotency.protect` fails with this code if the relation cannot be protected.

@@ -220,8 +220,9 @@ fn beyond<'p>(paths: &[&'p [String]], token: &str) -> Option<Vec<&'p [String]>> 
 /// more than 39 digits.
 const PLAIN: i64 = 40;
 
-/// Returns the length of the canonical form of a short number without an exponent. The canonical form is the front of
-/// the number, such as `12.5` for `12.50`, and `1` for `1.0`.
+/// Returns the length of the canonical form of a number that has at most [`PLAIN`] bytes and no exponent. `None` for
+/// any other number, and for -0. The canonical form is a prefix of the number, such as `12.5` for `12.50`, and `1` for
+/// `1.0`.
 fn canonical_length(number: &[u8]) -> Option<usize> {
     let (mut point, mut exponent) = (false, false);
     for byte in number {

@@ -210,5 +210,5 @@ fn on_citus(results: &Results) -> Option<String> {
     let rate = |table: &&Table| table.rate_over(citus::ON_CITUS, citus::ON_PLAIN).map(figure).unwrap_or_default();
     let cells: String = tables.iter().map(|table| cell(&rate(table))).collect();
     let rule = "--:|".repeat(tables.len());
-    (!tables.is_empty()).then(|| format!("| |{heads}\n|---|{rule}\n| of the rate on a plain table |{cells}"))
+    (!tables.is_empty()).then(|| format!("| |{heads}\n|---|{rule}\n| share of the rate on a plain table |{cells}"))
 }

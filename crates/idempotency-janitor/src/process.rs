@@ -57,7 +57,7 @@ pub(crate) fn progress(what: &'static str) -> ProgressBar {
     bar
 }
 
-/// Stderr beside a progress line, which would otherwise be mixed with a line of the log.
+/// Stderr for lines of the log. Each write hides the progress line, because the two lines would otherwise be mixed.
 struct Beside(ProgressBar);
 
 impl Write for Beside {
@@ -81,7 +81,7 @@ pub(crate) fn log(beside: &ProgressBar) {
         .with_env_filter(filter)
         .with_writer(move || Beside(beside.clone()))
         .with_ansi(colour)
-        // Otherwise, the subscriber would report an error of standard error on standard error, and panic.
+        // Otherwise, if a write to standard error fails, the subscriber reports this on standard error, and panics.
         .log_internal_errors(false)
         .init();
 }

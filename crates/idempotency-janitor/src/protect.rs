@@ -8,7 +8,7 @@ use crate::failure::{Failure, of_protecting};
 use crate::process::{Ending, print};
 
 /// Protects one table after the other, each in its own transaction. So no table stays locked during the wait for the
-/// next table. Each table has its own line, because a later table may fail.
+/// next table. The line about a table is printed at once, because the protection of a later table may fail.
 pub(crate) async fn protect(
     database: &Database,
     tables: &[String],

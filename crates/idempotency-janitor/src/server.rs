@@ -18,20 +18,21 @@ use tokio::time::{sleep, timeout};
 
 use crate::failure::Failure;
 
-/// The greatest number of connections. A browser opens six connections, and few people and probes connect at once. Two
-/// servers and the database need fewer than the 256 descriptors that some systems give a process. A further client
-/// waits in the system's queue.
+/// The greatest number of connections. A browser opens six connections, and few people and probes connect at once. The
+/// connections of two servers and of the database pool need fewer descriptors than the 256 that some systems give a
+/// process. A further client waits in the system's queue.
 const CONNECTIONS: u32 = 64;
 /// How long a client may take to send the header of a request. A usual client sends the header in one piece. The limit
 /// also ends a connection that is idle between two requests.
 const HEADER_TIME: Duration = Duration::from_secs(5);
-/// After this time, a connection ends at the end of the request in progress, for which the server waits for at most
-/// [`GRACE`]. So a client that sends a body slowly, or reads an answer slowly, cannot hold a connection for longer.
+/// After this time, a connection accepts no further request. The connection ends with the request in progress, or after
+/// [`GRACE`]. So a client that sends a body slowly, or reads an answer slowly, cannot hold a connection for longer than
+/// both times together.
 const CONNECTION_TIME: Duration = Duration::from_secs(30);
-/// How long the end of a connection, or of the server, waits for the request in progress. Every action takes less time
-/// than this.
+/// How long the end of a connection, or of the server, waits for the request in progress. Every action of the
+/// console takes less time than this.
 const GRACE: Duration = Duration::from_secs(10);
-/// The pause after an error of `accept`, such as a process without a free descriptor.
+/// The pause after an error of `accept`. Such an error occurs if the process has no free descriptor.
 const RETRY: Duration = Duration::from_millis(500);
 
 /// A server that runs until it is stopped or dropped.
@@ -87,7 +88,7 @@ async fn answer(stream: TcpStream, router: Router, mut stopped: watch::Receiver<
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     let mut connection = pin!(connection);
     tokio::select! {
-        // An error comes from the client, which has gone away, or has not sent HTTP.
+        // An error here means that the client has gone away, or has not sent HTTP.
         _ = connection.as_mut() => return,
         _ = stopped.changed() => {}
         () = sleep(CONNECTION_TIME) => {}

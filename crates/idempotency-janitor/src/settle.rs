@@ -88,7 +88,7 @@ impl Decision {
         }
     }
 
-    /// Applies the decision to this record. Returns an error if the record cannot be settled in this way.
+    /// Joins the decision to the record that was shown. Returns an error if the record cannot be settled in this way.
     pub(crate) fn about(self, shown: Shown) -> Result<Agreed, Failure> {
         self.check(&shown)?;
         Ok(Agreed { decision: self, shown })
@@ -161,7 +161,7 @@ impl Agreed {
         let before = shown.clone();
         let (decision, step) = match decision {
             Decision::Resolve { response } => {
-                // If the record's own retention is longer, the record keeps it.
+                // If the record's own retention ends later than the default retention, the record keeps its own.
                 ask(ANSWER, shown.resolve(pool, &response, DEFAULT_RETENTION)).await?;
                 ("resolved", None)
             }
@@ -228,7 +228,7 @@ impl Settled {
             "scope": before.key.scope(),
             "operation": before.key.operation(),
             "value": before.key.value(),
-            // A string, as in `show`.
+            // The token is a string, as in the output of `show`.
             "token": before.token.to_string(),
             "downstream_key": before.downstream_key,
             "state_before": before.state.to_string(),

@@ -14,7 +14,8 @@ use crate::failure::Failure;
 use crate::probes;
 use crate::process::{Ending, Signals, log, print, progress};
 
-/// The records between two counts on a terminal. Each count costs the checks of a sweep.
+/// How many records are deleted between two updates of the count on a terminal. Each update costs the checks of another
+/// sweep.
 const SHOWN_EVERY: u64 = 20_000;
 
 fn janitor(pool: sqlx::PgPool, pace: &Pace) -> Janitor {
@@ -34,7 +35,7 @@ pub(crate) async fn sweep(database: &Database, options: Sweep) -> Result<Ending,
             None => signals.received().await,
         }
     });
-    // A person at a terminal sees the count grow. Elsewhere, one call deletes all records that are due.
+    // A person at a terminal sees the count grow. Without a terminal, one call deletes all records that are due.
     let most = if bar.is_hidden() { u64::MAX } else { SHOWN_EVERY };
     let stopped = AtomicBool::new(false);
     let mut swept = Swept::default();

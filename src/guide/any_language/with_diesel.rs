@@ -24,7 +24,7 @@ struct Payment {
     id: i64,
 }
 
-/// A payment of this user, which happens once for each key. Returns the status and the body of the answer.
+/// Makes a payment of this user once for each key. Returns the status and the body of the answer.
 ///
 /// # Errors
 ///

@@ -4,14 +4,14 @@ use tokio_postgres::{Client, Error};
 
 const OPERATION: &str = "POST /payments";
 
-/// A payment of this user, which happens once for each key. Returns the status and the body of the answer.
+/// Makes a payment of this user once for each key. Returns the status and the body of the answer.
 ///
 /// # Errors
 ///
 /// After an error, either nothing was paid, or the outcome is unknown. Send the request again with the same key.
 pub async fn pay(client: &mut Client, user: &str, key: &str, cents: i64) -> Result<(i32, Vec<u8>), Error> {
     let request = format!("POST /payments\n{cents}").into_bytes();
-    // If it is dropped, it is rolled back.
+    // A transaction that is dropped is rolled back.
     let tx = client.transaction().await?;
     let claim = tx
         .query_one(

@@ -13,7 +13,7 @@ struct Pay {
 
 impl Pay {
     async fn perform(&self, ctx: &WorkerContext) -> anyhow::Result<Outcome<()>> {
-        // All attempts of a job have its id.
+        // All attempts of a job have the same id.
         let job = *ctx.job().id();
         let key = Key::new("payments", Self::IDENTIFIER, job.to_string())?;
         // The 25 attempts of the queue take about three days.
@@ -40,7 +40,7 @@ async fn main() -> anyhow::Result<()> {
     let pool = PgPoolOptions::new().connect(&std::env::var("DATABASE_URL")?).await?;
     pg_idempotency::migrate(&pool).await?;
     let worker = WorkerOptions::default().concurrency(4).define_job::<Pay>().pg_pool(pool).init().await?;
-    // Until the queue is empty; `run` waits for more.
+    // `run_once` returns when the queue is empty. `run` would wait for further jobs.
     worker.run_once().await?;
     Ok(())
 }
