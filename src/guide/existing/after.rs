@@ -91,7 +91,7 @@ async fn pay(
     State(app): State<AppState>,
     LeasedBody(lease, (Path(order), Json(cents))): LeasedBody<(Path<i64>, Json<i64>)>,
 ) -> Result<Response, AppError> {
-    // A declined card is the result of the step, which is stored. An error would be tried again.
+    // A declined card is a value, which the step stores. After an error, a retry would send the charge again.
     let charge = async |step: &Step| app.gateway.charge(step.downstream_key(), cents).await;
     let charge = match lease.step_at_least_once("charge", charge).await? {
         Ok(charge) => charge,
@@ -118,14 +118,14 @@ fn scope(request: &Parts) -> Result<String, Denied> {
     Ok(account.clone())
 }
 
-/// The largest body, as axum's own limit has it.
+/// The greatest length of a body, in bytes. axum has the same limit by default.
 const LIMIT: usize = 2 * 1024 * 1024;
 
 pub(crate) fn router(app: AppState) -> anyhow::Result<(Router, [Runs; 2])> {
     // If the process dies, a retry gets a 409 until the lease has lapsed. While the process lives, it renews the lease.
     let in_steps = LeaseOptions::new(Policy::InSteps { lease: Duration::from_secs(40) })
         .max_attempts(NonZeroU32::new(10).expect("not zero"));
-    // A retry gets the 402, and does not try the card again.
+    // A retry after a declined card gets the stored 402, and does not send the charge again.
     let leased = IdempotencyLayer::leased(app.pool.clone(), in_steps, scope)
         .store_errors([StatusCode::PAYMENT_REQUIRED])
         .request_limit(LIMIT);
@@ -155,7 +155,7 @@ pub(crate) async fn main() -> anyhow::Result<()> {
         terminated.recv().await;
     };
     axum::serve(listener, router).with_graceful_shutdown(stop).await?;
-    // A run outlives its client. Stay below the platform's grace period, which is 30 seconds in Kubernetes.
+    // A run continues without its client. Wait for less than the platform's grace period (Kubernetes: 30 s).
     let finished = async { tokio::join!(runs[0].finished(), runs[1].finished()) };
     drop(tokio::time::timeout(Duration::from_secs(20), finished).await);
     Ok(())

@@ -13,7 +13,8 @@ pub(crate) fn router(layer: IdempotencyLayer) -> Router {
     Router::new().route("/mcp", post(call)).route_layer(layer).layer(middleware::from_fn(own_id))
 }
 
-/// The reference of the tool's arguments: its schema requires one for each order that the person wants.
+/// Makes the key from the name of the tool and its argument `reference`. The schema of the tool requires a new
+/// reference for each order that the person wants.
 fn key(_: &axum::http::request::Parts, body: &Bytes) -> Result<Option<String>, Denied> {
     let call: Value = serde_json::from_slice(body).map_err(|_| StatusCode::BAD_REQUEST)?;
     let reference = call.pointer("/params/arguments/reference").and_then(Value::as_str);
@@ -32,7 +33,8 @@ async fn call(mut tx: IdempotentTx, Json(call): Json<Value>) -> Result<Json<Valu
     Ok(Json(json!({"jsonrpc": "2.0", "id": call["id"], "result": {"content": content}})))
 }
 
-/// Outside the layer, because a replay has the `id` of the first attempt. Each attempt gets its own back.
+/// Sets the `id` of each answer to the `id` of its request. This middleware is outside the layer, because a replay has
+/// the `id` of the first attempt.
 async fn own_id(request: Request, next: Next) -> Result<Response, StatusCode> {
     let (parts, body) = request.into_parts();
     let body = to_bytes(body, 1 << 20).await.map_err(|_| StatusCode::PAYLOAD_TOO_LARGE)?;
