@@ -183,7 +183,7 @@ impl fmt::Display for Report {
             format!("  {:<20} {}", it.place(), detail.join(": "))
         });
         let mut lines: Vec<_> = lines.collect();
-        // Some checks are tried several times, with the same line each time.
+        // Some checks run several times, and usually get the same line each time.
         lines.dedup();
         for line in lines {
             writeln!(f, "{line}")?;
@@ -194,7 +194,7 @@ impl fmt::Display for Report {
             let left_out = finding.story.len().saturating_sub(STORY);
             for (at, line) in finding.story.iter().enumerate() {
                 match at {
-                    // The end of the story shows its outcome.
+                    // The last lines of the story are kept, because they show the outcome of the try.
                     BEGIN if left_out > 0 => writeln!(f, "        … {} more lines; --report has them", left_out)?,
                     _ if at >= BEGIN && at < BEGIN + left_out => {}
                     _ => writeln!(f, "  {line}")?,

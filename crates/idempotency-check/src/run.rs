@@ -26,12 +26,13 @@ use crate::talk::Talk;
 const WATCH: Duration = Duration::from_millis(2_200);
 /// How long the database may still work for a request after the service has answered.
 const SETTLE: Duration = Duration::from_secs(3);
-/// How long the check waits for late effects after the last try. A job that a try has enqueued has run by then.
+/// How long the check waits for late effects after the undisturbed tries, and again after the interruptions. A job that
+/// a try has enqueued should have run by then.
 const LATE: Duration = Duration::from_secs(4);
 /// The pause between two readings while the check waits for a promised effect.
 const LOOK: Duration = Duration::from_millis(100);
-/// The maximum number of further undisturbed requests after the first two. The check sends a further request while the
-/// messages of the last two requests differ.
+/// The maximum number of further undisturbed requests. The check sends a further request while the messages of the last
+/// two requests differ.
 const COLD: usize = 5;
 /// The maximum number of characters that the report shows of a statement.
 const SQL: usize = 110;
@@ -63,7 +64,7 @@ pub(crate) struct Run<'a> {
     options: &'a Options,
     expected: Expected,
     places: Vec<Place>,
-    /// Whether the service refuses another body under a used key when no message is interrupted.
+    /// Whether the service refuses a used key that comes with another body, in a try without an interruption.
     refuses: bool,
     /// An undisturbed request. `None` if a reading shows the effects of all keys.
     alone: Option<Ended>,
@@ -137,8 +138,8 @@ impl<'a> Run<'a> {
         Talk::new(self.caller, self.proxy, &self.options.again, self.options.patience)
     }
 
-    /// Finds the messages, the effect and the answer of an undisturbed request. Compares two such requests with each
-    /// other.
+    /// Finds the messages, the effect and the answer of an undisturbed request. Compares two undisturbed requests with
+    /// each other.
     async fn number(&mut self) -> Result<(), Error> {
         let nobody = self.talk().key;
         let nothing = self.effects.read(&nobody).await?;
@@ -305,7 +306,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Charges a late change of the effects to the try with the same key.
+    /// Attributes a late change of the effects to the try that `ended` describes.
     fn charge(&mut self, ended: &Ended, now: &Reading, once: &Effect) {
         let mut tries = self.report.undisturbed.iter_mut().chain(&mut self.report.tries);
         let Some(it) = tries.find(|it| it.key == ended.key).filter(|_| *now != ended.after) else { return };

@@ -20,7 +20,7 @@ use crate::Error;
 pub(crate) const START: Duration = Duration::from_secs(60);
 /// How long the processes of a killed group may take to release the port and the pipe into which they write.
 const FREE: Duration = Duration::from_secs(5);
-/// How many of the last lines of the service's output an error contains.
+/// The number of the last lines of the service's output that an error contains.
 const LINES: usize = 20;
 
 pub(crate) struct Service {
@@ -91,8 +91,8 @@ impl Service {
         let mut pause = Duration::from_millis(5);
         while !listens(host, *port).await {
             if let Ok(Some(status)) = running.child.try_wait() {
-                // The last lines may still be in the pipe. The wait is limited, because a process that the service has
-                // left behind may keep the pipe open.
+                // The last lines of the output may still be in the pipe. The wait is limited, because a process that
+                // the service has left behind may keep the pipe open.
                 let _ = timeout(FREE, reading).await;
                 return Err(Error::Service(format!("the service ended with {status}{}", self.wrote())));
             }
@@ -106,7 +106,8 @@ impl Service {
         Ok(())
     }
 
-    /// Sends SIGKILL to the whole process group of the service. Returns once the port of the service is free.
+    /// Sends SIGKILL to the whole process group of the service. Returns once the port of the service is free,
+    /// or after `FREE`.
     pub(crate) async fn kill(&mut self) {
         if self.running.take().is_some() {
             let killed = Instant::now();

@@ -72,7 +72,7 @@ impl<'a> Talk<'a> {
         }
     }
 
-    /// Repeats the request until there is a final answer, or until the patience ends.
+    /// Repeats the request until there is a final answer, or until `deadline` has passed.
     pub(crate) async fn retry(&mut self) {
         let mut pause = PAUSE;
         while self.finals.is_empty() && Instant::now() < self.deadline {

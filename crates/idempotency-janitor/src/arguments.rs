@@ -106,7 +106,7 @@ pub(crate) enum Command {
         /// disabled triggers are enabled
         #[arg(required = true, value_name = "TABLE")]
         tables: Vec<String>,
-        /// Give a warning instead of the error, to find such writes first
+        /// Only warn of writes outside an idempotent operation, to find these writes before they are refused
         #[arg(long)]
         warn: bool,
         #[command(flatten)]
@@ -189,7 +189,7 @@ pub(crate) struct Run {
 
 #[derive(Args)]
 pub(crate) struct ConsoleOptions {
-    /// A file with a token of at least 16 characters; the browser asks for it as the password
+    /// A file with a token of at least 16 characters; the browser asks for the token as the password
     #[arg(long, env = "IDEMPOTENCY_CONSOLE_TOKEN_FILE", value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
     /// The header in which a reverse proxy names the operator; only the proxy may reach the console
@@ -204,7 +204,7 @@ pub(crate) struct ConsoleOptions {
     /// The time from one sample for the charts to the next; a sample costs as much as `stats`
     #[arg(long, env = "IDEMPOTENCY_CONSOLE_SAMPLE", default_value = "30s", value_parser = interval)]
     pub(crate) sample: Duration,
-    /// Also list lapsed and released operations with this number of attempts, which is the service's limit
+    /// Also list lapsed and released operations whose attempts have reached this number; give the service's limit
     #[arg(long, env = "IDEMPOTENCY_MAX_ATTEMPTS")]
     pub(crate) max_attempts: Option<NonZeroU32>,
     /// Also list lapsed and released operations that no caller has claimed for this time
@@ -233,7 +233,7 @@ pub(crate) struct Unsettled {
     /// The greatest number of keys to list
     #[arg(long, default_value = "100")]
     pub(crate) limit: NonZeroU32,
-    /// Also list lapsed and released operations with this number of attempts, which is the service's limit
+    /// Also list lapsed and released operations whose attempts have reached this number; give the service's limit
     #[arg(long, env = "IDEMPOTENCY_MAX_ATTEMPTS")]
     pub(crate) max_attempts: Option<NonZeroU32>,
     /// Also list lapsed and released operations that no caller has claimed for this time, such as 1h, because they may
@@ -290,7 +290,7 @@ impl KeyArguments {
     }
 }
 
-/// Such as `500ms`, `90s`, `1h 30m` or `7d`.
+/// Parses a duration such as `500ms`, `90s`, `1h 30m` or `7d`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|error| format!("{text:?} is not a duration ({error}); write 500ms, 30s, 5m, 1h 30m or 7d"))

@@ -3,7 +3,8 @@
 //!
 //! `access` admits or refuses a request, and `order` is a decision that a form sends. `pages` contains the templates,
 //! `pictures` draws, `text` makes text harmless, and `refusal` turns errors into pages. The decisions are the same as
-//! those of the command line, and are made in `settle`. `decisions` is their log, and `samples` the past of the table.
+//! those of the command line, and are made in `settle`. `decisions` logs the decisions, and `samples` records the
+//! content of the table during the last hour.
 
 mod access;
 mod decisions;
@@ -59,8 +60,8 @@ const CONNECTIONS: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How long a statement of a page may take.
 const PAGE_TIME: Duration = Duration::from_secs(10);
-/// How long a list may read the table. The reading goes on after the page has given up, so that at most one list at a
-/// time reads the table.
+/// How long a list may read the table. The reading goes on after the page has given up, and keeps the only connection
+/// for lists. So at most one list at a time reads the table.
 const LIST_TIME: Duration = Duration::from_secs(60);
 /// How long a form may take to arrive. A browser sends a form in one piece. Without a limit, a client that never sends
 /// the rest of a form would keep its connection for ever.
@@ -159,7 +160,7 @@ async fn overview(State(console): App, uri: Uri) -> Result<Response, Refusal> {
     Ok(refreshing(again, pages::overview(waiting.as_deref(), &stats, &warnings, &samples, again, read_only)))
 }
 
-/// Whether the address of the page asks for a refresh. With the choice in the address, the pages need no script and no
+/// Whether the address of the page asks for a refresh. The choice is in the address, so the pages need no script and no
 /// cookie.
 fn refreshes(uri: &Uri) -> bool {
     uri.query() == Some(pages::REFRESHING)
@@ -200,7 +201,7 @@ struct Parts {
     scope: String,
     operation: String,
     value: String,
-    /// Whether the value is only the beginning of a value. The scope and the operation may then be empty.
+    /// Whether `value` is only the beginning of the values to find. The scope and the operation may then be empty.
     #[serde(default)]
     search: bool,
 }
@@ -300,7 +301,8 @@ impl Console {
         Ok(key.clone())
     }
 
-    /// The decision of a form about the record that the page showed, the form, and the decision in a few words.
+    /// Checks the form. Returns its decision about the record that the page showed, the form without superfluous space,
+    /// and the decision in a few words.
     async fn agree(&self, link: &str, mut order: Order, visitor: &Visitor) -> Result<(Agreed, Order, String), Refusal> {
         if self.read_only {
             return Err(Refusal::ReadOnly);

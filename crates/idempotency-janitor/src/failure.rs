@@ -141,7 +141,7 @@ impl Failure {
         }
     }
 
-    /// Whether the server has ended a statement because of its time.
+    /// Whether the server has ended a statement because it took too long.
     pub(crate) fn is_of_time(&self) -> bool {
         matches!(self, Self::Database(cause)
             if cause.as_database_error().and_then(|cause| cause.code()).is_some_and(|code| code == "57014"))
@@ -179,7 +179,8 @@ pub(crate) fn printable(text: &str) -> String {
     })
 }
 
-/// Whether a terminal is attached whose locale has another encoding than UTF-8. A file or a pipe always gets UTF-8.
+/// Whether standard output or standard error is a terminal, and the locale is not in UTF-8. A file or a pipe always
+/// gets UTF-8.
 static IS_ASCII_TERMINAL: LazyLock<bool> = LazyLock::new(|| {
     let variables = ["LC_ALL", "LC_CTYPE", "LANG"].map(|name| std::env::var(name).unwrap_or_default());
     let locale = variables.into_iter().find(|locale| !locale.is_empty()).unwrap_or_default().to_lowercase();
@@ -231,16 +232,16 @@ impl From<SettleError> for Failure {
     }
 }
 
-/// The library gives advice for a caller with a key, which does not help an operator. SQLSTATE 42501 means that the
-/// role lacks a right, which an administrator can grant.
+/// The advice in the library's errors is for a caller with a key, and does not help an operator. SQLSTATE 42501 means
+/// that the role lacks a right, which an administrator can grant.
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error {
             Error::Database(cause) => match cause.as_database_error().and_then(|cause| cause.code()).as_deref() {
                 Some("42501") => Self::Refused(cause),
                 // A pool connects when it is first used, so a statement can fail because of its connection. These
-                // classes mean a lost connection, a refused login, a wrong database, a lack of resources, or a server
-                // that is starting or stopping.
+                // SQLSTATE classes mean a lost connection, a refused login, a wrong database, a lack of resources, or a
+                // server that is starting or stopping.
                 Some(code) if ["08", "28", "3D", "53", "57P"].iter().any(|class| code.starts_with(class)) => {
                     of_connecting(cause)
                 }

@@ -163,7 +163,7 @@ fn step_in_text(step: &ShownStep) -> String {
 
 pub(crate) async fn unsettled(database: &Database, options: Unsettled) -> Result<Ending, Failure> {
     let limit = options.limit.get();
-    // One key more than requested shows whether there are more keys.
+    // The query requests one key more than the limit, to find out whether there are more keys.
     let (most, abandoned_for) = (options.max_attempts, options.abandoned_for);
     let pool = database.pool().await?;
     let bar = progress("searching");
@@ -207,8 +207,8 @@ fn list_in_text(found: &[Shown], more_left: bool, most: Option<NonZeroU32>) -> S
     format!("{records}\n{}{more}", first.unwrap_or_default())
 }
 
-/// The key on a line of its own, so that a narrow terminal does not break it. The facts are indented, so that `grep`
-/// finds the keys.
+/// Prints the key on a line of its own, so that a narrow terminal does not break the key. The facts are indented, so
+/// that `grep` finds the keys.
 fn record_in_text(record: &Shown, most: Option<NonZeroU32>) -> String {
     let mut facts = vec![
         format!("{}, {}, attempt {}, token {}", waits_as(record, most), record.mode, record.attempt, record.token),
@@ -243,8 +243,8 @@ fn as_argument(part: &str) -> String {
     } else if printable(part) == part {
         format!("'{}'", part.replace('\'', r"'\''"))
     } else {
-        // Bash and zsh read this form as the same bytes in every locale, and a terminal shows every character of this
-        // form.
+        // Bash and zsh read the form `$'…'` as the same bytes in every locale, and a terminal shows every character of
+        // this form.
         let escaped = part.chars().fold(String::new(), |mut escaped, character| {
             match character {
                 '\'' | '\\' => escaped.extend(['\\', character]),

@@ -1,4 +1,5 @@
-//! `completions` and `manual`: what a package installs beside the program. Both are made of the command line itself.
+//! `completions` and `manual`: what a package installs beside the program. Both are generated from the definition of
+//! the command line.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! One connection of the service. A lane records which messages belong together, and which messages the server has
-//! answered.
+//! The state of one connection of the service to the database. A lane records which messages belong together, and which
+//! messages the server has answered.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -7,7 +7,7 @@ use crate::wire::Message;
 
 use super::text::shape;
 
-/// The messages of a client that are sent, lost or held together.
+/// A group of a client's messages, which the proxy sends, loses or holds as a whole.
 ///
 /// A simple query is a step of its own. In the extended protocol, all messages up to a Sync or a Flush are one step.
 /// PostgreSQL executes a step message by message, but a client cannot act on an answer before it has sent the whole

@@ -9,15 +9,15 @@ use tokio::sync::{Notify, oneshot};
 use super::lane::{Lane, Step, Unit};
 use super::text;
 
-/// The place of a message in a request. The shape and the number of its occurrence identify the message in another run
-/// of the request.
+/// The place of a message in a request. `occurrence` counts the messages of the request with the same `shape`. The
+/// pair identifies the message in another run of the request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Place {
     pub(crate) shape: String,
     pub(crate) occurrence: usize,
 }
 
-/// A line of a story.
+/// An event of a try, which the report shows as a line of the try's story.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     Message {
@@ -102,8 +102,8 @@ impl State {
         if self.phase == Phase::Learning {
             self.background.insert(step.shape.clone());
         } else if learnt && lane.unit != Unit::Foreground {
-            // A job may begin its transaction with the same statement as a request. The first statement that the job
-            // never sends shows that the transaction belongs to a request.
+            // A job and a request may begin their transactions with the same statement. The first statement that no
+            // job sends shows that the transaction belongs to a request.
             lane.unit = Unit::Background;
         } else {
             lane.unit = Unit::Foreground;

@@ -36,8 +36,8 @@ fn query(sql: &str) -> Vec<u8> {
     Message::new(b'Q', format!("{sql}\0").as_bytes()).bytes().to_vec()
 }
 
-/// Sends three queries at once, with a trap at the second one. Returns the number of answers, and the queries that the
-/// server received.
+/// Sends three queries at once, with a trap at the second query. Returns the number of answers, and the queries that
+/// the server received.
 async fn three(cut: Cut, then: Option<Then>) -> (usize, Vec<String>) {
     let (upstream, mut told) = server().await;
     let proxy = Proxy::open(([127, 0, 0, 1], 0).into(), upstream).await.expect("a port");
@@ -65,7 +65,7 @@ async fn three(cut: Cut, then: Option<Then>) -> (usize, Vec<String>) {
         }
         answers += 1;
     }
-    // After the whole answers, the client receives only the end of the stream.
+    // After the last complete answer, the client receives only the end of the stream.
     client.shutdown().await.ok();
     let mut rest = Vec::new();
     let _ = client.read_to_end(&mut rest).await;

@@ -66,7 +66,8 @@ impl Upstream {
     }
 }
 
-/// Removes the mechanisms that bind the password to the TLS connection, because the client has no TLS.
+/// Removes the SASL mechanisms that bind the password to the TLS connection, because the client connects to the proxy
+/// without TLS.
 pub(crate) fn without_channel_binding(message: &mut Message) {
     if message.kind() != b'R' || !message.body().starts_with(&SASL) {
         return;

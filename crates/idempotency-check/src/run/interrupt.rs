@@ -17,7 +17,7 @@ use super::{Run, SETTLE};
 
 /// How long the service may take to notice that its client has hung up.
 const HANG_UP: Duration = Duration::from_millis(100);
-/// How long the check waits until the duplicate is answered, or waits in the database.
+/// How long the check waits until the duplicate is answered, or until the duplicate itself waits in the database.
 const DUPLICATE: Duration = Duration::from_millis(700);
 
 impl<'a> Run<'a> {
@@ -45,7 +45,7 @@ impl<'a> Run<'a> {
         if let Some(answer) = early {
             first = None;
             talk.heard("first", answer);
-            // The message may come after the answer.
+            // The service may send the message to the database only after its answer to the client.
             tokio::select! { () = self.proxy.fired() => {} _ = self.proxy.settle(SETTLE) => {} }
         }
         let reached = self.proxy.has_fired();

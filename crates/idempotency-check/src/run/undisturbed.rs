@@ -25,8 +25,8 @@ impl<'a> Run<'a> {
         self.cut_off().await
     }
 
-    /// Lets this number of clients send the request with one key at once, and then sends the request again. Repeats the
-    /// race until there is a finding, because a race is lost only once in a while.
+    /// Lets this number of clients send the request with one key at once, and then sends the request again. Runs the
+    /// race up to `races` times until there is a finding, because a faulty service does not fail in every race.
     async fn at_once(&mut self, check: &'static str, clients: usize, races: usize) -> Result<(), Error> {
         for _ in 0..races {
             let mut talk = self.talk();
@@ -81,8 +81,8 @@ impl<'a> Run<'a> {
             None => (Some(Verdict::Stuck), "another body got no answer".to_owned()),
         };
         self.add("another_body", verdict, detail, talk, &effect);
-        // The service may refuse the changed body itself, and not the second use of the key. So the body is also sent
-        // with a new key.
+        // The service may have refused the body because of its content, and not because the key was used before. So
+        // the body is also sent with a new key.
         let mut talk = self.talk();
         let before = self.before(&talk.key).await?;
         let accepted = talk.vary("other-body", Variant::OtherBody).await;

@@ -32,7 +32,7 @@ impl Entrance {
         let accepting = tokio::spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
-                // The option only affects latency, so an error is ignored.
+                // `TCP_NODELAY` affects only the latency, so an error is ignored.
                 let _ = client.set_nodelay(true);
                 connections.spawn(pass(Box::new(client)));
                 while connections.try_join_next().is_some() {}

@@ -77,7 +77,7 @@ impl Message {
         if self.header == 5 { self.bytes[0] } else { 0 }
     }
 
-    /// The bytes after the length.
+    /// The bytes of the message after its length field.
     #[must_use]
     pub fn body(&self) -> &[u8] {
         &self.bytes[self.header..]

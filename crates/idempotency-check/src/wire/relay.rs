@@ -7,8 +7,8 @@ use tokio::time::timeout;
 
 use super::{Message, Stream};
 
-/// How long a server may take to notice that its connection was closed. The server notices this only after its current
-/// statement.
+/// How long a server may take to notice that its connection was closed. The server notices a closed connection only
+/// after its current statement.
 const CLOSING: Duration = Duration::from_secs(5);
 
 /// What the relay does with a message.
@@ -38,7 +38,7 @@ pub trait Tap: Sync {
 }
 
 /// Passes messages between the client and the server until one of them closes its connection, or until the tap closes
-/// both.
+/// both connections.
 ///
 /// Requests for encryption are refused, so that the messages can be read. If the client is gone, the server still
 /// receives and executes the messages that the client had sent. The server sees the end of the connection after these
@@ -54,7 +54,7 @@ pub async fn relay(mut client: Stream, server: Stream, tap: &impl Tap) {
             match send(tap.up(&mut read).await, &read, &mut gathered, &mut to_server).await {
                 Ok(true) => message = Message::read(&mut from_client).await,
                 Ok(false) => return,
-                // The server has closed the connection. Messages that the server sent before are still passed on.
+                // The server has closed the connection. Its earlier messages are still passed on to the client.
                 Err(_) => break,
             }
         }

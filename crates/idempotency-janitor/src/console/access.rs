@@ -84,7 +84,7 @@ impl Access {
             name = Some(user);
         }
         if let Some(header) = &self.user_header {
-            // If a request has two such headers, a client has sent its own beside the header of the proxy.
+            // If a request has this header twice, a client has sent one, and the proxy has added another.
             let users: Vec<_> = headers.get_all(header).iter().map(|user| user.as_bytes().trim_ascii()).collect();
             let [user @ [_, ..]] = users[..] else { return Err(Refusal::NotOneUser(header.clone(), users.len())) };
             name = Some(String::from_utf8_lossy(user).into_owned());

@@ -1,5 +1,5 @@
-//! The decisions that were made in this console: the page `/log`, standard output, the log of the process, and the file
-//! of `--log`.
+//! Records the decisions that were made in this console, for the page `/log`, on standard output, in the log of the
+//! process, and in the file of `--log`.
 
 use std::collections::VecDeque;
 use std::fs::OpenOptions;
@@ -74,7 +74,7 @@ impl Decisions {
     }
 
     /// Records a decision. `line` describes the decision. The decision is made, so no error of this function may look
-    /// like a failure of the decision. The error of the file is returned for the receipt.
+    /// like a failure of the decision. Returns the error of the file, which the page of the decision shows.
     pub(super) fn record(&self, mut made: Made, line: &str) -> Option<io::Error> {
         let (operator, line) = (printable(&made.operator), printable(line));
         tracing::info!(%operator, "{line}");
@@ -99,7 +99,7 @@ impl Decisions {
 
     fn write(&self, line: &str) -> io::Result<()> {
         let Some(path) = &self.file else { return Ok(()) };
-        // The rest of a torn line must not spoil this line.
+        // The line break ends a torn line, which would otherwise spoil this line.
         let begin = if self.torn.load(Ordering::Relaxed) { "\n" } else { "" };
         let written = append(path, &format!("{begin}{line}"));
         self.torn.store(written.is_err(), Ordering::Relaxed);
@@ -112,8 +112,8 @@ impl Decisions {
     }
 }
 
-/// Appends a text durably. The file is opened each time, so that it may be rotated. The keys and reasons are for its
-/// owner alone.
+/// Appends a text durably. The file is opened each time, so that it may be rotated. Only the owner of the file may read
+/// the keys and the reasons.
 fn append(path: &Path, text: &str) -> io::Result<()> {
     let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
     if text.is_empty() {

@@ -31,8 +31,8 @@ impl Order {
     }
 }
 
-/// The decision of this name, about the record as it is now. A number behind the name is the place of a step among the
-/// steps in doubt. The form cannot send the name of the step, because a browser changes line breaks.
+/// The decision that `action` names, about this record. A number after the name is the place of a step among the steps
+/// in doubt. The form cannot send the name of the step, because a browser changes line breaks.
 pub(super) fn decision(action: &str, shown: &Shown, json: Box<RawValue>) -> Option<Decision> {
     let (action, place) = action.split_once(' ').unwrap_or((action, "0"));
     let in_doubt = names_in_doubt(shown);
@@ -49,7 +49,8 @@ pub(super) fn decision(action: &str, shown: &Shown, json: Box<RawValue>) -> Opti
     }
 }
 
-/// The version of the record to which a decision refers. A page has shown this version.
+/// The state and the version of a record. A form sends the value that its page has shown, so that the decision is
+/// refused if the record has changed.
 pub(super) fn version(shown: &Shown) -> String {
     format!("{} {}", shown.state, shown.version())
 }

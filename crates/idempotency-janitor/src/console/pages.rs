@@ -26,7 +26,7 @@ pub(super) const LISTED: u32 = 100;
 /// After this time, the server ends a search. A search by scope, operation and the beginning of the value reads an
 /// index. Every other search may read the whole table.
 pub(super) const SEARCH_TIME: Duration = Duration::from_secs(5);
-/// How often a page refreshes, if a person has asked for it.
+/// The time between two refreshes of a page in seconds, if a person has asked for refreshes.
 pub(super) const REFRESH_SECONDS: &str = "30";
 /// The query of a page that refreshes.
 pub(super) const REFRESHING: &str = "refresh=30";
@@ -180,7 +180,7 @@ fn last_hour((every, samples): &(Duration, Vec<Sample>)) -> Markup {
     html! {
         (table(&["State", "Last sample", "Lowest", "Highest", "Last hour"], rows.into_iter()))
         p.soft {
-            "Sampled by this console every " (span(*every)) " since " (time(*since)) ". Each line begins at zero."
+            "Sampled by this console every " (span(*every)) " since " (time(*since)) ". The scale of each chart begins at zero."
             @if missing > 0 { " The database did not answer " (missing) " of " (samples.len()) " times." }
         }
     }
@@ -206,7 +206,7 @@ fn charted<T: Copy + Ord>(
     ]
 }
 
-/// The page of the keys that wait. `found` contains the records with their links.
+/// The page of the keys that wait for a person. `found` contains the records with their links.
 pub(super) fn waiting(found: &[(String, Shown)], most: Option<NonZeroU32>, again: bool) -> Markup {
     let columns = ["Claimed", "Expires", "Scope", "Operation", "Key", "State", "Attempt", "Look up", "Last error"];
     let listed = found.len().min(LISTED as usize);
@@ -229,7 +229,8 @@ pub(super) fn waiting(found: &[(String, Shown)], most: Option<NonZeroU32>, again
     )
 }
 
-/// The deadline of the person who reads the page. A key that is not listed may expire earlier.
+/// Shows which key expires first, and when. A person has to settle this key before that time. A key that is not listed
+/// may expire earlier.
 fn first_to_expire<'a>(found: impl Iterator<Item = (Option<&'a str>, &'a Shown)>, more: bool) -> Markup {
     let Some((link, first)) = found.min_by_key(|(_, shown)| shown.expires_at) else { return Markup::default() };
     let name = html! { bdi { (visible(first.key.operation())) " " (shortened(first.key.value())) } };
@@ -542,8 +543,8 @@ pub(super) fn confirm(link: &str, agreed: &Agreed, order: &Order) -> Markup {
     )
 }
 
-/// The receipt of a decision, with the whole key, which a person copies into a ticket. `unwritten` is the log file that
-/// could not be written, and the reason.
+/// The page of a decision that was made. A person copies the whole key from this page into a ticket. `unwritten` is the
+/// log file that could not be written, and the reason.
 pub(super) fn settled(link: &str, key: &Key, done: &str, unwritten: Option<(&Path, io::Error)>) -> Markup {
     page(
         "Done",

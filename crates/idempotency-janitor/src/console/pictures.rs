@@ -20,7 +20,7 @@ const NAME: usize = 12;
 struct Event {
     name: String,
     at: DateTime<Utc>,
-    /// The class of the style sheet.
+    /// The class of the event in the style sheet.
     kind: &'static str,
 }
 
@@ -111,7 +111,7 @@ fn events(shown: &Shown) -> (Vec<Event>, usize) {
 fn named(step: &str) -> String {
     let mut name = String::new();
     for character in step.chars() {
-        // No escape is cut in two.
+        // An escape sequence is never cut in two.
         let seen = visible(character.encode_utf8(&mut [0; 4]));
         if name.chars().count() + seen.chars().count() > NAME {
             return name + "…";
@@ -121,11 +121,11 @@ fn named(step: &str) -> String {
     name
 }
 
-/// The size of a chart. The style sheet stretches it.
+/// The size of a chart, which the style sheet stretches.
 const WIDTH: f64 = 240.0;
 const HEIGHT: f64 = 32.0;
 
-/// The values of the last hour as a line, which begins at zero. A sample that is missing leaves a gap.
+/// Draws the values of the last hour as a line, on a scale that begins at zero. A sample that is missing leaves a gap.
 pub(super) fn chart(name: &str, samples: &[(DateTime<Utc>, Option<f64>)]) -> Markup {
     let now = Utc::now();
     let most = samples.iter().filter_map(|(_, value)| *value).fold(0.0, f64::max).max(f64::MIN_POSITIVE);
@@ -138,7 +138,7 @@ pub(super) fn chart(name: &str, samples: &[(DateTime<Utc>, Option<f64>)]) -> Mar
         };
         let ago = (now - at).num_milliseconds() as f64 / SHOWN.as_millis() as f64;
         let (x, y) = (WIDTH * (1.0 - ago.clamp(0.0, 1.0)), 2.0 + (HEIGHT - 4.0) * (1.0 - value / most));
-        // A line of no length makes a point of a single sample.
+        // A line of length zero shows a single sample as a point.
         let point = if pen_is_up { format!("M{x:.1} {y:.1}h0") } else { format!("L{x:.1} {y:.1}") };
         let _ = write!(path, "{point}");
         pen_is_up = false;

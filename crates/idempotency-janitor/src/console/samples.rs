@@ -45,8 +45,9 @@ pub(super) struct Samples {
 }
 
 impl Samples {
-    /// Takes a sample now and after each `every`. A sample costs as much as the command `stats`, which reads a part of a large
-    /// table. An error leaves a gap. The sampling ends with the process.
+    /// Takes a sample now, and then one more after each pause of `every`. A sample costs as much as the command
+    /// `stats`, which reads a part of a large table. A sample that fails leaves a gap. The sampling ends with the
+    /// process.
     pub(super) fn start(pool: PgPool, every: Duration) -> Arc<Self> {
         let samples = Arc::new(Self { every, taken: Mutex::default() });
         let sampling = samples.clone();
@@ -60,7 +61,7 @@ impl Samples {
         samples
     }
 
-    /// Adds a sample of now, and drops the samples that no chart shows any more.
+    /// Adds a sample with the current time, and drops the samples that no chart shows any more.
     fn add(&self, stats: Option<&Stats>) {
         let (now, mut taken) = (Utc::now(), self.taken.lock().unwrap_or_else(PoisonError::into_inner));
         taken.retain(|(at, _)| now - at < chrono::Duration::from_std(SHOWN).unwrap_or_default());

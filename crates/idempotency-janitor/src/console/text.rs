@@ -32,7 +32,7 @@ pub(super) fn shortened(value: &str) -> String {
     shortened_after(value, "")
 }
 
-/// Shortens a value that a person has found by this beginning.
+/// Shortens a value that a person has found by its beginning `known`. This beginning is kept.
 pub(super) fn shortened_after(value: &str, known: &str) -> String {
     let begins =
         if value.starts_with(known) && known.len() > beginning(value).len() { known } else { beginning(value) };
