@@ -17,8 +17,8 @@ use sqlx::{PgConnection, PgPool};
 pub(crate) enum Memory {
     /// Stores the key in the transaction of the payment.
     Right,
-    /// Stores the key after the payment was committed. If the connection is lost in between, a retry makes the payment
-    /// again.
+    /// Stores the key after the payment was committed. If the connection is lost after the COMMIT of the payment and
+    /// before the COMMIT of the key, a retry makes the payment again.
     Late,
     /// Stores the key as *processing* before the payment, in a transaction of its own. After a crash, the key is never
     /// released.
@@ -112,7 +112,7 @@ pub(crate) async fn serve(port: u16, memory: Memory) -> anyhow::Result<()> {
     Ok(axum::serve(listener, shop(pool, memory)).await?)
 }
 
-/// The memory that the second argument names.
+/// The [`Memory`] that the second argument names.
 pub(crate) fn memory(name: &str) -> Memory {
     match name {
         "late" => Memory::Late,

@@ -31,7 +31,7 @@ enum Target {
     Http { request: Request, command: Vec<String>, variable: String },
 }
 
-/// A function of the caller, which replaces HTTP requests.
+/// Calls a function of the test instead of sending HTTP requests.
 struct Function<'a> {
     url: String,
     call: &'a dyn Fn(String, String) -> Calling<'static>,
@@ -64,8 +64,8 @@ impl Check {
         }
     }
 
-    /// The query that shows the effects. Its numbers are compared as differences. `{key}` in the query stands for the
-    /// key.
+    /// The query that shows the effects. For each number of the result, the check compares the change that a request
+    /// makes. `{key}` in the query stands for the key.
     #[must_use]
     pub fn effects(self, query: impl Into<String>) -> Self {
         Self { effects: Some(query.into()), ..self }
@@ -114,8 +114,8 @@ impl Check {
     }
 
     /// How answers are compared. The default compares every byte. [`Compare::Status`] is for services whose replays
-    /// contain a time or the present state. With this value, the check overlooks an answer with the id of another
-    /// payment.
+    /// contain a time or the present state. With `Compare::Status`, the check overlooks an answer with the id of
+    /// another payment.
     #[must_use]
     pub fn compare(mut self, compare: Compare) -> Self {
         self.options.compare = compare;

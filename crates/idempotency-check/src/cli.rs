@@ -28,7 +28,7 @@ pub struct Arguments {
     /// The database of the service, as a URL of PostgreSQL
     #[arg(long, value_name = "URL")]
     database: String,
-    /// A query that shows the effects; its numbers are compared as differences
+    /// A query that shows the effects; the check compares the change of each number
     #[arg(long, value_name = "SQL", required_unless_present = "effects_command")]
     effects: Option<String>,
     /// A shell command that prints effects outside the database
@@ -124,7 +124,7 @@ fn fail(what: &str) -> u8 {
 
 /// Writes the progress to stderr. A terminal shows a bar instead of a line for each try.
 fn progress() -> impl Fn(Progress<'_>) {
-    // Without colours, and with characters that every terminal can show.
+    // The bar has no colours, and consists of characters that every terminal can show.
     let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} tries, {eta} left").expect("a template");
     let bar = ProgressBar::no_length().with_style(style.progress_chars("=> ")).with_finish(ProgressFinish::AndClear);
     move |progress| match progress {

@@ -13,13 +13,14 @@ use tokio::time::sleep;
 
 use crate::Error;
 
-/// How long the sent part of a body may take to leave the client. A reset discards bytes that have not left.
+/// How long the sent part of a body may take to leave the client. A reset discards the bytes that are still in the
+/// client.
 const LEAVES: Duration = Duration::from_millis(50);
 
 /// The answer of the service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The HTTP status. A function without HTTP uses 200 for success.
+    /// The HTTP status. A function that does not use HTTP returns 200 for success.
     pub status: u16,
     /// The headers `Content-Type` and `Location`, if the service sent them.
     pub headers: Vec<(String, String)>,
@@ -58,7 +59,8 @@ pub(crate) struct CutOff {
     pub(crate) code: Option<Reason>,
     /// Whether `Content-Length` announces the whole body.
     pub(crate) has_length: bool,
-    /// Whether only the end of the stream is missing. Otherwise, the last byte of the body is missing, too.
+    /// Whether the client sends every byte of the body, so that only the end of the stream is missing. If `false`, the
+    /// last byte of the body is missing, too.
     pub(crate) has_every_byte: bool,
 }
 
@@ -208,8 +210,8 @@ pub(crate) fn other_body(body: &str) -> Option<String> {
             return Some(changed(body, at + length - 1));
         }
     }
-    // The value of a member or an element follows a colon, a bracket or an equals sign. In JSON, this part changes a
-    // letter only inside a string. For example, `true` with a changed letter would not be valid JSON.
+    // The value of a member or an element follows a colon, a bracket or an equals sign. If a JSON body has no number,
+    // only a letter inside a string is changed, because `true` with a changed letter would not be valid JSON.
     let is_json = body.starts_with(['{', '[']);
     let values = body.match_indices([':', '[', '=']).filter_map(|(at, _)| {
         let value = body[at + 1..].trim_start();

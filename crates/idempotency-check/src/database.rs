@@ -56,7 +56,7 @@ impl Database {
             PgSslMode::Disable | PgSslMode::Allow | PgSslMode::Prefer => return Ok(Upstream::plain(address)),
             PgSslMode::Require if authorities.is_none() => Trust::Anything,
             // With `require` and `verify-ca`, libpq does not verify the host name. This program is stricter, and
-            // verifies the host name in all three modes.
+            // verifies the host name in these two modes, too.
             PgSslMode::Require | PgSslMode::VerifyCa | PgSslMode::VerifyFull => Trust::Verified(authorities),
         };
         Upstream::encrypted(address, trust).map_err(Error::Proxy)

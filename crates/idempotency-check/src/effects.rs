@@ -52,7 +52,7 @@ impl Effects {
         Self { options, connection: None, query, command }
     }
 
-    /// Connects to the database, so that a wrong URL is reported first.
+    /// Connects to the database, so that a wrong URL is reported before the service is started.
     pub(crate) async fn reach(&mut self) -> Result<(), Error> {
         let connecting = timeout(PATIENCE, PgConnection::connect_with(&self.options)).await;
         let refused = |_| Error::Database(sqlx::Error::PoolTimedOut);
@@ -178,7 +178,7 @@ impl Effect {
         self.0.iter().flatten().all(|change| matches!(change, Change::None | Change::By(0)))
     }
 
-    /// Whether both effects contain the same changes. Rows without a change at the end do not matter.
+    /// Whether both effects contain the same changes. If the last rows contain no change, they do not matter.
     pub(crate) fn equals(&self, other: &Self) -> bool {
         let changed = |effect: &Self| {
             let mut rows = effect.0.clone();

@@ -1,4 +1,5 @@
-//! The form of an answer. The answers to two keys have the same form, although their values differ.
+//! The form of an answer. Two answers to one request under different keys have the same form, although their values
+//! differ.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +23,7 @@ impl Form {
         Self(parts)
     }
 
-    /// The difference, such as `lacks "id", and has "status"`. `None` if the forms are the same.
+    /// The difference from the expected form, such as `lacks "id", and has "status"`. `None` if the forms are the same.
     pub(crate) fn unlike(&self, expected: &Self) -> Option<String> {
         let only = |verb: &str, one: &Self, other: &Self| {
             let parts: Vec<_> = one.0.difference(&other.0).map(String::as_str).collect();

@@ -44,8 +44,8 @@ pub enum Verdict {
     TwoEffects,
     /// A client got a successful answer, but the effect, or a part of it, is missing.
     NoEffectButSuccess,
-    /// The effect happened once, but two final answers differ, or an answer has another status or form than without an
-    /// interruption.
+    /// The effect happened once, but two final answers differ, or an answer has another status or form than the answer
+    /// to the undisturbed request.
     OtherAnswer,
     /// A client got no final answer in time.
     Stuck,
@@ -75,9 +75,9 @@ impl fmt::Display for Verdict {
 /// How two answers are compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Compare {
-    /// Compares the status, `Content-Type`, `Location`, and every byte of the body. The answer to an undisturbed
-    /// request contains other values. With that answer, only the status, `Content-Type`, the presence of `Location` and
-    /// the names of JSON members are compared.
+    /// Compares the status, `Content-Type`, `Location`, and every byte of the body. The answer to the undisturbed
+    /// request contains other values, so only the status, `Content-Type`, the presence of `Location` and the names of
+    /// JSON members are compared with that answer.
     #[default]
     Body,
     /// Compares only the status. The check then overlooks an answer with the id of another payment.

@@ -109,7 +109,8 @@ impl Proxy {
     /// Waits until the trap has caught its message.
     pub(crate) async fn fired(&self) {
         loop {
-            // The wait is registered before the check, so that a trap that fires in between ends the wait.
+            // The wait is registered before the check, so a trap that fires between the check and the wait ends the
+            // wait.
             let fired = self.shared.fired.notified();
             if self.has_fired() {
                 return;
@@ -129,8 +130,8 @@ impl Proxy {
         }
     }
 
-    /// Waits until no request is at work in the database. Then no message is unanswered, and no transaction is open.
-    /// Returns `false` if this takes longer than `patience`.
+    /// Waits until no request is at work in the database: the server has answered every message, and no transaction is
+    /// open. Returns `false` if the wait takes longer than `patience`.
     pub(crate) async fn settle(&self, patience: Duration) -> bool {
         self.until(patience, |state| {
             let foreground = |lane: &&Lane| lane.unit != Unit::Background;
