@@ -33,8 +33,8 @@
 //! it looks for the key (rules 1 and 3). [`Rejection`] lists the answers that do not come from the handler.
 //!
 //! 1. If the layer does not [cover](IdempotencyLayer::methods) the method, the handler runs unprotected. If the key is
-//!    [optional](IdempotencyLayer::optional_key), the handler also runs for a request without a key, after the body was
-//!    read (rule 4) and the request has a place (rule 5).
+//!    [optional](IdempotencyLayer::optional_key), the handler also runs for a request without a key. The layer first
+//!    reads the body of this request (rule 4), and gives the request a place (rule 5).
 //! 2. If the scope function returns an error, this error is the response.
 //! 3. If the key is missing, the answer is 400 `missing-key`. If the key is malformed, or there are several keys, the
 //!    answer is 400 `malformed-key`. The quoted `"abc"` and the bare `abc` are the same key.
@@ -47,15 +47,15 @@
 //!      `broken-body`.
 //!    - If the body cannot be decoded, the answer is 400 `invalid-body`.
 //!    - If other requests that wait hold [too many bytes](#runs), the answer is 503 `overloaded`.
-//! 5. The request becomes a *run*, which is a task of its own and claims the key. **If the client hangs up, the run
-//!    continues**, and a retry of the client gets the answer.
+//! 5. The request becomes a *run*, which is a task of its own and claims the key. **If the client hangs up, a run that
+//!    has its [place](#runs) continues**, and a retry of the client gets the answer.
 //!    - If no place becomes free in time, among all runs or among those of this scope, the answer is 503 `overloaded`.
 //!    - If the database is unreachable, the answer is 503 `unavailable`, and the handler does not run.
 //!    - If the table is missing, the answer is 500 `misconfigured`. If the database refuses a statement and would
 //!      refuse it again, the answer is also 500 `misconfigured`.
-//! 6. If an earlier request had the key and was [another request](#what-makes-two-requests-the-same), the answer is 422
-//!    `key-reused`. While the earlier request has an open transaction in another process, the layer cannot see its body
-//!    yet, and answers `in-flight`.
+//! 6. If an earlier request had the same key and was [a different request](#what-makes-two-requests-the-same), the
+//!    answer is 422 `key-reused`. While the earlier request has an open transaction in another process, the layer
+//!    cannot see its body yet, and answers `in-flight`.
 //! 7. If the first request is in flight, the answer is 409 `in-flight` with `Retry-After`. With
 //!    [`on_duplicate`](crate::Idempotency::on_duplicate), the second request can wait for a limited time instead.
 //! 8. If the outcome of the first request is unknown, the answer is 409 `indeterminate`. If the operation has used up
@@ -67,11 +67,12 @@
 //!      reference does not resolve any more, the answer is 410 `gone`.
 //! 10. If no other rule applies, the handler runs, and its response decides about the key.
 //!     - A response **below 400** is stored with the key, committed, and then sent. If the database refuses the COMMIT
-//!       (a deferred constraint), the answer is a 500. If a retry may succeed, or the connection was lost, the answer
-//!       is a 503.
+//!       (a deferred constraint), the answer is a 500. If the COMMIT fails but a retry may succeed, or if the
+//!       connection is lost, the answer is a 503.
 //!     - A response with a [chosen status](IdempotencyLayer::store_errors) is stored. The handler's writes are undone.
-//!     - A response with any other status undoes everything, and frees the key for a corrected request. An error, a
-//!       panic, or a handler that takes [too long](IdempotencyLayer::run_timeout) has the same effect.
+//!     - A response with any other status undoes everything, and frees the key for a corrected request. If the handler
+//!       returns an error, panics, or takes [too long](IdempotencyLayer::run_timeout), everything is also undone, and
+//!       the key is free.
 //!
 //! Under a [lease](IdempotencyLayer::leased), effects outside the database are not undone. Under `AtLeastOnce` and
 //! `InSteps`, an error without a chosen status frees the key for the same body. **Under `AtMostOnce`, an error without
@@ -80,17 +81,17 @@
 //! guide's page `http` lists each 4xx that frees the key for any body (see [`LeasedBody`]).
 //!
 //! The layer adds the `Idempotency-Key` of the request to every response. If a handler passes on the response of
-//! another service, the layer replaces the `Idempotency-Key` of that service. A key [from another
-//! place](IdempotencyLayer::key_from) is not added to the response. `docs/standards.md` compares the layer with the
-//! draft and with Stripe.
+//! another service, the layer replaces the `Idempotency-Key` of that service. A key that comes from
+//! [`key_from`](IdempotencyLayer::key_from) is not added to the response. `docs/standards.md` compares the layer with
+//! the draft and with Stripe.
 //!
 //! # Where to put it
 //!
 //! The order from the outside to the inside is: authentication, limits of size and rate, signature checks, **this
 //! layer**, the handler. In axum, add the layer with `Router::route_layer`. With `route_layer`, the matched route names
-//! the operation, and the answer for an unknown path stays a 404. **Enable the feature `axum`**, because otherwise a
-//! nested router hides the front of the path. If two of these layers cover a request, the request is refused, even if
-//! the layers use different keys.
+//! the operation, and the answer for an unknown path stays a 404. **Enable the feature `axum`**, because otherwise the
+//! layer does not see the path prefix of a nested router. If two of these layers cover a request, the request is
+//! refused, even if the layers use different keys.
 //!
 //! - Outer layers also run for a replay, so a user whose access was revoked gets no stored answer. Inner layers do not
 //!   run for a replay.
@@ -147,19 +148,20 @@
 //! of the server does not wait for runs, so wait for [`Runs::finished`] after the shutdown.
 //!
 //! Requests get places in the order of their arrival. A request stops waiting for its place when its client hangs up,
-//! or after the pool's `acquire_timeout`. If the options set a longer wait, the request waits for this longer time. **A
-//! storm of requests with one key, or of one scope, delays other requests, but does not cause their refusal**, because
-//! the storm first queues for [places of its own](IdempotencyLayer::max_runs_of_one_scope). A duplicate that waits for
-//! another process polls the database, with pauses of up to half a second. During a pause, the duplicate gives its
-//! place back. Each layer counts only its own runs. If several layers share a pool, choose bounds whose sum leaves a
-//! connection free.
+//! or after the pool's `acquire_timeout`. If the options set a wait for duplicates that is longer than the
+//! `acquire_timeout`, the request waits for this longer time. **A storm of requests with one key, or of one scope,
+//! delays other requests, but does not cause their refusal**, because the storm first queues for [places of its
+//! own](IdempotencyLayer::max_runs_of_one_scope). A duplicate that waits for another process polls the database, with
+//! pauses of up to half a second. During a pause, the duplicate gives its place back. Each layer counts only its own
+//! runs. If several layers share a pool, choose bounds whose sum leaves a connection free.
 //!
-//! **The layer bounds the bytes of all requests that upload or wait.** The bound is the size of one largest
-//! [body](IdempotencyLayer::request_limit) for each place. The requests of one scope may hold at most half of these
-//! bytes. All requests without a key count as one scope. A byte counts from its arrival until the handler reads it. A
-//! request that finds no room for its bytes is refused at once. An upload may take 30 seconds, and one more second for
-//! each 16 kB that has arrived. So an account that stalls many uploads causes the refusal of its own requests. Several
-//! accounts that do this also cause the refusal of other accounts' requests. So limit the rate in an outer layer.
+//! **The layer bounds the bytes of all requests that upload or wait.** The bound is the
+//! [`request_limit`](IdempotencyLayer::request_limit) times the number of places. The requests of one scope may hold at
+//! most half of these bytes. All requests without a key count as one scope. A byte counts from its arrival until the
+//! handler reads it. A request that finds no room for its bytes is refused at once. An upload may take 30 seconds, and
+//! one more second for each 16 kB that has arrived. So an account that stalls many uploads causes the refusal of its
+//! own requests. Several accounts that do this also cause the refusal of other accounts' requests. So limit the rate in
+//! an outer layer.
 //!
 //! If the database is down, the layer answers 503 after the pool's `acquire_timeout`. The default of sqlx is 30
 //! seconds, but few clients wait so long. **Set the time-out to 3 seconds**:

@@ -18,8 +18,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::BoxError;
 
-/// An upload may take this time, and one millisecond more for each `UPLOAD_PACE` bytes, which is the pace of a bad
-/// mobile connection. Without this limit, uploads that never end would keep their bytes in memory.
+/// An upload may take this time, and one millisecond more for each `UPLOAD_PACE` bytes. A bad mobile connection has
+/// this pace. Without this limit, uploads that never end would keep their bytes in memory.
 const UPLOAD_TIME: Duration = Duration::from_secs(30);
 const UPLOAD_PACE: u64 = 16;
 
@@ -135,8 +135,8 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
         Ok(())
     }
 
-    /// Whether nothing was read yet. Then a client that [waits for `100 Continue`](http::header::EXPECT) has sent
-    /// nothing.
+    /// Whether nothing was read yet. If nothing was read, a client that [waits for
+    /// `100 Continue`](http::header::EXPECT) has sent nothing.
     pub(super) fn is_unread(&self) -> bool {
         self.data.is_empty() && self.rest.is_some()
     }
@@ -221,7 +221,8 @@ impl Broken {
     }
 
     /// Whether a decoder refused the bytes of the body, so that the same bytes would fail again. For such bytes,
-    /// decoders return the three kinds below. For missing bytes, decoders return `UnexpectedEof`, which is not final.
+    /// decoders return `InvalidData`, `InvalidInput` or `Other`. For missing bytes, decoders return `UnexpectedEof`,
+    /// and a retry may succeed.
     pub(super) fn is_final(&self) -> bool {
         let errors = self.causes().filter_map(|cause| cause.downcast_ref::<io::Error>());
         let mut kinds = errors.map(io::Error::kind).peekable();
@@ -242,13 +243,13 @@ impl Broken {
 
 fn cause_of<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e (dyn Error + 'static)> {
     match error.downcast_ref::<io::Error>() {
-        // The `source` of an `io::Error` leaves out the inner error itself.
+        // `io::Error::source` skips the inner error, and returns the source of the inner error.
         Some(error) => error.get_ref().map(|inner| inner as &(dyn Error + 'static)),
         None => error.source(),
     }
 }
 
-/// Whether a response has no body, although it may announce the length of one (RFC 9110, section 8.6).
+/// Whether a response has no body. Its headers may nevertheless announce the length of a body (RFC 9110, section 8.6).
 pub(super) fn has_no_body(to_head: bool, status: StatusCode) -> bool {
     to_head || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
 }
@@ -289,7 +290,7 @@ impl HeldBytes {
 }
 
 impl Hold {
-    /// Increases the number of bytes that count for the request to `bytes`. Returns `false` if there is no room.
+    /// Raises the number of bytes that the request holds to `bytes`. Returns `false` if there is no room.
     fn grow_to(&mut self, bytes: usize) -> bool {
         let added = bytes.saturating_sub(self.bytes);
         let mut counts = self.held.counts();

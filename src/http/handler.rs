@@ -1,5 +1,4 @@
-//! Calls the handler with a limit of its time, and catches its panics. The handler's response decides what happens to
-//! the key.
+//! Calls the handler with a time limit, and catches its panics. The handler's response decides what happens to the key.
 
 use std::future::{Future, poll_fn};
 use std::time::Duration;
@@ -19,7 +18,8 @@ use crate::outcome::Response as Stored;
 use crate::session::{Opening, in_pooled_transaction, or_closed};
 
 /// A response of unknown length that does not end within this time counts as a stream. The transaction is open during
-/// this time. If a response is known to be small enough, it is not a stream, and may take the rest of the run's time.
+/// this time. If the length of a response is known to be within the `response_limit`, the response is not a stream, and
+/// may take the rest of the `run_timeout`.
 const STREAM_TIME: Duration = Duration::from_secs(1);
 /// A `text/event-stream` that does not end within this time counts as a stream. Most event streams have no end, and
 /// their client waits for the first event. A short event stream ends earlier, and can be replayed.
@@ -99,7 +99,8 @@ where
 
     async fn call(mut self, limit: Duration) -> Result<Response<R>, NoResponse<S::Error>> {
         let answering = caught(async {
-            // The service of a resumed request has not been polled yet. Any other service is still ready.
+            // The service of a resumed request has not been polled yet. For any other request, the service was polled
+            // before the run, and is still ready.
             poll_fn(|context| self.service.poll_ready(context)).await?;
             self.service.call(self.request).await
         });
@@ -162,7 +163,7 @@ pub(super) async fn conclude<R: ByteBody, E>(
     called: Called,
     response: Response<R>,
 ) -> Result<Conclusion<R>, NoResponse<E>> {
-    // The body of the response is also code of the service, and may panic.
+    // The body of the response also runs code of the service, which may panic.
     Ok(caught(judge(layer, called, response)).await.map_err(NoResponse::Panicked)??)
 }
 
@@ -173,8 +174,7 @@ async fn judge<R: ByteBody>(
 ) -> Result<Conclusion<R>, Rejection> {
     let status = response.status();
     let undo = called.keyed && layer.stored_errors.contains(&status);
-    // If another idempotency layer has rejected the request, for example as *in flight*, its rejection is not stored,
-    // whatever the status of the rejection is.
+    // A rejection by another idempotency layer, for example *in flight*, is not stored, whatever its status is.
     if status.as_u16() >= 400 && !undo || response.extensions().get::<Rejection>().is_some() {
         return Ok(Conclusion::Free { response: response.map(LayerBody::untouched) });
     }
@@ -187,7 +187,8 @@ async fn judge<R: ByteBody>(
     // An upgraded connection cannot be replayed.
     let storable = parts.extensions.get::<NoStore>().is_none() && !status.is_informational();
     if let Some(reference) = reference.filter(|_| storable) {
-        // A response that cannot be replayed must not commit. Under a lease, the effect has already happened.
+        // A reference that cannot be replayed must not commit. Under a lease, this check would be too late, because the
+        // effect has already happened.
         if called.keyed && matches!(layer.mode, LayerMode::Transactional(_)) {
             reference.check(layer.replay.as_deref())?;
         }
@@ -239,7 +240,7 @@ pub(super) async fn answer_again<H: Handler>(layer: &IdempotencyLayer, stored: S
     let rebuild = layer.replay.as_deref().ok_or(Mistake::NoReplay)?;
     let (request, limit) = (handler.into_parts(), layer.run_timeout);
     let end = Instant::now() + limit;
-    // The transaction is read only and is rolled back, because a retry has no effect.
+    // The transaction is read only and is rolled back, because a replay must have no effect.
     let rebuilding = in_pooled_transaction(&layer.pool, Opening::ReadOnly, async |conn| {
         let rebuilt = caught(rebuild.rebuild(reference, &request, conn, REBUILT_LIMIT, end)).await;
         Ok::<_, NoResponse<H::Error>>(rebuilt.map_err(NoResponse::Panicked)??)

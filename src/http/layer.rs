@@ -20,19 +20,19 @@ use crate::limits::{RETENTION, check_wait, is_in};
 use crate::session::ANSWER_TIME;
 use crate::{Error, Idempotency, Mode, OnDuplicate};
 
-/// The default limit of a body. Two copies of a body are in memory during a run. If requests are stored, a third copy
-/// is in memory until the claim.
+/// The default of the `request_limit` and of the `response_limit`, in bytes. Two copies of a body are in memory during
+/// a run. If requests are stored, a third copy is in memory until the claim.
 const BODY_LIMIT: usize = 1024 * 1024;
-/// The default number of runs for each connection of the pool. A run should wait for its connection for 3 seconds. In
-/// this time, a connection serves about 30 transactions of 100 ms each. A run further back in the queue would wait,
-/// keep its body in memory even if its client hangs up, and then fail.
+/// The default number of runs for each connection of the pool. A run should wait for its connection for at most 3
+/// seconds. In this time, a connection serves about 30 transactions of 100 ms each. A run further back in the queue
+/// would wait, keep its body in memory even if its client hangs up, and then fail.
 const RUNS_PER_CONNECTION: usize = 32;
 /// The default time for a handler. Common proxies and load balancers give up after a minute, so no client waits any
 /// more after this time. Work that takes longer on purpose belongs into a queue.
 const RUN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
-/// The longest wait for a place. The pool may wait for ever, but the deadline for a place must be a finite time. No
-/// request waits longer than this for another request.
+/// The longest wait for a place. The pool's `acquire_timeout` may be unlimited, but the deadline for a place must be a
+/// finite time. A wait for another request with the same key is shorter, because it is at most an hour.
 const LONGEST_PLACE_TIME: Duration = Duration::from_secs(24 * 3600);
 
 type ScopeOf = dyn Fn(&Parts) -> Result<String, Denied> + Send + Sync;
@@ -80,8 +80,8 @@ impl IdempotencyLayer {
     /// it has no effects in this database. Writes by another connection are outside the transaction, and happen each
     /// time the handler runs.
     ///
-    /// The `options` apply to each request in the same way as to a call. Over HTTP, the default for a duplicate is
-    /// [`Reject`](crate::OnDuplicate::Reject), because any client may send a duplicate. A request that
+    /// The `options` apply to each request as they apply to a call of [`Idempotency::run`]. Over HTTP, the default for
+    /// a duplicate is [`Reject`](crate::OnDuplicate::Reject), because any client may send a duplicate. A request that
     /// [waits](crate::OnDuplicate::Wait) polls, and holds no connection between two polls. **Tell your clients the
     /// retention**, because a retry after the retention performs the operation again.
     ///
@@ -171,8 +171,8 @@ impl IdempotencyLayer {
 
     /// Sets whether the layer accepts requests without a key, and runs the handler for each of them. The default is
     /// `false`. A transactional layer also gives these requests a transaction. Before the handler runs, the layer reads
-    /// their bodies to the end, up to the [limit](Self::request_limit). So set this limit to the limit of the route,
-    /// and leave routes that stream a body outside the layer.
+    /// the body of each request to the end, up to the [`request_limit`](Self::request_limit). So set the
+    /// `request_limit` to the limit of the route, and leave routes that stream a body outside the layer.
     pub fn optional_key(self, optional: bool) -> Self {
         Self { key_required: !optional, ..self }
     }
@@ -189,8 +189,8 @@ impl IdempotencyLayer {
     }
 
     /// Takes the value of the key from another header or from a field of the body, instead of from `Idempotency-Key`.
-    /// `Ok(None)` means that the key is missing. If the function returns an error, this error is the response. No
-    /// response of the layer repeats such a key.
+    /// `Ok(None)` means that the key is missing. If the function returns an error, this error is the response. The
+    /// layer does not add a key from this function to any response.
     pub fn key_from(
         self,
         value: impl Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + Sync + 'static,
@@ -199,10 +199,10 @@ impl IdempotencyLayer {
     }
 
     /// Names the operation by a function of the request. By default, the operation consists of the method and the route
-    /// that axum has matched, without the names of its parameters. An example is `POST /payments/{}`. In other routes,
-    /// `{*}` stands for the rest of the path. Return a similar template, because with real ids, every payment would be
-    /// an operation and a time series of its own. If you use the path, decode its percent-encoding. Otherwise `/a` and
-    /// `/%61` would be two operations.
+    /// that axum has matched, without the names of its parameters. An example is `POST /payments/{}`. In a route with a
+    /// wildcard, `{*}` stands for the rest of the path. Return a similar template, because with real ids, every payment
+    /// would be an operation of its own, with its own time series in the metrics. If you use the path, decode its
+    /// percent-encoding. Otherwise `/a` and `/%61` would be two operations.
     ///
     /// If the function returns `None`, the answer is a 500 `misconfigured`. If it returns a text that a
     /// [`Key`](crate::Key) refuses, the answer is a 400 `malformed-key`.
@@ -343,7 +343,7 @@ impl IdempotencyLayer {
     /// # Errors
     ///
     /// [`Error::Unencodable`] if the status is informational, or if the body is over the
-    /// [`response_limit`](Self::response_limit). No retry would get such a response.
+    /// [`response_limit`](Self::response_limit). The layer does not store such a response, so no retry would get it.
     pub fn took_effect(&self, response: Response<impl Into<Vec<u8>>>) -> Result<Finding, Error> {
         let (parts, body) = response.into_parts();
         let body = body.into();
@@ -385,12 +385,13 @@ impl IdempotencyLayer {
     /// Sets the greatest number of [runs](crate::http#runs) of one scope at a time, so that no account takes the places
     /// of other accounts. All requests without a key count as one scope. The default is seven eighths of the places. In
     /// a transactional layer, each run has a connection. If a transactional layer has fewer connections than places,
-    /// the default is seven eighths of the connections. If there are two or more, at least one is left to other scopes.
-    /// **If a transactional layer has one connection, no connection is left to other scopes.**
+    /// the default is seven eighths of the connections. If there are two or more of these places or connections, at
+    /// least one is left to other scopes. **If a transactional layer has one connection, no connection is left to other
+    /// scopes.**
     ///
-    /// Until its handler runs, a request of a client also needs a place of its key. A replay needs this place until its
-    /// end. A key has half as many places as its scope, but not more places than the pool has connections, and at least
-    /// one place.
+    /// Until its handler runs, a request of a client also needs a place among the requests with its key. A replay needs
+    /// this place until the replay ends. A key has half as many places as its scope, but not more places than the pool
+    /// has connections, and at least one place.
     pub fn max_runs_of_one_scope(self, runs: usize) -> Self {
         Self { max_runs_of_one_scope: Some(runs), ..self }
     }
@@ -399,18 +400,19 @@ impl IdempotencyLayer {
     /// layer drops the handler at its next await, and the answer is [`TimedOut`](Rejection::TimedOut). Choose a longer
     /// time than the time-outs of outer layers, which answer the client and do not end the run.
     ///
-    /// If the layer drops a handler, neither the handler's statement nor a task that it has spawned stops. PostgreSQL
-    /// ends the statement by `statement_timeout`, and the transaction is open until then.
+    /// If the layer drops a handler, neither the handler's statement nor a task that the handler has spawned stops.
+    /// PostgreSQL ends the statement by `statement_timeout`, and the transaction is open until then.
     ///
     /// The layer's own statements also have limits, because a connection can vanish without an error:
     ///
-    /// - In a transactional layer, a claim, a completion with its COMMIT, and a ROLLBACK each have this limit, but at
-    ///   least 1 and at most 30 seconds. A claim may also wait for the pool's `acquire_timeout`.
-    /// - Under a lease, a claim has the length of the lease as its limit, but at least 2 and at most 30 seconds. If a
-    ///   response cannot be stored, the layer retries the statement for the length of the lease.
+    /// - In a transactional layer, a claim, a completion with its COMMIT, and a ROLLBACK may each take as long as
+    ///   `limit`, but at least 1 and at most 30 seconds. A claim may also wait for the pool's `acquire_timeout`.
+    /// - Under a lease, a claim has the length of the lease as its limit, but at least 2 and at most 30 seconds. If the
+    ///   statement that stores the response fails, the layer retries this statement for the length of the lease.
     ///
-    /// If such a limit is exceeded, the answer is [`Unavailable`](Rejection::Unavailable), the key is free in this
-    /// process, and the connection is closed. **If a COMMIT was sent, the outcome of the operation is unknown.**
+    /// If such a limit is exceeded, the answer is [`Unavailable`](Rejection::Unavailable), the request no longer holds
+    /// the key in this process, and the connection is closed. **If the COMMIT was already sent, the outcome of the
+    /// operation is unknown.**
     ///
     /// # Panics
     ///
@@ -481,8 +483,9 @@ impl IdempotencyLayer {
         Bounds::of(self.max_runs, self.max_runs_of_one_scope, at_once, connections)
     }
 
-    /// Returns how many bytes the bodies that arrive or wait may have together: one largest body for each place. More
-    /// requests than places would wait in vain. One scope may hold at least one largest body.
+    /// Returns how many bytes the bodies that arrive or wait may hold together: the `request_limit` for each place.
+    /// More requests than places would wait in vain. At least two places count, because one scope may hold only half of
+    /// the bytes, and needs room for one largest body.
     pub(super) fn most_held(&self) -> usize {
         self.request_limit.saturating_mul(self.max_runs.max(2))
     }

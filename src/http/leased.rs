@@ -48,8 +48,8 @@ pub(super) struct Performed<H: Handler> {
     pub(super) stored: bool,
 }
 
-/// Calls the handler, and stores its response or releases the claim. If a resumed request met another key, gives the
-/// claim back.
+/// Calls the handler, and stores its response or releases the claim. If the layer in the service has found another key
+/// for a resumed request than the record has, gives the claim back.
 pub(super) async fn perform<H: Handler>(
     layer: &IdempotencyLayer,
     mut owner: LeaseOwner,
@@ -89,10 +89,11 @@ pub(super) async fn perform<H: Handler>(
             }
             let attached = response.extensions().get().map(|LastError(reason)| reason.clone());
             let reason = attached.unwrap_or_else(|| format!("the handler answered {status}"));
-            // The rejection of another layer is not a refusal of the request.
+            // If another idempotency layer has rejected the request, the handler has not refused it.
             if status.is_client_error() && response.extensions().get::<Rejection>().is_none() {
                 return failed(match owner.refuse(&reason, is_final(status), not_begun).await {
-                    // The record still has the request, so a resumer could perform the refused request.
+                    // The statement failed, so the record still has the request. The client must not get the refusal,
+                    // because a resumer could perform the request.
                     Err(error) if is_final(status) => Err(error.into()),
                     _ => Ok(response),
                 });
@@ -123,7 +124,8 @@ fn reason<E>(error: &NoResponse<E>) -> &'static str {
     }
 }
 
-/// The key of a resumed request, in its extensions. The layer removes the key when it passes the request on.
+/// The key of a resumed request, in the extensions of the request. The layer removes this extension when the layer
+/// passes the request on.
 #[derive(Clone)]
 pub(super) struct Resumed {
     key: Key,
@@ -150,7 +152,7 @@ impl Resumed {
         mistake.map_or(Ok(()), |mistake| Err(mistake.into()))
     }
 
-    /// Returns the reason why nothing was performed, if the request met another key.
+    /// Returns the reason why nothing was performed, if the request has another key here than in its record.
     pub(super) fn mistake(&self) -> Option<String> {
         self.mistake.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

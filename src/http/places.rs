@@ -47,7 +47,8 @@ pub(super) struct Ticket {
     pub(super) key: Key,
     pub(super) fingerprint: Fingerprint,
     pub(super) trace: Trace,
-    /// The arrival of the request. The call judges a record as of this moment.
+    /// The arrival of the request. A record that has expired at this moment is ignored. A record that expires later
+    /// still gives the answer.
     pub(super) arrived: std::time::Instant,
     /// The request as the claim stores it, so that a resumer can finish it.
     pub(super) stored: Option<Vec<u8>>,
@@ -179,7 +180,8 @@ impl Places {
         ];
         let taken = places.into_iter().map(|(of, most)| {
             let mut queued = self.queue(of, most);
-            // If other requests wait in the queue, no place is free. So a resumed request does not overtake them.
+            // A resumed request does not overtake other requests, because no place is free while requests wait in the
+            // queue.
             queued.permit = Some(queued.semaphore.clone().try_acquire_owned().ok()?);
             Some(queued)
         });
@@ -264,13 +266,14 @@ impl Polls for Place<'_> {
             }
         });
         of_key.permit = None;
-        // If a poll finds no place in time, the key counts as in flight.
+        // If the request gets no place for its next poll in time, the key counts as in flight.
         self.take(self.patience.first).await.is_ok()
     }
 }
 
 impl Queued {
-    /// Waits for a place among the requests with this key, and until this process knows no holder of the key.
+    /// Waits until the request has a place among the requests with this key, and this process knows no holder of the
+    /// key.
     async fn turn(&mut self, ticket: &Ticket, first: Instant, deadline: Instant) -> Result<(), Error> {
         loop {
             let holder = self.holder_until(first);
@@ -290,15 +293,16 @@ impl Queued {
                 }
                 Some(Holder::Elsewhere(next)) => sleep_until(next).await,
                 None if self.permit.is_some() => return Ok(()),
-                // If no place became free before the deadline, other requests with the key still wait for the first
-                // request, or for the database.
+                // If no place becomes free before the deadline, the key counts as in flight, because other requests
+                // with the key still wait for the first request, or for the database.
                 None => self.admitted(deadline).await.ok_or(Error::InFlight { retry_after: RETRY_AFTER })?,
             }
         }
     }
 
-    /// Returns the holder of the key, if this process knows the holder. A holder elsewhere counts as unknown from the
-    /// time of the next poll, or from `first` if that is earlier. So a request waits for a poll at most until `first`.
+    /// Returns the holder of the key, if this process knows the holder. A holder in another process counts as unknown
+    /// from the time of the next poll, but at the latest from `first`. So a request waits for the next poll at most
+    /// until `first`.
     fn holder_until(&self, first: Instant) -> Option<Holder> {
         self.with_holder(|holder| match holder {
             Some(Holder::Elsewhere(next)) => {

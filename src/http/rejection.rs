@@ -31,9 +31,9 @@ pub enum Rejection {
     /// `missing-key`, 400: the request has no key, but the layer requires a key.
     #[error("this operation requires an Idempotency-Key: a new one for each operation, the same one for each retry")]
     MissingKey,
-    /// `malformed-key`, 400: there are several keys, or the key cannot be used. An
-    /// [operation](super::IdempotencyLayer::operation) that contains a part of the path can also be the reason. The
-    /// text of the rejection gives the reason.
+    /// `malformed-key`, 400: there are several keys, or the key cannot be used. A key also cannot be used if its
+    /// [operation](super::IdempotencyLayer::operation) is invalid. The operation may contain a part of the path, which
+    /// the client has chosen. The text of the rejection gives the reason.
     #[error("{0}")]
     MalformedKey(String),
     /// `body-too-large`, 413: the request body is over its limit.
@@ -239,8 +239,8 @@ impl Rejection {
         }
     }
 
-    /// The rejection for an error of the crate's own statements. This function is not a `From`, because the handler
-    /// judges its own errors.
+    /// The rejection for an error of the crate's own statements. There is no `From<Error>` for this conversion, because
+    /// a handler judges its own errors.
     pub(crate) fn of(error: Error) -> Self {
         match error {
             Error::KeyReused { .. } => Self::KeyReused,
@@ -250,7 +250,8 @@ impl Rejection {
             Error::Undecodable { .. } => Self::NotReplayable { status: None },
             Error::InvalidRequest(InvalidRequest::Body(source)) => Self::InvalidBody(source),
             error if error.is_transient() => Self::Unavailable(Arc::new(error)),
-            // A client that obeys a `Retry-After` would retry for ever, and the handler would run each time.
+            // This rejection has no `Retry-After`. Otherwise a client would retry for ever, and the handler would run
+            // each time.
             error => Self::misconfigured(error),
         }
     }
