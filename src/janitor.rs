@@ -1,5 +1,5 @@
-//! [`Janitor`] deletes expired records. The file contains its options, the counts of a sweep, the loop around sweeps,
-//! and the sweep.
+//! [`Janitor`] deletes expired records. This file contains the options of the janitor, the counts of a sweep, the loop
+//! around sweeps, and the sweep.
 
 use std::num::NonZeroU32;
 use std::ops::RangeInclusive;
@@ -19,8 +19,8 @@ use crate::{Error, migrate, observe};
 /// A batch of this size takes milliseconds, so a claim of a swept key hardly waits.
 const BATCH_SIZE: NonZeroU32 = NonZeroU32::new(1000).unwrap();
 
-/// Without a pause, the sweep would take a core from other sessions. With this pause, the sweep works for a small part
-/// of the time.
+/// Without a pause, the sweep would take a CPU core from other sessions. With this pause, the sweep works for a small
+/// part of the time.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// A pass each minute is cheap on an idle table, and short on a busy table.
@@ -30,8 +30,9 @@ const INTERVAL: Duration = Duration::from_secs(60);
 /// better tool.
 const INTERVALS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(24 * 60 * 60);
 
-/// The grace is longer than a duplicate waits by default. sqlx waits 30 seconds for a connection, and then the call
-/// waits for the first call. So a duplicate that was made before the end of the retention still finds the record.
+/// The grace is longer than the time for which a duplicate waits by default. First, sqlx waits up to 30 seconds for a
+/// connection. Then the duplicate waits for the first call. So a duplicate that was made before the end of the
+/// retention still finds the record.
 const GRACE: Duration = Duration::from_secs(60);
 
 /// The limits of the time for which a transaction of the sweep waits for the server. The transaction waits as long as
@@ -46,7 +47,7 @@ const LAST_BATCH: Duration = Duration::from_secs(5);
 /// The smallest batch after time-outs. If a smaller batch failed, the reason would not be its size.
 const SMALLEST_BATCH: u32 = 10;
 
-/// The maximum time of a count. A sample of 30,000 records takes a moment.
+/// The maximum time to count the records. A sample of 30,000 records takes a moment.
 const COUNT_TIME: Duration = Duration::from_secs(60);
 
 /// Deletes the expired records of one database in batches.
@@ -61,8 +62,8 @@ const COUNT_TIME: Duration = Duration::from_secs(60);
 /// Run the janitor from cron (`idempotency-janitor sweep`), or let each process of a service [`run`](Janitor::run) one.
 /// Several janitors share the work, because each janitor skips the rows that another janitor has locked.
 ///
-/// A busy janitor deletes `batch size / (time of a batch + pause)` rows a second. Make this number at least twice the
-/// number of inserts a second. The guide's page `sizing` explains this rule.
+/// A busy janitor deletes `batch size / (time of a batch + pause)` rows a second. The rate of deletions must be at
+/// least twice the rate of inserts. The guide's page `sizing` explains this rule.
 /// [`operator::health`](crate::operator::health()) and a metric show whether the janitor keeps up.
 ///
 /// ```no_run
@@ -115,8 +116,8 @@ impl Janitor {
     }
 
     /// Sets the longest time from the start of one pass of [`run`](Self::run) to the start of the next pass. The
-    /// default is a minute. Each time is a random value between half of the interval and the whole interval. The
-    /// interval affects only how many expired rows wait for their deletion.
+    /// default is a minute. The actual time between two starts is random, from half of the interval to the whole
+    /// interval. With a longer interval, more expired rows wait for their deletion.
     ///
     /// # Panics
     ///
@@ -133,9 +134,9 @@ impl Janitor {
     /// an expired key is new at once. The janitor keeps the record for a duplicate that was made before the record
     /// expired and that still waits for its answer.
     ///
-    /// Make the grace longer than the longest wait and the longest upload of your service. The layer judges a record as
-    /// of the arrival of the request, but reads the body before it looks for the record. If the record is deleted
-    /// during the upload, the operation is performed again.
+    /// Make the grace longer than the longest wait and the longest upload of your service. For the HTTP layer, the time
+    /// of the request's arrival decides whether a record has expired, but the layer reads the body before it looks for
+    /// the record. If the record is deleted during the upload, the operation is performed again.
     ///
     /// # Panics
     ///
@@ -166,7 +167,8 @@ pub struct Swept {
     pub marks: u64,
     /// Transactions that deleted records.
     pub batches: u64,
-    /// Whether the limit or a shutdown ended the sweep while more records were due.
+    /// Whether the limit or a shutdown ended the sweep while more records were due. On a distributed table, a locked
+    /// record also ends the sweep.
     pub limited: bool,
     /// The time since the oldest expired record expired, measured at the end of the sweep. `None` if no record was due.
     /// A record can remain because another transaction has locked it, because its time came during the sweep, or
@@ -205,7 +207,8 @@ impl Janitor {
     /// [`Error::Database`], [`Error::SchemaMissing`], [`Incompatible::Schema`](crate::Incompatible::Schema) if the
     /// schema cannot be trusted, and [`Error::Unanswered`] if the server does not answer a batch within the
     /// [interval](Self::interval) (at least 10 seconds, at most a minute). The deletions of other batches remain. After
-    /// another error in one partition, the sweep continues with the other partitions, and returns the first error.
+    /// an error other than `Unanswered` in one partition, the sweep continues with the other partitions, and returns
+    /// the first error.
     ///
     /// # Cancellation
     ///
@@ -224,12 +227,13 @@ impl Janitor {
     }
 
     /// Sweeps at each [interval](Self::interval) until `shutdown` is ready. After the shutdown, the loop ends within 10
-    /// seconds, after the batch in progress and the report of the lag. The first sweep begins after an interval. A
-    /// sweep lasts for one interval at most, and the next sweep then follows at once, so that the lag of a slow janitor
-    /// is reported, too.
+    /// seconds, after the batch in progress and the report of the lag. The first sweep begins after a random time of at
+    /// most one interval. A sweep lasts for one interval at most, so that a slow janitor also reports its lag. After a
+    /// sweep that took a whole interval, the next sweep follows at once.
     ///
-    /// After an error, the janitor logs the error and tries again, at first after a second. If a batch times out, later
-    /// batches have half its size. The size grows back after sweeps that succeed.
+    /// After an error, the janitor logs the error, and tries again after a second. Each further error doubles this
+    /// pause, up to the interval. If a batch times out, later batches have half its size. The size grows back after
+    /// sweeps that succeed.
     ///
     /// # Cancellation
     ///
@@ -340,7 +344,7 @@ impl Janitor {
         Ok(swept)
     }
 
-    /// Exports and returns the time for which the oldest record has been due.
+    /// Returns how long ago the oldest due record expired, and exports this time as a metric.
     async fn observe_lag(&self, shutdown: &mut Shutdown<'_>) -> Result<Option<Duration>, Error> {
         let looking = async |conn: &mut PgConnection| {
             migrate::trusted(conn).await?;

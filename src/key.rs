@@ -100,8 +100,8 @@ impl Key {
         i64::from_be_bytes(first)
     }
 
-    /// Returns the key for the next service, which is the same in every attempt. The returned key consists of 32
-    /// hexadecimal digits of a SHA-256. The digest covers this key, the stored bytes of the fingerprint with its
+    /// Returns a key for the next service. The returned key is the same in every attempt, and consists of 32
+    /// hexadecimal digits of a SHA-256. The digest covers this [`Key`], the stored bytes of the fingerprint with its
     /// version, and the name of the step. The name of the step is empty for the operation itself.
     pub(crate) fn downstream(&self, fingerprint: &[u8], step: &str) -> String {
         let mut hasher = Sha256::new_with_prefix(b"downstream");

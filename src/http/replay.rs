@@ -95,7 +95,7 @@ impl<T: Serialize> AnswerBy<T> {
     ///
     /// # Errors
     ///
-    /// [`Error::Unencodable`] if the reference has no JSON form. In this case, answer with an error.
+    /// [`Error::Unencodable`] if the reference has no JSON form. The handler must then answer with an error.
     pub fn put_into(&self, extensions: &mut Extensions) -> Result<(), Error> {
         extensions.insert(Reference(to_json(&self.0)?));
         Ok(())
@@ -124,7 +124,8 @@ impl Reference {
         replay.ok_or(Mistake::NoReplay)?.check(&self.0)
     }
 
-    /// A reference that is larger than the limit of a response is not stored either.
+    /// Returns the record of the response. If the reference is larger than the layer's limit of a stored response, the
+    /// record has only the status.
     pub(super) fn into_record(self, status: StatusCode, limit: usize) -> Stored {
         // A `StatusCode` is at most 999.
         let status = Some(status.as_u16().cast_signed());
@@ -163,7 +164,7 @@ pub trait Replay: Send + Sync + 'static {
     ///
     /// After a transient error, the answer is a 503, and the client retries. Any other error makes the answer a 500. A
     /// panic is treated like a panic of the handler. [`run_timeout`](super::IdempotencyLayer::run_timeout) limits the
-    /// time. The handler does not run in any of these cases.
+    /// time. The handler does not run, even if `replay` fails.
     fn replay(
         &self,
         reference: Self::Reference,
@@ -211,7 +212,8 @@ impl<R: Replay> Rebuild for R {
         Box::pin(async move {
             let reference = decoded(reference)?;
             let rebuilt = self.replay(reference, request, conn).await.map_err(|error| {
-                // The layer's transaction is read only on every primary, so a retry of this write would fail again.
+                // If `replay` writes, every retry fails again, because the layer's transaction is read only on every
+                // primary.
                 match error.is_transient() && !error.is_write_in_read_only() {
                     true => Rejection::Unavailable(Arc::new(error)),
                     false => Rejection::misconfigured(error),

@@ -27,8 +27,9 @@ pub(super) enum MalformedKey {
     #[error("there are several Idempotency-Key values; send one")]
     Several,
     /// The key is empty, is longer than 255 bytes, or has only white space. A key that does not come from the header
-    /// may also contain a control character, or only invisible characters. The
-    /// [operation](super::IdempotencyLayer::operation) may contain a part of the path, and then have the same faults.
+    /// may also contain a control character, or only invisible characters. An
+    /// [operation](super::IdempotencyLayer::operation) that contains a part of the request's path can have the same
+    /// faults as the value of a key.
     #[error("the Idempotency-Key cannot be used: {0}")]
     Invalid(#[from] InvalidKey),
     #[error("the Idempotency-Key is neither a quoted string (RFC 9651) nor a word of visible ASCII; send \"a-uuid\"")]
@@ -43,8 +44,8 @@ pub(super) enum MalformedKey {
     Parameters,
 }
 
-/// Returns the method and the route that axum has matched, without the names of its parameters. With these names, a
-/// renamed parameter would make every key new, and a retry would be performed again.
+/// Returns the method and the route that axum has matched, without the names of the route's parameters. If the
+/// operation contained these names, a renamed parameter would make every key new, and a retry would be performed again.
 pub(super) fn matched_operation(parts: &Parts) -> Option<String> {
     #[cfg(feature = "axum")]
     let route = parts.extensions.get().map(axum::extract::MatchedPath::as_str);
@@ -152,9 +153,9 @@ impl FingerprintChoice {
         })
     }
 
-    /// Returns a text that differs for every choice. Returns `None` for the choices of fingerprint versions 1 and 3,
-    /// because their digests must not change. The text consists of JSON lists, because no feature of serde_json changes
-    /// how lists are written.
+    /// Returns a text that is different for each `FingerprintChoice`. Returns `None` for a choice whose fingerprints
+    /// have version 1 or 3, because the digests of these versions must not change. The text consists of JSON lists,
+    /// because no feature of serde_json changes how lists are written.
     fn described(&self) -> Option<String> {
         let compared = match &self.compared {
             Compared::Bytes if self.headers.is_empty() => return None,
@@ -169,8 +170,8 @@ impl FingerprintChoice {
         Some(json!([compared, headers]).to_string())
     }
 
-    /// Returns the lines of the chosen headers. The number of lines of each header and the length of each line come
-    /// first, so that two different requests never give the same bytes.
+    /// Returns the lines of the chosen headers. Each header begins with the number of its lines, and each line begins
+    /// with its length, so that different headers never give the same bytes.
     fn lines(&self, parts: &Parts) -> Vec<u8> {
         let mut written = Vec::new();
         for name in &self.headers {
@@ -217,8 +218,8 @@ pub(super) const STORED: [HeaderName; 3] = [header::CONTENT_TYPE, header::CONTEN
 pub(super) const NEVER_STORED: [HeaderName; 3] = [header::AUTHORIZATION, header::COOKIE, header::PROXY_AUTHORIZATION];
 
 /// Returns the request as it is stored, with the headers that `is_stored` selects. The caller has checked the limit of
-/// the body. An error is the status of the response: the head is too large, or the target could not be restored. For
-/// example, the target of a request to open a tunnel cannot be restored.
+/// the body. The error is the status of the layer's response, if the head is too large, or if a resumer could not
+/// restore the target. For example, the target of a request to open a tunnel cannot be restored.
 pub(super) fn to_store(
     parts: &Parts,
     body: &[u8],
@@ -250,7 +251,7 @@ pub(super) fn as_text(value: &[u8]) -> String {
     value.iter().copied().map(char::from).collect()
 }
 
-/// Restores the headers whose values [`as_text`] has written. Returns `None` for other texts.
+/// Restores the headers whose values [`as_text`] has written. Returns `None` if a name or a value is damaged.
 pub(super) fn headers_of(stored: Vec<(String, String)>) -> Option<HeaderMap> {
     let mut headers = HeaderMap::new();
     for (name, value) in stored {

@@ -49,7 +49,8 @@ impl RequestResumer {
     ///
     /// - The layer stores no requests.
     /// - The policy is `AtMostOnce`, or the options have no [`max_attempts`](crate::lease::LeaseOptions::max_attempts).
-    /// - The operation has a `{name}`, but the layer has no [`operation`](IdempotencyLayer::operation).
+    /// - The operation contains a `{name}`, but no function [`operation`](IdempotencyLayer::operation) names the
+    ///   layer's operations.
     pub fn new(layer: &IdempotencyLayer, operation: &str) -> Result<Self, Error> {
         layer.resumable(operation)?;
         Ok(Self { layer: layer.clone(), operation: operation.to_owned(), interval: INTERVAL })
@@ -99,7 +100,7 @@ impl RequestResumer {
                 match layer.take_abandoned(&operation, shutdown, decide.clone()).await? {
                     None if attempts.is_empty() => return Ok(Next::LATER),
                     None => {
-                        // When an attempt ends, its scope may have more requests.
+                        // After the end of an attempt, the next search may find another request of the same scope.
                         unless(shutdown, timeout(jittered(interval), attempts.join_next())).await;
                     }
                     Some(Abandoned::Refused(_)) => {}
@@ -121,7 +122,7 @@ impl RequestResumer {
 /// The decision of the service about a stored request, before its operation is claimed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// The user may still do this, so the request is resumed.
+    /// The user may still perform the operation, so the request is resumed.
     Resume,
     /// The request is never resumed. The text is the reason. The refusal uses up no attempt, and the record forgets the
     /// request. The `last_error` of the record is `refused: …`, and [`unsettled`](crate::operator::unsettled) lists the
@@ -138,8 +139,8 @@ pub enum ResumedRequest {
     /// The service refused the request before its operation was claimed.
     Refused(Key),
     /// The attempt failed. The next attempt comes later, unless this was the last attempt, or a 4xx has refused the
-    /// request. The layer in the service may have [another key](super::Rejection::Misconfigured) for the request. Then
-    /// the request was not performed, and the attempt does not count.
+    /// request. If the layer in the service finds [another key](super::Rejection::Misconfigured) for the request than
+    /// the record has, the request is not performed, and the attempt does not count.
     Failed(Key),
 }
 
@@ -149,7 +150,7 @@ enum Abandoned {
     Taken(Box<Taken>),
 }
 
-/// An abandoned request that is claimed, and has its places.
+/// An abandoned request that this resumer has claimed, and the places for its run.
 struct Taken {
     options: LeaseOptions,
     owner: LeaseOwner,
@@ -166,15 +167,15 @@ impl IdempotencyLayer {
     /// operation, a process resumes one request of each scope at a time.
     ///
     /// First, `decide` gets the key and the request. `decide` uses the scope of the key to find out whether the user
-    /// may still do this. `decide` also adds to the request the extensions or headers that the service's authentication
-    /// would have added. The key is not claimed yet, so `decide` may be called again for a request, also by another
-    /// resumer at the same time. If `decide` returns an error, panics, or takes longer than the [time of a
+    /// may still perform the operation. `decide` also adds to the request the extensions or headers that the service's
+    /// authentication would have added. The key is not claimed yet, so `decide` may be called again for a request, also
+    /// by another resumer at the same time. If `decide` returns an error, panics, or takes longer than the [time of a
     /// run](Self::run_timeout), the request is left for a later search.
     ///
-    /// The resumed request has its method, its path with the query, its body, and the [stored
-    /// headers](Self::store_header). The extensions of the request contain the [`Key`] and the [`Lease`], so that this
-    /// layer passes the request on. `service` is **the router without its authentication**. The authentication would
-    /// answer 401, which is a final refusal, and the record would then forget the request.
+    /// The resumed request has the method, the path with the query, the body and the [stored
+    /// headers](Self::store_header) of the client's request. The extensions of the request contain the [`Key`] and the
+    /// [`Lease`], so that this layer passes the request on. `service` is **the router without its authentication**. The
+    /// authentication would answer 401, which is a final refusal, and the record would then forget the request.
     ///
     /// # Errors
     ///
@@ -226,8 +227,8 @@ impl IdempotencyLayer {
                 if shutdown.is_ready().await {
                     return Ok(None);
                 }
-                // The next page of candidates begins after this request, even if the request cannot be decided, or
-                // another resumer is faster.
+                // The next page of candidates begins after this request, even if this resumer does not take the request
+                // over.
                 skipped = skipped.max(candidate.place);
                 // The places are taken before the claim. If no place is free, the candidate stays for a later search.
                 let Some(place) = self.places.resumed(&candidate.key, self.bounds()) else { continue };
@@ -258,7 +259,8 @@ impl IdempotencyLayer {
 
     fn resumable(&self, operation: &str) -> Result<LeaseOptions, Error> {
         if self.operation.is_none() && has_names(operation) {
-            // With such an operation, the search would find nothing, and would return no error.
+            // If `operation` contains the name of a parameter, the search would find nothing, and would return no
+            // error.
             let problem = "a layer without IdempotencyLayer::operation leaves the names of parameters out; write \
                            {} for each {name}, and {*} for each {*name}, as in POST /accounts/{}/pay";
             return Err(Misuse::options(problem));
@@ -271,8 +273,8 @@ impl IdempotencyLayer {
         }
     }
 
-    /// Returns the request as it is stored, and as it is sent. Returns `None` if the record has changed since the
-    /// search, or if the stored request is damaged.
+    /// Returns the stored bytes of the request, and the request that is made from these bytes. Returns `None` if the
+    /// record has changed since the search, or if the stored request is damaged.
     async fn stored(
         &self,
         options: LeaseOptions,

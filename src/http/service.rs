@@ -28,11 +28,12 @@ use crate::key::{checked, checked_recorded};
 use crate::observe::Trace;
 use crate::{BoxError, Error, Key, observe};
 
-/// The header `traceparent` of W3C Trace Context. Several lines of this header are invalid.
+/// The header `traceparent` of W3C Trace Context. If a request has more than one line of this header, the layer ignores
+/// all these lines.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// How much of a body that is too large is read and thrown away, as a multiple of the limit. A client that exceeds the
-/// limit by mistake does not send more than this.
+/// limit by mistake usually sends less than this multiple.
 const DISCARDED: usize = 8;
 /// The longest time to throw away a body that is too large. A client that is slower gets its answer after this time.
 const DISCARD_TIME: Duration = Duration::from_secs(10);
@@ -111,7 +112,8 @@ where
     }
 }
 
-/// Returns the key for the response. The key is marked as sensitive, so that no log of headers shows it.
+/// Returns the client's `Idempotency-Key`, which the layer repeats in its response. The header is marked as sensitive,
+/// so that no log of headers shows the key.
 fn echo(layer: &IdempotencyLayer, headers: &HeaderMap) -> Option<HeaderValue> {
     let mut key = only_line(headers, &IDEMPOTENCY_KEY).filter(|_| layer.key_from.is_none())?.clone();
     key.set_sensitive(true);
@@ -157,10 +159,10 @@ async fn admit_covered<B: ByteBody, E>(
     body: B,
 ) -> Result<Admission<B>, NoResponse<E>> {
     let arrived = time::Instant::now();
-    // The key of a resumed request comes from this layer, and its record exists.
+    // The extensions of a resumed request contain a key that comes from this layer, and that has a record.
     let resumed = parts.extensions.get::<Resumed>().filter(|_| matches!(layer.mode, LayerMode::Leased(_))).cloned();
     // An outer layer holds a key or a transaction for this request. The claim of this layer would wait for the outer
-    // layer, or commit without it.
+    // layer, or would commit before the outer layer does.
     if resumed.is_none() && (parts.extensions.get::<Key>().is_some() || is_lent(&parts.extensions)) {
         return Err(Mistake::CoveredTwice.into());
     }
@@ -170,7 +172,8 @@ async fn admit_covered<B: ByteBody, E>(
         let body = read(layer, None, &parts, body).await?;
         return Ok(Admission::Covered { ticket: None, request: Request::from_parts(parts, body) });
     }
-    // The scope function runs before the checks of the key, so that a client without access gets its answer.
+    // The scope function runs before the checks of the key, so that a client without access gets the refusal of this
+    // function, and not an error about its key.
     let scope = (layer.scope)(&parts).map_err(NoResponse::Denied)?;
     let from_header = from_header.transpose()?;
     if from_header == Some(None) {
@@ -189,7 +192,7 @@ async fn admit_covered<B: ByteBody, E>(
         }
         return Ok(Admission::Covered { ticket: None, request: Request::from_parts(parts, body) });
     };
-    // A request with a stored key is resumed, even if the key is shorter than this minimum.
+    // A stored request is resumed even if its key is shorter than `shortest_key`.
     if resumed.is_none() && value.chars().count() < layer.shortest_key {
         return Err(Rejection::from(MalformedKey::TooShort { shortest: layer.shortest_key }).into());
     }

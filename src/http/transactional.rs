@@ -25,8 +25,8 @@ use crate::session::{Opening, Polls, Session, bounded, or_closed};
 use crate::transaction::{Call, Won};
 use crate::{Error, Idempotency, Key, Mode, OnDuplicate, observe};
 
-/// The greatest number of times that a request repeats its claim after a conflict. A claim can conflict with a
-/// concurrent transaction above READ COMMITTED, or with a sweep.
+/// The greatest number of times that a request repeats its claim after a conflict. If the isolation level is above READ
+/// COMMITTED, a claim can conflict with a concurrent transaction. A claim can also conflict with a sweep.
 const RETRIES: usize = 3;
 /// How long an answer waits for the ROLLBACK, which takes a round trip. Because of this wait, an immediate retry finds
 /// the key free.
@@ -138,9 +138,9 @@ impl Transactional<'_> {
         };
         let undone = match concluded {
             Ok(Conclusion::Store { stored, response, undo }) => {
-                // The handler need not take the transaction in two cases. Without a key, no response commits with the
-                // effects. With `undo`, the status is one of `stored_errors`, and the writes are undone anyway. A
-                // handler may find such an error before it needs the transaction.
+                // The handler need not take the transaction in two cases. If the request has no key, no stored response
+                // has to commit with the handler's writes. With `undo`, the status is one of `stored_errors`, and the
+                // writes are undone anyway. A handler may find such an error before it needs the transaction.
                 let session = self.committable(lent, key.is_some() && !undo).await?;
                 let committing = async move { self.commit(session, won, &stored, undo).await };
                 let committed = or_closed(layer.answer_time(), committing).await;

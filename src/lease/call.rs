@@ -31,7 +31,7 @@ const CLAIM_WAIT: Duration = Duration::from_secs(1);
 pub enum Acquired<T> {
     /// This caller has to do the work.
     Owner(LeaseOwner),
-    /// The stored response of an earlier owner, which has done the work.
+    /// The stored response of an earlier owner that has done the work.
     Replayed(T),
 }
 
@@ -62,8 +62,8 @@ impl LeaseOptions {
     /// # Cancellation
     ///
     /// If the future is dropped before the work begins, the call does not count as an attempt: see
-    /// [`acquire`](Self::acquire). If the future is dropped later, the claim lapses, and the policy decides what the
-    /// next caller does.
+    /// [`acquire`](Self::acquire). If the future is dropped after the work has begun, the claim lapses, and the policy
+    /// decides what the next caller does.
     ///
     /// # Panics
     ///
@@ -100,8 +100,8 @@ impl LeaseOptions {
     /// # Cancellation
     ///
     /// The work begins only after this call has returned. So if the future is dropped, nothing was performed. If the
-    /// claim commits nevertheless, the crate releases the claim in the background, and the claim does not count as an
-    /// attempt. The crate also releases the claim if the answer to its COMMIT is lost. The crate retries the release
+    /// claim of a dropped call commits, the crate releases the claim in the background, and the claim does not count as
+    /// an attempt. The crate also releases the claim if the answer to its COMMIT is lost. The crate retries the release
     /// for the length of one lease. If all tries fail, or the process ends, the claim lapses.
     pub async fn acquire<T, B>(self, pool: &PgPool, key: &Key, body: &B) -> Result<Acquired<T>, Error>
     where
@@ -162,7 +162,7 @@ impl<'c> Call<'c> {
         Ok(Self { options, pool, key, fingerprint, request, asked })
     }
 
-    /// Makes the call of a resumer, whose request is already stored.
+    /// Makes a call for a resumer. The record already has the request.
     pub(super) fn again(options: LeaseOptions, pool: &'c PgPool, key: &'c Key, fingerprint: Fingerprint) -> Self {
         Self { options, pool, key, fingerprint, request: None, asked: CalledAt::now() }
     }

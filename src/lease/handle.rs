@@ -59,7 +59,7 @@ impl Lease {
         self.token
     }
 
-    /// Returns a key for the next service, which is the same in every attempt of this operation. The key consists of 32
+    /// Returns a key for the next service. This key is the same in every attempt of the operation, and consists of 32
     /// hexadecimal digits of a SHA-256 of the operation's key and fingerprint. A gateway that deduplicates by this key
     /// sees one operation, for as long as the gateway remembers the key. An operator can [look the operation
     /// up](crate::operator::Shown::downstream_key) in the gateway.
@@ -99,8 +99,8 @@ impl Lease {
     /// process that wakes after its lease has ended must not continue the work.
     pub(crate) async fn unless_lost<R>(&self, work: impl Future<Output = R>) -> Option<R> {
         let result = unless(&mut pin!(self.deadline.past()), work).await;
-        // The deadline still exists, so the lease has expired. If the renewal had found the claim gone, the renewal
-        // would have removed the deadline. The renewal task cannot log the expiry, because the task ends with the work.
+        // Only the expiry is logged here. If the renewal had found the claim gone, the renewal would have removed the
+        // deadline. The renewal task cannot log the expiry, because the task ends with the work.
         if result.is_none() && self.deadline.get().is_some() {
             tracing::warn!(
                 operation = self.key.operation(),
@@ -192,8 +192,8 @@ const TRIES: u32 = 3;
 /// The longest pause between two tries is the lease divided by this number. For a lease of 40 s, this is 2 s.
 const PAUSES: u32 = 20;
 
-/// Runs a statement, and tries again after an error of the database, for the length of one lease. Otherwise one broken
-/// connection would lose the result of finished work.
+/// Runs a statement, and tries again after an error of the database, for the length of one lease. Without a second try,
+/// one broken connection would lose the result of finished work.
 pub(super) async fn within_a_lease<R, F>(lease: Duration, statement: impl Fn() -> F) -> Result<R, Error>
 where
     // With `AsyncFn`, the future of the caller would not be `Send`.

@@ -8,7 +8,8 @@ use crate::limits::{DEFAULT_RETENTION, RETENTION, assert_retention, assert_wait,
 use crate::observe::Trace;
 use crate::{Deployment, Error, Misuse, Mode, OnDuplicate};
 
-/// The permitted lengths of a lease. 10 ms is short enough for tests. A longer lease is probably meant as a retention.
+/// The permitted lengths of a lease. 10 ms is short enough for tests. A lease of more than 12 hours is probably meant
+/// as a retention.
 const LEASE: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_secs(12 * 60 * 60);
 /// The default of `resume_after` is a minute, which is longer than the pauses between the retries of most clients.
 const RESUME_AFTER: Duration = Duration::from_secs(60);
@@ -18,8 +19,8 @@ const RESUMES: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(2
 /// What the next caller does when the owner of a claim is gone. There is no default policy. The guide's page `promises`
 /// helps you to choose a policy.
 ///
-/// `lease` is the time for which a claim lasts without a renewal. After a crash, the next caller waits at most this
-/// long. A lease is between 10 ms and 12 hours long, and usually 40 s.
+/// `lease` is the time for which a claim lasts without a renewal. After a crash, the next caller waits for one lease at
+/// most. A lease is between 10 ms and 12 hours long, and usually 40 s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// The next caller does the work again. Use this policy for effects that may repeat, or that the other service
@@ -28,9 +29,9 @@ pub enum Policy {
         /// The length of the lease.
         lease: Duration,
     },
-    /// The next caller continues after the last stored [step](super::Lease::step). Work outside a step may repeat. If a
-    /// [`step_at_most_once`](super::Lease::step_at_most_once) is in doubt, an operator or a
-    /// [`Reconciler`](super::Reconciler) must first settle the step, unless the retention ends.
+    /// The next caller continues after the last stored [step](super::Lease::step). Work outside a step may repeat. A
+    /// [`step_at_most_once`](super::Lease::step_at_most_once) in doubt blocks the operation until an operator or a
+    /// [`Reconciler`](super::Reconciler) settles the step, or until the retention ends.
     ///
     /// This policy does not continue an operation that has begun under `AtLeastOnce`: see the guide's page `steps`.
     InSteps {
@@ -106,18 +107,18 @@ impl LeaseOptions {
         self.policy.mode()
     }
 
-    /// Sets the retention, which is the time for which a key is remembered. The default is 24 hours. A later call with
-    /// the key is a new operation. The retention starts anew:
+    /// Sets the retention, which is the time for which a key is remembered. The default is 24 hours. After the
+    /// retention, a call with the key is a new operation. The retention starts anew:
     ///
     /// - at the completion;
     /// - at the beginning of a `step_at_most_once`, because a crash may leave the step in doubt;
-    /// - at a failure under `AtMostOnce` or with a step in doubt, because its effect is unknown;
+    /// - at a failure under `AtMostOnce` or with a step in doubt, because the effect of the failed attempt is unknown;
     /// - at each probe of a reconciler.
     ///
-    /// Otherwise the retention starts at the claim. The renewals of a live owner prolong the retention. If the process
-    /// dies after its work has outlived the retention, the key is remembered for one lease after the lapse. **After
-    /// that, a retry does the work again, also under `AtMostOnce`.** So the retention must be longer than the work and
-    /// the time to settle the key.
+    /// Until one of these events, the retention counts from the claim. The renewals of a live owner prolong the
+    /// retention. If the work has outlived the retention when the process dies, the key is remembered for one lease
+    /// after the lapse. **After that, a retry does the work again, also under `AtMostOnce`.** So the retention must be
+    /// longer than the work and the time to settle the key.
     ///
     /// The retention must be at least twice the lease, because a claim must not be forgotten while it is renewed. A
     /// call with a shorter retention returns [`Misuse`] before any SQL runs.
@@ -141,11 +142,11 @@ impl LeaseOptions {
         Self { max_attempts: Some(max_attempts), ..self }
     }
 
-    /// Sets what a call does while another owner holds the key. The default is [`OnDuplicate::Reject`]. A call that
-    /// waits polls with jitter, and holds no connection between two polls.
+    /// Sets what a call does while another owner holds the key. The default is [`OnDuplicate::Reject`]. A waiting call
+    /// polls with jitter, and holds no connection between two polls.
     ///
-    /// The wait must be shorter than the [retention](Self::retention). Otherwise a call returns [`Misuse`] and runs no
-    /// SQL.
+    /// The wait must be shorter than the [retention](Self::retention). A call whose wait is not shorter returns
+    /// [`Misuse`] and runs no SQL.
     ///
     /// # Panics
     ///
@@ -161,9 +162,9 @@ impl LeaseOptions {
     /// if no caller comes back, and a [`Reconciler`](super::Reconciler) can settle an operation in doubt. The default
     /// is `false`. Storing the request costs one more round trip.
     ///
-    /// The request is stored as JSON, **in plain text**, until the operation is complete. The request stays longer in
-    /// WAL and in backups. So put a reference to a secret into the body, and not the secret itself. A leased layer of
-    /// the feature `http` stores the HTTP request, for an `http::RequestResumer`.
+    /// The request is stored as JSON, **in plain text**, until the operation is complete. WAL and backups may contain
+    /// the request even after the completion. So put a reference to a secret into the body, and not the secret itself.
+    /// A leased layer of the feature `http` stores the HTTP request, for an `http::RequestResumer`.
     ///
     /// If requests are stored, a call with a [`Fingerprint`](crate::Fingerprint) instead of a body returns [`Misuse`].
     #[must_use]
