@@ -94,7 +94,7 @@ impl Patience {
         })
     }
 
-    /// Returns the rest of the time. `None` if the call does not wait, or has no time left.
+    /// Returns how long the call may still wait, or `None` if the call does not wait, or has no time left.
     pub(crate) fn left(&self) -> Option<Duration> {
         let left = self.0?.saturating_duration_since(Instant::now());
         (!left.is_zero()).then_some(left)

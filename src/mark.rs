@@ -22,9 +22,9 @@
 //! ```
 //!
 //! By default, a second caller waits for the first caller's transaction. If that transaction rolls back, the second
-//! caller gets [`Marked::First`]. While that transaction is open, no caller gets [`Marked::Duplicate`]. A caller whose
-//! wait has ended gets [`Error::InFlight`]. **Do not acknowledge the event after this error**, so that the sender
-//! delivers the event again.
+//! caller gets [`Marked::First`]. While that transaction is open, no caller gets [`Marked::Duplicate`]. A caller that
+//! has waited for its longest time gets [`Error::InFlight`]. **Do not acknowledge the event after this error**, so that
+//! the sender delivers the event again.
 //!
 //! # What a mark cannot see
 //!
@@ -33,9 +33,9 @@
 //!
 //! - The processing ignores an SQL error that has aborted the transaction. The later `tx.commit()` returns `Ok` and
 //!   saves nothing.
-//! - The processing sends a COMMIT or ROLLBACK, or drops the future of a nested `conn.begin()` that waits. (After such
-//!   a drop, sqlx 0.9 rolls back the *outer* transaction.) The rest of the processing then runs in autocommit, without
-//!   the mark.
+//! - The processing sends a COMMIT or ROLLBACK, or drops the future of a nested `conn.begin()` while that future waits.
+//!   (After such a drop, sqlx 0.9 rolls back the *outer* transaction.) The rest of the processing then runs in
+//!   autocommit, without the mark.
 //!
 //! [`commit`](crate::commit()) returns an error in these cases, except for [a few raw
 //! statements](crate::commit()#what-it-cannot-see), such as a raw COMMIT followed by a raw BEGIN. So call `commit`
@@ -127,8 +127,7 @@ impl MarkOptions {
     /// Sets the behaviour of a call while another transaction with a mark of the same key is open. The default is to
     /// wait for 5 seconds, or for half the retention if that is shorter.
     ///
-    /// The wait must be shorter than the retention. A call with a longer wait returns [`Error::Misuse`], and no SQL
-    /// runs.
+    /// If the wait is not shorter than the retention, a call returns [`Error::Misuse`], and no SQL runs.
     ///
     /// # Panics
     ///
@@ -215,8 +214,8 @@ impl MarkOptions {
     /// a key occurs twice, only its first position may be [`Marked::First`]. Without keys, no SQL runs.
     ///
     /// If another transaction is marking one of the keys, the batch waits for that transaction, as [`mark`](Self::mark)
-    /// does. The batch marks all keys. If one key is in flight, the batch marks no key. The section on errors describes
-    /// an exception.
+    /// does. The batch marks either all keys or, if one key stays in flight, no key. The section on errors describes an
+    /// exception to this rule.
     ///
     /// **For more keys, make several calls**, each in a transaction of its own. Every key holds a lock until the
     /// transaction ends, and all sessions share one lock table. With PostgreSQL's defaults, a few transactions with a
@@ -321,8 +320,8 @@ impl<'k> Batch<'k> {
                     }
                 }
                 (Some(_), Some(_)) => wait_for_row(conn, deployment).await?,
-                // The next round begins at once. A transaction that has locked a row ends soon, and the records without
-                // an obstacle changed a moment ago.
+                // The next round begins at once. If a row is locked, the transaction with the lock ends soon. If no key
+                // has an obstacle, the records of the open keys changed a moment ago.
                 (Some(_) | None, _) => continue,
             }
             rounds = 0;
@@ -342,7 +341,8 @@ impl<'k> Batch<'k> {
                 Ok(marked) => self.marked[place] = marked,
                 Err(error) => {
                     let undone = savepoint.undo(conn).await;
-                    // The caller needs the error of the mark, not that of the undo. After a failed undo, the
+                    // After `InFlight`, the keys stay open, so `mark_or_fail` reports this error. After any other
+                    // error, the service needs that error, and not an error of the undo. After a failed undo, the
                     // transaction is aborted.
                     return if matches!(error, Error::InFlight { .. }) { undone } else { Err(error) };
                 }
@@ -352,8 +352,8 @@ impl<'k> Batch<'k> {
         savepoint.release(conn).await
     }
 
-    /// Closes the decided keys. Returns an obstacle of the other keys with its place. The obstacle is a key that is
-    /// held, or an expired record whose row is locked.
+    /// Closes the decided keys. Returns the place of an undecided key with an obstacle, and the obstacle. An obstacle
+    /// is another transaction that holds the key, or that has locked the row of the key's expired record.
     fn close(&mut self, decided: &[MarkOf]) -> Result<Option<(usize, MarkOf)>, Error> {
         let mut obstacle = None;
         let mut open = Vec::new();

@@ -54,7 +54,7 @@ const FUNCTIONS: &str = include_str!("../migrations/any-language.sql");
 /// Unlike [`migrate`], the migrator sends `create schema if not exists` even if everything exists, so its role always
 /// needs the right to create schemas. The migrator also does not check the owner of the schema `idempotency`. Another
 /// role that may create schemas may have created this schema before you, and could then replace the crate's functions.
-/// If you do not trust every such role, use [`migrate`].
+/// If you do not trust every role that may create schemas, use [`migrate`].
 ///
 /// Like [`migrate`], the migrator ignores migrations of a newer release, so that old processes can start on the new
 /// schema during a roll-out.
@@ -173,15 +173,15 @@ pub fn any_language_sql() -> String {
 /// Distributes the table by `scope` over the workers of Citus. If the table is already distributed in this way, the
 /// call does nothing. Afterwards, set [`Deployment::distributed`](crate::Deployment::distributed) in every process.
 ///
-/// A business table that the same transaction writes should have its rows on the worker of the key. Give the table a
-/// column of the type `text collate "C"` with the scope. Distribute the table by this column, with
+/// A business table that a call writes should have its rows on the worker that has the key. So give the business table
+/// a column of the type `text collate "C"` with the scope. Distribute the business table by this column, with
 /// `colocate_with => 'idempotency.record'`. A call is then one transaction on one worker. Every table that `perform`
 /// writes must be a distributed table, a reference table, or a local table in Citus's metadata. A write to a plain
 /// table of the coordinator commits separately from the key.
 ///
 /// If you use `migrations/strict.sql`, apply it before this call, because Citus does not accept all rules of that file
-/// in one statement. Stop the service during the call, because a process with the other setting gets
-/// [`Misuse::WrongDeployment`](crate::Misuse::WrongDeployment).
+/// in one statement. Stop the service during the call, because a process whose setting of `distributed` does not fit
+/// the table gets [`Misuse::WrongDeployment`](crate::Misuse::WrongDeployment).
 ///
 /// # Errors
 ///
@@ -218,8 +218,8 @@ async fn install(pool: &PgPool, any_language: bool) -> Result<(), SetupError> {
         in_pooled_transaction(pool, Opening::ReadCommitted, async |conn| apply(conn, any_language).await).await
     };
     // sqlx's migrator takes a different lock, so it may run at the same time as this call. The migrator creates first
-    // the schema, then the table, and this call may lose a race for each of them. An untrusted role may also create a
-    // schema. After an error from such a race, the call tries again.
+    // the schema, then the table, and this call may lose a race for each of them. An untrusted role may also create the
+    // schema at the same time. After an error from such a race, the call tries again.
     for _ in 0..2 {
         match once().await {
             Err(SetupError::Other(Error::Database(error)))
@@ -231,8 +231,8 @@ async fn install(pool: &PgPool, any_language: bool) -> Result<(), SetupError> {
         }
     }
     match once().await {
-        // Each way creates the table and records its migration in one transaction. At this point, the row for an
-        // existing table is visible.
+        // Each way to create the table also records its migration in the same transaction. So after two tries, the row
+        // of the migration would be visible, and the row is missing.
         Err(SetupError::Other(Error::Database(error)))
             if sqlstate(&error).as_deref() == Some(sqlstate::DUPLICATE_TABLE) => {
             Err(refusal(
@@ -247,11 +247,12 @@ async fn install(pool: &PgPool, any_language: bool) -> Result<(), SetupError> {
     }
 }
 
-/// The statement has no `if not exists`, because the crate would then install into the schema of an untrusted role. The
-/// owner of a schema could replace everything in the schema.
+/// The statement has no `if not exists`, because with this clause, the crate would install into a schema that an
+/// untrusted role has created. The owner of a schema could replace everything in the schema.
 const SCHEMA: &str = "create schema idempotency";
 
-/// The definition is a copy of sqlx's own definition, so that both ways of installing create the same table.
+/// The definition is a copy of sqlx's own definition, so that [`migrate`], [`schema_sql`] and sqlx's migrator create
+/// the same table.
 const TABLE_OF_APPLIED: &str = "create table if not exists idempotency._sqlx_migrations (
     version bigint primary key,
     description text not null,
@@ -321,7 +322,7 @@ async fn missing(conn: &mut PgConnection, any_language: bool) -> Result<Missing,
 }
 
 /// Admits one installer at a time, because `if not exists` alone fails when two sessions create a table at once. The
-/// limit of this wait also applies to the migration's own locks.
+/// `lock_timeout` of this wait also applies to the later locks of the migration.
 async fn lock(conn: &mut PgConnection) -> Result<(), SetupError> {
     conn.execute(
         "

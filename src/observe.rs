@@ -29,8 +29,8 @@ pub(crate) use call_span;
 /// Runs a call in its span, and records the outcome when the call has ended. If the future is dropped, the outcome
 /// stays empty.
 ///
-/// The function keeps the span, and does not read the current span at the end. If the call's span is disabled, the
-/// current span belongs to the caller.
+/// The function keeps the span, and does not read the current span at the end, because the current span belongs to the
+/// caller if the call's span is disabled.
 pub(crate) async fn spanned<R, E>(
     span: Span,
     call: impl Future<Output = Result<R, E>>,
@@ -73,7 +73,7 @@ pub(crate) async fn performing<R>(mode: Mode, operation: &str, work: impl Future
     ended
 }
 
-/// Adds the trace of the call that stored the replayed response to the current span.
+/// Records in the current span the trace of the call that has stored the replayed response.
 pub(crate) fn replaying(trace: Option<&str>) {
     // If the call's span is disabled, the current span belongs to the caller, and may have a field of this name.
     let span = Span::current();
@@ -307,7 +307,7 @@ pub(crate) fn trace_id(stored: &str) -> Option<&str> {
 }
 
 pub(crate) const PERFORMED: &str = "performed";
-/// Only spans have this outcome, while the work has not ended yet.
+/// Only the span of a claim has this outcome. The metric counts the outcome of the work later.
 pub(crate) const CLAIMED: &str = "claimed";
 pub(crate) const REPLAYED: &str = "replayed";
 /// Only steps have this outcome.

@@ -6,7 +6,7 @@
 //!
 //! [`show`], [`search`] and [`unsettled`] return records. The verbs of [`Shown`] settle a record only in the version
 //! that was shown. If the record has changed in the meantime, a verb returns [`SettleError::Changed`] and does nothing.
-//! Each verb consumes the record. All verbs except [`forget`](Shown::forget) return the new version of the record.
+//! Each verb consumes the `Shown`. All verbs except [`forget`](Shown::forget) return the new version of the record.
 //! [`Error::Indeterminate`] and [`Error::Exhausted`] contain the [`Version`] of their record. Compare this version with
 //! [`Shown::version`] before you settle the operation of such an error.
 //!
@@ -17,8 +17,8 @@
 //!
 //! - **Decide last, and commit at once.** The record's row stays locked until the transaction ends, and calls with the
 //!   key may wait for this row.
-//! - If `synchronous_commit` is `off` or `local`, a verb sets the value `on` for the rest of the transaction, because a
-//!   decision that the server loses could become a second effect. A verb leaves every other setting unchanged.
+//! - If `synchronous_commit` is `off` or `local`, a verb sets the value `on` for the rest of the transaction, because
+//!   the loss of a decision could lead to a second effect. A verb leaves every other setting unchanged.
 //! - After an error of a verb, nothing has changed, and the transaction is usable.
 //! - If the future of a verb is dropped, roll back, because the decision may have been sent. Put a time-out around the
 //!   whole transaction, and not around the verb alone. The transaction then ends together with the future. The same

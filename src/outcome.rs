@@ -18,7 +18,7 @@ pub enum Outcome<T> {
 }
 
 impl<T> Outcome<T> {
-    /// The response, in both cases.
+    /// The response, whether performed or replayed.
     #[must_use]
     pub fn into_inner(self) -> T {
         match self {
@@ -26,28 +26,28 @@ impl<T> Outcome<T> {
         }
     }
 
-    /// Whether an earlier call performed the operation. Over HTTP, send such a response with
-    /// `Idempotent-Replayed: true`.
+    /// Whether an earlier call performed the operation. Over HTTP, send a replayed response with `Idempotent-Replayed:
+    /// true`.
     #[must_use]
     pub fn is_replayed(&self) -> bool {
         matches!(self, Self::Replayed(_))
     }
 }
 
-/// The decision about the writes of an isolated `perform`. The response is stored in both cases.
+/// The decision about the writes of an isolated `perform`. The response is stored with either decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict<T> {
     /// Keep the writes.
     Keep(T),
-    /// Undo the writes. Use this for a deterministic failure, such as "card declined", that every retry should get.
+    /// Undo the writes. Use `Undo` for a deterministic failure, such as "card declined", that every retry should get.
     Undo(T),
 }
 
 /// A response as its record stores it. Usually, the response is a body of JSON text. Over HTTP, the response has a
 /// status, headers and a body.
 ///
-/// If the service does not store an HTTP response, the record has its status and no body. If the service stores a
-/// reference, the body is the reference. A replay rebuilds the response from this reference.
+/// If the service does not store an HTTP response, the record contains only the status of the response. If the service
+/// stores a reference, the body is the reference. A replay rebuilds the response from this reference.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Response {
     pub(crate) status: Option<i16>,

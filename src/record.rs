@@ -12,8 +12,8 @@
 //!
 //! The files:
 //!
-//! - `claim`: statements that claim a key or a batch of marks. `look`: statements that read the record in the way of a
-//!   claim, and that wait. `tried`: the terms and the results of these statements.
+//! - `claim`: statements that claim a key or a batch of marks. `look`: statements that read a record that is in the way
+//!   of a claim, and statements that wait. `tried`: the terms and the results of both kinds of statements.
 //! - `distributed`: the choice between the usual statements and those for a distributed table.
 //! - `opening`: the messages that begin a transaction of the crate.
 //! - `ends`: the end of a claim, with or without a response.

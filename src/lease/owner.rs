@@ -92,7 +92,7 @@ impl LeaseOwner {
         E: Display,
     {
         let lease = self.lease.clone();
-        // The call of `begin` is inside the future, because the lease may be lost before the work is polled.
+        // `begin` is called when this future is first polled. If the lease is lost before, the work has not begun.
         let working = async {
             self.begin();
             work(&lease).await
@@ -178,8 +178,8 @@ impl LeaseOwner {
     }
 
     /// Releases the claim. Under every policy, the next caller may then claim at once, if attempts are left. Use this
-    /// method only for work that had no effect, or whose effect may repeat. If a step is in doubt, the operation
-    /// becomes indeterminate instead. The record keeps `reason` as `last_error`.
+    /// method only for work that had no effect, or whose effect may repeat. If a step is in doubt, no caller can claim
+    /// afterwards, because the operation becomes indeterminate. The record keeps `reason` as `last_error`.
     ///
     /// All clones of the [`Lease`] are lost before the release is sent. The release is tried once, for the length of
     /// one lease, but at most for a minute. If the release fails, the claim lapses.
@@ -206,24 +206,26 @@ impl LeaseOwner {
         released
     }
 
-    /// Ends the attempt of work that failed, as the policy demands. The method ignores an error of its statement,
-    /// because the caller needs the error of the work. After such an error, the claim lapses.
+    /// Ends an attempt whose work has failed, in the way that the policy demands. The method ignores an error of its
+    /// statement, because the caller needs the error of the work. After such an error, the claim lapses.
     pub(crate) async fn fail(self, reason: &str) {
         self.end_failed();
         let _ = self.release_or_lapse(reason, true).await;
     }
 
-    /// Ends the attempt of work that has refused its request with an answer. After a final refusal (`is_final`), no
+    /// Ends an attempt whose work has answered that it refuses the request. After a final refusal (`is_final`), no
     /// resumer may do the work.
     ///
-    /// If the work of a first attempt has `not_begun`, the key is free for any body, and the attempt does not count.
-    /// Under `InSteps`, the key is also free if the first attempt has called no step, because then nothing that the
-    /// crate guards has happened. A second or later attempt never frees the key. A `step_at_least_once` stores nothing
-    /// when it begins, so an earlier attempt may have charged for the first body.
+    /// If the work of a first attempt has not begun (`not_begun`), the key is free for any body, and the attempt does
+    /// not count. Under `InSteps`, the key is also free if the first attempt has called no step, because then nothing
+    /// that the crate guards has happened. A second or later attempt never frees the key. The record does not show
+    /// whether a `step_at_least_once` has begun, so an earlier attempt may, for example, have charged the customer for
+    /// the first body.
     ///
     /// # Errors
     ///
-    /// After an error, send no final refusal to the client, because a resumer may do the work, or the key is not free.
+    /// After an error, send no final refusal to the client, because a resumer may still do the work, or the key is not
+    /// free for another body.
     #[cfg(feature = "http")]
     pub(crate) async fn refuse(mut self, reason: &str, is_final: bool, not_begun: bool) -> Result<(), Error> {
         // The lease ends before the steps are read, so that no task with a clone of the lease begins a step afterwards.
@@ -262,7 +264,8 @@ impl LeaseOwner {
 
     async fn release_or_lapse(mut self, reason: &str, keeps_request: bool) -> Result<(), Error> {
         let may_repeat = self.mode().repeats() || self.not_performed.load(Ordering::Relaxed);
-        // A step in doubt must be remembered for the whole retention, so its claim is not released.
+        // If a step is in doubt, the record must remember the step for the whole retention, so the claim is not
+        // released.
         if may_repeat && self.steps.in_doubt().is_empty() {
             return self.release_and(reason, keeps_request).await;
         }
@@ -292,7 +295,7 @@ impl Drop for LeaseOwner {
         self.renewal.abort();
         self.deadline.end();
         if !self.ended && self.unbegun.has_begun() {
-            // The warning names the token, which is not a secret, because an operator can find the record by the token.
+            // The warning names the token, so that an operator can find the record. The token is not a secret.
             tracing::warn!(
                 operation = self.key.operation(),
                 token = self.token,
@@ -339,7 +342,7 @@ async fn renew(lease: Lease, claimed_at: Instant) {
                     error = &error as &dyn std::error::Error,
                     "a lease could not be renewed"
                 );
-                // After a try that took all its time, the next try follows at once.
+                // After a try that took a twelfth of the lease or longer, the next try follows at once.
                 next = sent_at + time / RETRIES;
             }
         }
@@ -349,7 +352,7 @@ async fn renew(lease: Lease, claimed_at: Instant) {
 /// How long a try to renew may take, if `left` is the time that the owner has left. The pool may lend a connection that
 /// has vanished and gives no answer. When the try is dropped, this connection is closed, and the next try gets another
 /// connection. So a try takes at most half of the time that is left. The minimum is a twelfth of the lease, because the
-/// server may only be slow. After a minute, the server counts as lost.
+/// server may be alive, but slow. After a minute, the server counts as lost.
 fn longest_try(lease: Duration, left: Duration) -> Duration {
     (left / 2).max(lease / RETRIES).min(left).min(ANSWER_TIME * 2)
 }

@@ -13,7 +13,8 @@ use crate::session::{Opening, bounded, in_pooled_transaction};
 use crate::state::State;
 use crate::{Error, Misuse, observe};
 
-/// The distance between two probes doubles at most this many times. Usually the distance reaches its limit earlier.
+/// The distance between two probes doubles at most this many times. Usually the distance reaches its limit, half of the
+/// retention, after fewer doublings.
 const MOST_DOUBLINGS: u32 = 20;
 
 /// An operation, or a step of an operation, whose probe is due or under way.
@@ -35,7 +36,7 @@ impl Reconciler {
     ///
     /// # Cancellation
     ///
-    /// The same as for [`run`](Self::run).
+    /// The effect of a cancellation is the same as for [`run`](Self::run).
     pub async fn visit_one<E, F>(&self, pool: &PgPool, look_up: F) -> Result<Visit, Error>
     where
         E: Display,
@@ -61,7 +62,7 @@ impl Reconciler {
         // probes, or stops by its own clock.
         let (after, retention) = (self.leasing.policy.lease() + self.quiet, self.leasing.retention);
         let mut noted = false;
-        // The first visits come before any probe, because these records may expire soon.
+        // The first visits come before any probe, because a record without a first visit may expire soon.
         for doubt in doubts.iter().filter(|doubt| doubt.shown.probes.is_empty()) {
             let first_visit = async |conn: &mut PgConnection| doubt.visit_first(conn, after, retention).await;
             noted |= self.transaction(pool, Opening::Durable(deployment), first_visit).await?;
@@ -73,7 +74,8 @@ impl Reconciler {
         for doubt in &doubts {
             for (place, probes) in doubt.due() {
                 let due = Due { doubt, place, probes: probes.clone() };
-                // All probes have begun. The process of the last probe has died, or the limit was higher before.
+                // All permitted probes have begun. Either the process that made the last probe has died, or the limit
+                // of probes was higher before.
                 if probes.probes >= self.most_probes {
                     return self.conclude(pool, &due, None).await;
                 }
@@ -94,8 +96,8 @@ impl Reconciler {
         bounded(self.leasing.claim_limit(pool), in_pooled_transaction(pool, opening, work)).await
     }
 
-    /// Reserves the probe, so that no other probe begins before the next distance has passed. Also returns the stored
-    /// request. `None` means that another reconciler or a decision was faster.
+    /// Reserves the probe, so that no other probe begins before the distance to the next probe has passed. Also returns
+    /// the stored request. `None` means that another reconciler or a decision was faster.
     async fn reserve<'d>(&self, pool: &PgPool, due: Due<'d>) -> Result<Option<(Due<'d>, Vec<u8>)>, Error> {
         let (begun, shown) = (due.probes.begun(), &due.doubt.shown);
         let after = self.distance_after(&begun).max(self.time_out);
@@ -152,8 +154,8 @@ impl Reconciler {
     }
 
     /// Stores the end of a probe that did not settle the operation. Releases the operation after enough probes without
-    /// a trace, or leaves the operation to a person after the last permitted probe. Without a new probe, the function
-    /// does not release, because the effect may have happened since the last probe.
+    /// a trace, or leaves the operation to a person after the last permitted probe. Without a new probe (`ended` is
+    /// `None`), the function does not release the operation, because the effect may have happened since the last probe.
     async fn conclude(&self, pool: &PgPool, due: &Due<'_>, ended: Option<ShownProbes>) -> Result<Visit, Error> {
         let (doubt, probes) = (due.doubt, ended.as_ref().unwrap_or(&due.probes));
         let found_no_trace = ended.is_some() && probes.finding == Some(Probed::NoTrace);
@@ -209,7 +211,8 @@ impl Reconciler {
     /// Stores the answer of a probe that found the effect. A probe may find the effect at any time, also while a later
     /// probe is under way.
     ///
-    /// The function tries for the length of one lease, because a later probe might find no trace.
+    /// After an error, the function tries again to store the answer, until one lease has passed, because a later probe
+    /// might find no trace.
     async fn store(&self, pool: &PgPool, due: &Due<'_>, effect: &Effect) -> Result<Visit, Error> {
         let result =
             due.probes.step.as_ref().map(|step| effect.of_step(step).map(|result| (step, result))).transpose()?;
@@ -223,8 +226,8 @@ impl Reconciler {
                 let mut shown = due.doubt.shown.clone();
                 while shown.settle(conn, decision).await?.is_none() {
                     match shown.record().show(conn).await? {
-                        // Only another step has ended. The answer is still stored, because a later probe might find no
-                        // trace of this step.
+                        // The only change is that another step has ended. The answer is still stored, because a later
+                        // probe might find no trace of this step.
                         Some(now)
                             if now.version() != shown.version() && now.version().has_claim_of(shown.version()) =>
                         {
@@ -253,7 +256,8 @@ impl Reconciler {
                 // A completed record has no steps, so nothing shows whether this step was released.
                 (State::Completed, _) => true,
                 (_, Some(step)) => {
-                    // If the claim has changed, a step of the present attempt must have been released before.
+                    // If the claim has changed, and the step belongs to the present attempt, then the step was released
+                    // before this attempt.
                     let is_settled = |attempt| is_same_claim || attempt < shown.attempt;
                     shown.token == before.token
                         || shown.steps.iter().any(|shown| shown.name == step && is_settled(shown.attempt))

@@ -32,9 +32,9 @@ const MOST_PROBES: u32 = 10;
 /// The reconciler calls a look-up function of yours, which asks the other service.
 ///
 /// **First find out whether the other service accepts an idempotency key.** If the service accepts one, use
-/// [`AtLeastOnce`](Policy::AtLeastOnce). No operation is then in doubt for as long as that service remembers the key.
-/// The reconciler is for services that accept no idempotency key, such as mail, SMS, banks, printers and warehouses.
-/// The guide's page `settle` shows when the probes come, and names the risk that remains.
+/// [`AtLeastOnce`](Policy::AtLeastOnce). As long as that service remembers the key, no operation is then in doubt. The
+/// reconciler is for services that accept no idempotency key, such as mail, SMS, banks, printers and warehouses. The
+/// guide's page `settle` shows when the probes come, and names the risk that remains.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -119,7 +119,7 @@ impl fmt::Debug for InDoubt {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Finding {
-    /// The operation took effect. Its result is stored at once, and every retry gets this result.
+    /// The operation took effect. The answer is stored at once, and every retry gets this answer.
     TookEffect(Effect),
     /// The other service has no trace of the operation. A request may still be on its way, so only several probes
     /// without a trace release the operation.
@@ -202,13 +202,14 @@ impl Visit {
 
 impl Reconciler {
     /// Creates a reconciler for all operations with one name. Give the reconciler the same options as the callers. An
-    /// HTTP layer without `operation` leaves the names of parameters out, as in `POST /accounts/{}/text`. A reconciler
-    /// does not know the layer, so a name of a parameter (`{name}`) only causes a warning in the log.
+    /// HTTP layer without `operation` names an operation by method and route, without the names of parameters, as in
+    /// `POST /accounts/{}/text`. A reconciler does not know whether its callers use such a layer, so a parameter with a
+    /// name (`{name}`) is not refused, and only causes a warning in the log.
     ///
-    /// `quiet` is the longest time after the lapse of a lease in which a request of its **dead** process can still take
-    /// effect. Include the time-out of the HTTP client, the retries of proxies, and the queue of the provider. There is
-    /// no default, because only the service knows this time. The quiet time begins one lease after the first visit,
-    /// because the lease may have lapsed only through a jump of the server's clock.
+    /// `quiet` is the longest time after the lapse of a lease in which a request of the owner's **dead** process can
+    /// still take effect. Include the time-out of the HTTP client, the retries of proxies, and the queue of the
+    /// provider. There is no default, because only the service knows this time. The quiet time begins one lease after
+    /// the first visit, because the lease may have lapsed only through a jump of the server's clock.
     ///
     /// # Errors
     ///
@@ -256,7 +257,7 @@ impl Reconciler {
 
     /// Sets how many probes in a row must find no trace before an operation is released. After `most` probes, an
     /// operation is left to a person. After [`Unknown`](Finding::Unknown), a panic or a time-out, the count of probes
-    /// without a trace begins anew. The defaults are 3 and 10.
+    /// without a trace begins anew. By default, `no_trace` is 3, and `most` is 10.
     ///
     /// # Panics
     ///
@@ -285,13 +286,13 @@ impl Reconciler {
         Self { distance, ..self }
     }
 
-    /// Probes one operation after the other until `shutdown` is ready. Then the reconciler ends the probe in progress,
-    /// and returns. You can run one reconciler in each process of a fleet, because several reconcilers share the work.
-    /// After a search that found nothing, the reconciler pauses for 10 seconds, or for half of the lease if that is
-    /// shorter.
+    /// Probes one operation after the other until `shutdown` is ready. Then the reconciler finishes the probe in
+    /// progress, and returns. You can run one reconciler in each process of a fleet, because several reconcilers share
+    /// the work. After a search that found nothing, the reconciler pauses for 10 seconds, or for half of the lease if
+    /// that is shorter.
     ///
     /// The reconciler logs errors and panics, and goes on. Let the look-up return an error only if the other service
-    /// gave no answer. If that service knows the operation but its answer cannot be loaded, return
+    /// gave no answer. If that service knows the operation, but the answer of the operation cannot be loaded, return
     /// [`Unknown`](Finding::Unknown). A look-up may last for a minute, or for half of the lease if that is shorter.
     ///
     /// To watch a look-up before it settles anything, let the look-up log its findings and return `Unknown`, and set
@@ -301,7 +302,8 @@ impl Reconciler {
     ///
     /// # Cancellation
     ///
-    /// The future may be dropped at every point. A probe whose result was not stored is repeated after its distance.
+    /// The future may be dropped at every point. A probe whose result was not stored is repeated after the distance to
+    /// the next probe.
     pub async fn run<E, F>(&self, pool: &PgPool, shutdown: impl Future<Output = ()> + Send, look_up: F)
     where
         E: fmt::Display,

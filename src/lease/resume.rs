@@ -63,7 +63,8 @@ impl Resumer {
     ///
     /// The resumer logs errors and panics, and goes on. After an operation that failed, the resumer resumes the next
     /// operation at once. After a panic or an error of the database, the resumer pauses for a second. This pause
-    /// doubles with each further error, up to the interval. A panic of the work ends its attempt as an error does.
+    /// doubles with each further error, up to the interval. A panic of the work ends the attempt in the same way as an
+    /// error of the work.
     ///
     /// # Cancellation
     ///
@@ -179,7 +180,8 @@ impl LeaseOptions {
         };
         let outcome = match &worked {
             Ok(_) => PERFORMED,
-            // If a step is in doubt, the operator who settles the step permits another attempt.
+            // If a step is in doubt, the operation is not exhausted, because the operator who settles the step permits
+            // another attempt.
             Err(failure) if failure.outcome() == FAILED && self.was_the_last(&lease) => EXHAUSTED,
             Err(failure) => failure.outcome(),
         };
@@ -187,7 +189,8 @@ impl LeaseOptions {
         Ok(worked.map_or_else(Resumed::Failed, Resumed::Completed))
     }
 
-    /// Whether this attempt was the last permitted attempt. An attempt that an operator has permitted is the last one.
+    /// Whether this attempt was the last permitted attempt. An attempt that an operator has permitted beyond the limit
+    /// is also the last attempt.
     pub(crate) fn was_the_last(&self, lease: &Lease) -> bool {
         self.max_attempts.is_some_and(|most| lease.attempt() >= most.get()) && lease.steps.in_doubt().is_empty()
     }
@@ -265,7 +268,8 @@ impl LeaseOptions {
                 | Error::Incompatible(Incompatible::UnknownMode { .. })
                 | Error::Incompatible(Incompatible::UnknownFingerprint { .. }),
             ) => Ok(None),
-            // A row that a person has changed with SQL may not decode. Other candidates must not wait for its repair.
+            // A row that a person has changed with SQL may not decode. Other candidates must not wait until this row is
+            // repaired.
             Err(Error::Database(error @ (sqlx::Error::Decode(_) | sqlx::Error::ColumnDecode { .. }))) => {
                 let (operation, token) = (candidate.key.operation(), candidate.token);
                 tracing::error!(

@@ -75,8 +75,8 @@ pub(super) struct Memory(Mutex<BTreeMap<String, Entry>>);
 struct Entry {
     known: Known,
     /// The size of the result that the record has, or may have. The size is set before the result is stored, so that
-    /// concurrent steps together stay within the limit of all results. If the attempt does not know whether the result
-    /// was stored, the size stays reserved.
+    /// the results of concurrent steps together stay within the limit for all results. If the attempt does not know
+    /// whether the result was stored, the size stays reserved.
     bytes: usize,
 }
 
@@ -85,8 +85,8 @@ struct Entry {
 pub(super) enum Known {
     /// An earlier attempt has stored this result, and this attempt has not called the step.
     Stored(String),
-    /// The step is being performed. A `step_at_most_once` is `begun` as soon as the record may show that the step was
-    /// begun.
+    /// The step is being performed. For a `step_at_most_once`, `begun` is true as soon as the record may show that the
+    /// step was begun.
     Performing {
         begun: bool,
     },
@@ -99,7 +99,8 @@ pub(super) enum Known {
 
 pub(super) enum Asked<T> {
     Replayed(T),
-    /// The step is performed from now on. `before` is its state, if this or an earlier attempt has called the step.
+    /// The step is performed from now on. `before` is the earlier state of the step, if this or an earlier attempt has
+    /// called the step.
     Perform {
         before: Option<Known>,
     },

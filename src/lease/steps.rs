@@ -1,4 +1,5 @@
-//! The steps of an operation: in this database exactly once, outside at least once or at most once.
+//! The steps of an operation. A step in this database is performed exactly once. A step outside the database is
+//! performed at least once or at most once.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -11,7 +12,7 @@ use crate::session::{Opening, bounded, in_pooled_transaction};
 use crate::{Error, InvalidStep, Misuse, Mode, observe, record};
 
 tokio::task_local! {
-    /// The tokens of the operations that are performing a step, around this future.
+    /// The current future runs inside steps of the operations with these tokens.
     static PERFORMING: Vec<i64>;
 }
 
@@ -30,7 +31,7 @@ enum Asking<'l, T> {
 
 enum Unfinished<E> {
     Failed(E),
-    /// Its result is stored already, or the claim is gone.
+    /// The result of the step was already stored before, or the claim is gone.
     NotStored,
 }
 
@@ -45,8 +46,8 @@ impl Lease {
     /// transaction of the step. A later attempt gets the stored result. The transaction raises a `synchronous_commit`
     /// of `off` or `local` to `on`.
     ///
-    /// The name is the identity of the step. It must be unique in the operation, and stay the same in later releases: a
-    /// step with a new name is performed again. Code between steps runs in each attempt.
+    /// The name is the identity of the step. The name must be unique in the operation, and stay the same in later
+    /// releases, because a step with a new name is performed again. Code between steps runs in each attempt.
     ///
     /// Use READ COMMITTED, because the renewal and each step change the same record. At a higher isolation level, a
     /// step that takes longer than a third of the lease fails with SQLSTATE 40001. One of two concurrent steps fails
@@ -62,12 +63,12 @@ impl Lease {
     /// - [`LeaseLost`](Error::LeaseLost): the step was rolled back, or its COMMIT was already sent.
     /// - [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction): `perform` has ended the step's transaction, and
     ///   nothing was stored. Writes of `perform` outside the transaction stay.
-    /// - Errors of the database. If the COMMIT was not answered, call the step again: it returns the result if it was
-    ///   stored.
+    /// - Errors of the database. If the COMMIT was not answered, call the step again. The call returns the result if
+    ///   the result was stored.
     ///
     /// # Cancellation
     ///
-    /// The step is rolled back, or stored. This attempt may call it again.
+    /// The step is rolled back, or its result is stored. This attempt may call the step again.
     pub async fn step<T, E, F>(&self, name: &str, perform: F) -> Result<T, E>
     where
         T: Serialize + DeserializeOwned,
@@ -104,9 +105,10 @@ impl Lease {
         }
     }
 
-    /// Performs a step outside the database, and stores its result, as [`complete`](super::LeaseOwner::complete) does.
-    /// After a crash in the middle, a later attempt performs it again, with the same [`Step::downstream_key`]: **the
-    /// effect can happen twice**, unless the other service deduplicates by that key.
+    /// Performs a step outside the database, and then stores its result, in the same way as
+    /// [`complete`](super::LeaseOwner::complete) stores the result of the operation. After a crash in the middle of the
+    /// step, a later attempt performs the step again, with the same [`Step::downstream_key`]. **The effect can happen
+    /// twice**, unless the other service deduplicates by that key.
     ///
     /// # Errors
     ///
@@ -114,7 +116,8 @@ impl Lease {
     ///
     /// # Cancellation
     ///
-    /// As after a crash: this attempt or a later one performs the step again, unless its result was stored.
+    /// As after a crash, this attempt or a later attempt performs the step again, unless the result of the step was
+    /// stored.
     pub async fn step_at_least_once<T, E, F>(&self, name: &str, perform: F) -> Result<T, E>
     where
         T: Serialize + DeserializeOwned,
@@ -132,19 +135,20 @@ impl Lease {
     }
 
     /// Performs a step outside the database at most once. Before the effect, the record stores durably that the step
-    /// was begun. After a crash in the middle, **it is unknown whether the step took effect**: later calls return
-    /// [`Indeterminate`](Error::Indeterminate) with the names of all steps in doubt, until a
-    /// [`Reconciler`](super::Reconciler) or an [operator](crate::operator::Shown::step) settles each.
+    /// was begun. After a crash in the middle of the step, **it is unknown whether the step took effect**. Later calls
+    /// of the operation return [`Indeterminate`](Error::Indeterminate) with the names of all steps in doubt, until a
+    /// [`Reconciler`](super::Reconciler) or an [operator](crate::operator::Shown::step) has settled each of these
+    /// steps.
     ///
     /// # Errors
     ///
     /// Returns the same errors as [`step_at_least_once`](Self::step_at_least_once). Also returns
     /// [`StepInDoubt`](Error::StepInDoubt) if this attempt has already begun the step. An error of `perform` also
-    /// leaves the step in doubt, unless `perform` declares with [`Step::not_performed`] that it had no effect.
+    /// leaves the step in doubt, unless `perform` declares with [`Step::not_performed`] that the step had no effect.
     ///
     /// # Cancellation
     ///
-    /// As after a crash: the step stays in doubt, unless it was not begun, or its result was stored.
+    /// As after a crash, the step stays in doubt, unless the step was not begun, or its result was stored.
     pub async fn step_at_most_once<T, E, F>(&self, name: &str, perform: F) -> Result<T, E>
     where
         T: Serialize + DeserializeOwned,
@@ -169,7 +173,8 @@ impl Lease {
                     None => Err(Error::LeaseLost.into()),
                 },
                 begun => {
-                    // Nothing was performed, so the step is not in doubt. If this statement fails, it stays in doubt.
+                    // Nothing was performed, so the step is retracted. If the retraction fails, the step stays in
+                    // doubt.
                     if bounded(self.leasing.policy.lease(), self.retract_step(name)).await.is_ok() {
                         asked.ended = Known::Ended;
                     }
@@ -191,7 +196,7 @@ impl Lease {
         }
     }
 
-    /// Begins a call of a step: finds its stored result, or notes that it is performed.
+    /// Finds the stored result of a step, or notes that this call performs the step.
     async fn ask_for_step<'l, T: DeserializeOwned>(&'l self, name: &'l str) -> Result<Asking<'l, T>, Error> {
         if self.mode() != Mode::InSteps {
             return Err(invalid(name, InvalidStep::Policy));
@@ -245,14 +250,15 @@ impl Lease {
         }
     }
 
-    /// The result as JSON text. Reserves its size, or refuses it if the operation would become too large.
+    /// Returns the result as JSON text, and reserves the size of the result. Refuses the result if all results of the
+    /// operation together would become too large.
     fn encoded_result<T: Serialize + DeserializeOwned>(&self, name: &str, value: &T) -> Result<String, Error> {
         let result = encode_result(name, value)?;
         self.steps.reserve(name, result.len())?;
         Ok(result)
     }
 
-    /// Runs the closure of a step, so that a step inside it is noticed.
+    /// Runs the closure of a step, so that a call of a step inside this closure is noticed.
     async fn inside_a_step<R>(&self, performing: impl Future<Output = R>) -> R {
         let mut tokens = PERFORMING.try_with(Vec::clone).unwrap_or_default();
         tokens.push(self.token);
@@ -260,7 +266,7 @@ impl Lease {
     }
 
     /// Stores the result of a step outside the database, and returns the stored value. If an earlier call of this
-    /// attempt has already stored a result, returns that result instead.
+    /// attempt has already stored a result, the function returns that result.
     async fn finish_step<T>(&self, mut asked: OpenStep<'_>, value: T) -> Result<T, Error>
     where
         T: Serialize + DeserializeOwned,
@@ -303,7 +309,7 @@ impl OpenStep<'_> {
 impl Drop for OpenStep<'_> {
     fn drop(&mut self) {
         let ended = std::mem::replace(&mut self.ended, Known::Ended);
-        // Counted here, because a dropped future also leaves a step in doubt.
+        // The step is counted in the drop, because a dropped future also leaves a step in doubt.
         if matches!(ended, Known::InDoubt) {
             observe::step(self.lease.key.operation(), observe::IN_DOUBT);
         }

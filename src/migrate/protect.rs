@@ -7,9 +7,9 @@ use crate::record::{self, OnEscape};
 use crate::session::{Opening, in_pooled_transaction};
 
 /// Makes the database refuse each write to this table that is made outside an idempotent operation, or warn of such a
-/// write. A write outside an operation goes through another connection of the pool, or runs in autocommit, before the
-/// claim or after a replay. A handler with this mistake fails in its first test, and not with a customer's second
-/// order.
+/// write. A write is outside an operation if it goes through another connection of the pool, runs in autocommit, comes
+/// before the claim, or comes after a replay. A handler with this mistake fails in its first test, and not with a
+/// customer's second order.
 ///
 /// Write the table's name as in an SQL statement. The name follows `search_path`, and a name such as `public."Orders"`
 /// needs its quotes. If the table is already protected in this way, the call changes and locks nothing. A service may
@@ -33,8 +33,9 @@ use crate::session::{Opening, in_pooled_transaction};
 ///
 /// # Errors
 ///
-/// - [`SetupError::Refused`]: the table is missing or in another schema, or the role does not own it. The call also
-///   refuses a view, a foreign table, a table that Citus distributes, and the crate's own tables.
+/// - [`SetupError::Refused`]: no table has this name in the schemas of `search_path` or in the schema that the name
+///   contains, or the role does not own the table. The call also refuses a view, a foreign table, a table that Citus
+///   distributes, and the crate's own tables.
 /// - [`Error::SchemaMissing`](crate::Error::SchemaMissing): run [`migrate`](crate::migrate()) first.
 /// - [`Incompatible::Schema`](crate::Incompatible::Schema): the schema [cannot be
 ///   trusted](crate::operator::Warning::UntrustedSchema).

@@ -1,7 +1,7 @@
 //! The check whether the schema is the crate's own. Before this check, the crate reads, calls or looks up nothing in
 //! the schema, because a view, a trigger or a function of an untrusted role would run with the rights of the current
-//! role. The rule of the check applies to every function that an operator or a DBA calls, because their roles often
-//! have more rights than the role of the service.
+//! role. Every function that an operator or a DBA calls makes this check first, because the roles of operators and DBAs
+//! often have more rights than the role of the service.
 //!
 //! A trusted schema stays trusted until a trusted role drops it, because no other role can add code to the schema. But
 //! before the schema exists, any role can hold the lock of the migrations, and create a schema of its own in the
@@ -181,7 +181,8 @@ fn reason(distrust: &Distrust) -> String {
 /// The functions that the crate creates. The migrations also contain the functions of each earlier release. The
 /// functions for callers in other languages are known only in the form of this release.
 ///
-/// A further file that creates functions must be added here. A test compares all such functions.
+/// A further file that creates functions must be added here. A test checks that each function of an installed schema is
+/// known.
 static KNOWN: LazyLock<Known> = LazyLock::new(|| {
     let migrations = MIGRATIONS.iter().flat_map(|migration| functions(migration.sql.as_str()));
     let number = FUNCTIONS.split_once("as 'select ").and_then(|(_, rest)| rest.split_once("';"));

@@ -14,9 +14,9 @@ use crate::{Error, OnEscape, migrate, record};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Warning {
-    /// `synchronous_commit` is too weak. With `off`, a crash of the server may lose acknowledged effects. With `local`
-    /// on a server with synchronous standbys, a promoted standby may lack acknowledged effects. In lease mode the crate
-    /// raises the setting for its own transactions.
+    /// `synchronous_commit` is too weak. With the value `off`, a crash of the server may lose acknowledged effects.
+    /// With the value `local` on a server with synchronous standbys, a promoted standby may lack acknowledged effects.
+    /// In lease mode the crate raises `synchronous_commit` for its own transactions.
     NotDurable {
         /// The value: `off` or `local`.
         value: String,
@@ -47,22 +47,22 @@ pub enum Warning {
     /// that uses the schema. In this case, the check reads nothing in the schema, and returns only warnings of this
     /// kind.
     ///
-    /// A role that may act as the owner of the database is trusted. A role is also trusted if the database's owner or
-    /// the current role is a member of this role. A membership counts if the role that granted the membership may act
-    /// as the member or as the owner of the database.
+    /// A role that may act as the owner of the database is trusted. A role is also trusted if one of its members is the
+    /// database's owner or the current role. A membership counts if the role that granted the membership may act as the
+    /// member or as the owner of the database.
     UntrustedSchema {
         /// A description of the problem and of the remedy.
         problem: String,
     },
-    /// Some functions are not those of this release. A newer release may have changed these functions, because its
-    /// migration is recorded, or `idempotency.version()` returns a higher number.
+    /// Some functions are not those of this release. A newer release seems to have changed these functions, because the
+    /// migration of a newer release is recorded, or because `idempotency.version()` returns a higher number.
     NewerFunctions {
         /// The names of the functions, separated by commas.
         functions: String,
     },
-    /// Row level security applies to the current role, and its policies could hide records. The server therefore
-    /// refuses the calls of [`operator`](crate::operator), the [`Janitor`](crate::Janitor), the resumers and the
-    /// reconcilers of this role. The other checks read the records, so the check returns no other warning.
+    /// Row level security applies to the current role, and its policies could hide records. With this role, the server
+    /// therefore refuses the statements of [`operator`](crate::operator), of a [`Janitor`](crate::Janitor), of resumers
+    /// and of reconcilers. The other checks would read the records, so `health` returns no other warning.
     RowSecurity {
         /// The tables and partitions, separated by commas.
         tables: String,
@@ -76,7 +76,7 @@ pub enum Warning {
     },
     /// The oldest expired record has waited too long for its sweep, because no janitor runs or the janitor is too slow.
     SweepLags {
-        /// The time since the record expired.
+        /// The time since the oldest expired record expired.
         oldest: Duration,
     },
 }

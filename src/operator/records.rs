@@ -13,13 +13,13 @@ use crate::{Error, Key, migrate};
 
 /// Lists at most `limit` records that an operator has to settle, the oldest claim first:
 ///
-/// - indeterminate records. In transaction mode, such a record comes from [a mistake of its
+/// - indeterminate records. In transaction mode, an indeterminate record comes from [a mistake of its
 ///   caller](Error::Indeterminate).
 /// - records without a stored request whose last error begins with `refused: `. A resumer of a leased HTTP layer writes
 ///   such an error.
 /// - with `max_attempts`, also the records that a service with this limit refuses as [exhausted](Error::Exhausted).
-/// - with `abandoned_for`, also the lapsed and released operations under a lease that no caller has claimed for
-///   `abandoned_for`. The time begins with the claim or with the end of the lease, whichever is later. An abandoned
+/// - with `abandoned_for`, also the lapsed and released operations in lease mode, if no caller has claimed them for
+///   this time. `abandoned_for` counts from the claim or from the end of the lease, whichever is later. An abandoned
 ///   operation may have taken effect, for example if its process died in a `step_at_least_once`.
 ///
 /// The call reads the whole table. An index for this rare call would cost more, because every completion would have to
@@ -35,7 +35,7 @@ pub async fn unsettled(
     max_attempts: Option<NonZeroU32>,
     abandoned_for: Option<Duration>,
 ) -> Result<Vec<Shown>, Error> {
-    // No record has more attempts than its column can store.
+    // A greater limit has the effect of `i32::MAX`, because the column `attempt` stores no greater number.
     let most = max_attempts.map(|most| i32::try_from(most.get()).unwrap_or(i32::MAX));
     let abandoned_for = abandoned_for.map(|time| time.min(*RETENTION.end()));
     let listing = async |conn: &mut PgConnection| {
@@ -58,16 +58,17 @@ pub async fn show(pool: &PgPool, key: &Key) -> Result<Option<Shown>, Error> {
     .await
 }
 
-/// Lists at most `limit` records whose value begins with `beginning`, in the order of their keys. `None` for the scope
-/// or for the operation means all of them. An empty beginning is that of every value.
+/// Lists at most `limit` records whose value begins with `beginning`, in the order of their keys. If `scope` or
+/// `operation` is `None`, the search includes every scope or every operation. Every value begins with an empty
+/// `beginning`.
 ///
-/// A search with a scope, an operation and a beginning reads only the entries of the primary key that it returns. Every
-/// other search may read the whole table. After `within`, the server ends the search, and the call fails. A time under
-/// a millisecond counts as a millisecond.
+/// In the primary key, a search with a scope, an operation and a beginning reads only the entries of the returned
+/// records. Every other search may read the whole table. When the time `within` is over, the server ends the search,
+/// and the call fails. A time under a millisecond counts as a millisecond.
 ///
 /// # Errors and cancellation
 ///
-/// As [`unsettled`]. After `within`, [`Error::Database`] with SQLSTATE 57014.
+/// As [`unsettled`]. When the time `within` is over, [`Error::Database`] with SQLSTATE 57014 (query canceled).
 pub async fn search(
     pool: &PgPool,
     scope: Option<&str>,
@@ -76,7 +77,7 @@ pub async fn search(
     limit: u32,
     within: Duration,
 ) -> Result<Vec<Shown>, Error> {
-    // The server refuses a text with this character, and no key contains the character.
+    // The server refuses a text with a NUL character, and no key contains a NUL character.
     if [scope, operation, Some(beginning)].into_iter().flatten().any(|part| part.contains('\0')) {
         return Ok(Vec::new());
     }
@@ -96,7 +97,8 @@ const SAMPLE: f64 = 30_000.0;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Whether every record was counted. The counts of a larger table are estimates from a sample.
+    /// Whether every record was counted. The counts of a table of more than about 30,000 records are estimates from a
+    /// sample.
     pub exact: bool,
     /// The number of records.
     pub records: u64,
@@ -106,7 +108,7 @@ pub struct Stats {
     pub index_bytes: u64,
     /// The number of rows that a vacuum has to remove, according to the server's statistics.
     pub dead_rows: u64,
-    /// The time since the oldest expired record expired. The time is always exact. `None` if no record is due.
+    /// The time since the oldest expired record expired. The time is always exact. `None` if no record has to be swept.
     pub oldest_expired: Option<Duration>,
     /// Counts by mode, operation and state.
     pub groups: Vec<Group>,

@@ -61,8 +61,8 @@ impl PoolOrTransaction<'_> {
 
 impl Shown {
     /// Stores the response of an [indeterminate](crate::Error::Indeterminate) or [exhausted](crate::Error::Exhausted)
-    /// operation that took effect. Every later retry gets this response. The record is kept for `retention`, or until
-    /// its previous end of retention if that is later. No step is performed any more, not even a step in doubt.
+    /// operation that took effect. Every later retry gets this response. The record is kept for `retention` from now,
+    /// and at least until its previous `expires_at`. No step is performed any more, not even a step in doubt.
     ///
     /// # Errors
     ///
@@ -72,8 +72,8 @@ impl Shown {
     ///
     /// # Cancellation
     ///
-    /// With a pool, the decision takes effect completely or not at all. If the verb ran in your transaction, roll the
-    /// transaction back.
+    /// With a pool, the decision takes effect completely or not at all. If a verb is cancelled in your transaction,
+    /// roll the transaction back.
     pub async fn resolve<T: Serialize + DeserializeOwned>(
         self,
         place: impl Into<PoolOrTransaction<'_>>,
@@ -89,9 +89,9 @@ impl Shown {
     /// left (see [`grant`](Self::grant)), the next caller may claim the operation at once under any policy. The record
     /// keeps `reason` for the next operator.
     ///
-    /// In an operation with steps, a release decides that **no step in doubt took effect**. The release permits one
-    /// more attempt, as `grant` does. The next attempt performs the steps in doubt. Finished steps stay finished. To
-    /// decide about one of several steps, use [`step`](Self::step).
+    /// In an operation with steps, a release decides that **no step in doubt took effect**. The release of a step in
+    /// doubt permits one more attempt, as `grant` does. The next attempt performs the steps in doubt. Finished steps
+    /// stay finished. To decide about one of several steps, use [`step`](Self::step).
     ///
     /// **A look-up alone is not enough if the owner's process may be suspended instead of gone.** When a suspended
     /// process wakes, it may still send the request. Let the other service withdraw the request, or make sure that the

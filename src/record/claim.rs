@@ -1,11 +1,11 @@
 //! The statements that win a claim. A call inserts the record, or takes over a record that is expired, released or
-//! lapsed. A batch of marks does both in one statement.
+//! lapsed. A batch of marks inserts and takes over records in one statement.
 //!
 //! The primary key decides which claim wins. Until an owner's record is committed, other calls cannot see the record.
-//! They detect such an owner by its advisory lock on a 64-bit hash of the key. So a claim does not wait in the insert.
-//! The lock ends with the owner's transaction. After a lease has committed its claim, its next transaction writes the
-//! record without the lock. If that claim committed after this statement's snapshot, the insert can wait for the next
-//! transaction of the lease.
+//! Other calls detect the owner by its advisory lock on a 64-bit hash of the key. So a claim does not wait in the
+//! insert. The lock ends with the owner's transaction. After the claim of a lease is committed, the next transaction of
+//! the lease writes the record without the lock. If a lease's claim is committed after the snapshot of another call's
+//! insert, the insert can wait for the next transaction of the lease.
 
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ use crate::{Deployment, Error, Fingerprint, Key, Mode};
 /// The tokens of the claims of this transaction, from the setting `idempotency.claim`. Each claim adds its own token.
 /// The setting ends with the transaction, and a rollback to a savepoint restores it. `claimed_at = now()` would not
 /// show which transaction has claimed, because two transactions may start in the same microsecond. `xmin` would not
-/// show it either, because behind a savepoint `xmin` is the id of a subtransaction. On a distributed table, RETURNING
-/// may not contain the setting.
+/// show the transaction either, because behind a savepoint `xmin` is the id of a subtransaction. On a distributed
+/// table, RETURNING may not contain the setting.
 macro_rules! noted_claims {
     () => {
         "coalesce(pg_catalog.current_setting('idempotency.claim', true), '')"
@@ -83,15 +83,15 @@ impl Record<'_> {
 
 /// Takes over the row of the CTE `free` if the record had expired when the call was made (`$10`), or if it may be
 /// retried. If the clock has jumped back since the call was made, the current time counts instead, because a record
-/// must not expire before its time. `idempotency.await_key` has the same condition. For an unfinished record,
-/// `await_key` also requires that the record has the mode of the call.
+/// must not expire before its time. `idempotency.await_key` repeats the condition of this fragment. For an unfinished
+/// record, `await_key` also requires that the record has the mode of the call.
 ///
 /// A first attempt takes over an expired record or a released one, in any mode and with any body. Between the look that
 /// has found an expired record and this statement, a suspended owner may renew its lease, and let it lapse again. The
 /// first attempt must not take over this record, which has the old token and a mode and a body of its own.
 ///
-/// Both kinds of table share this text, because a column that a second text forgot to clear could give a caller the
-/// response of the old record.
+/// Plain and distributed tables share this text. A second text could forget to clear a column, and a caller could then
+/// get the response of the old record.
 ///
 /// On a distributed table, CASE may not contain `statement_timestamp`. So the time of completion is a sum. For a mark,
 /// CASE returns an interval of zero. For other modes, CASE returns null, so the sum is null.
@@ -214,8 +214,8 @@ pub(crate) enum MarkOf {
     Live(Mode),
     /// An open transaction holds the key.
     Held,
-    /// The key has an expired record, and a sweep or an operator has locked its row. Such a transaction does not hold
-    /// the key.
+    /// The key has an expired record, and a sweep or an operator has locked its row. The transaction of a sweep or an
+    /// operator does not hold the key.
     Locked,
     /// The batch has decided nothing about the key, because it stopped at another key, or because another transaction
     /// has just recorded this key.
@@ -229,8 +229,8 @@ impl MarkBatch<'_> {
     /// - An open transaction holds the key.
     /// - Another transaction has locked the row of the expired record.
     ///
-    /// The statement tries one key after another, and stops at the first key with an obstacle. So a batch that then
-    /// waits for that key does not hold a later key that another batch needs.
+    /// The statement tries one key after another, and stops at the first key with an obstacle. So while a batch waits
+    /// for a key, the batch holds no later key, which another batch may need.
     pub(crate) async fn mark(&self, conn: &mut PgConnection, asked: &mut CalledAt) -> Result<Vec<MarkOf>, Error> {
         let column = |part: fn(&Key) -> &str| self.keys.iter().map(|key| part(key)).collect::<Vec<_>>();
         let rows = sqlx::query(

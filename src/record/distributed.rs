@@ -40,8 +40,8 @@ pub(crate) use citus::{Distribution, create_distributed_table, distribution, wor
 
 impl Record<'_> {
     /// Claims the key by inserting its record. A mark is complete at once. Returns [`Tried::Unread`] if the key has a
-    /// record already, or if an open transaction claims the key. If [a look comes first](Deployment::looks_first), the
-    /// caller has looked before, and holds the lock.
+    /// record already, or if an open transaction claims the key. If [a look comes first](Deployment::looks_first), this
+    /// look has taken the key's lock.
     pub(crate) async fn claim(
         self,
         conn: &mut PgConnection,
@@ -148,7 +148,7 @@ impl Part {
         }
     }
 
-    /// Whether a batch waits a moment for a locked record, and then fails.
+    /// Whether a batch waits for a locked record, and fails if the record stays locked for a second.
     pub(crate) fn waits_for_rows(&self) -> bool {
         matches!(self, Self::Shards)
     }

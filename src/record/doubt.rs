@@ -1,5 +1,5 @@
-//! The operations in doubt that a reconciler visits. Each update changes exactly the claim and the lapse that were
-//! found, and the [`probes`](super::probes) of these steps.
+//! The operations in doubt that a reconciler visits. Each update requires the token and the end of the lease that the
+//! search has found. `write_probe` also requires that the [`probes`](super::probes) are those of the steps in doubt.
 
 use std::time::Duration;
 
@@ -98,8 +98,8 @@ impl Doubt {
         probes.filter(|(_, probes)| probes.next.is_some_and(|next| next <= self.now))
     }
 
-    /// The first visit under this fence: the first probe is due `after` this time, and the record is remembered for the
-    /// retention from now. `false` means that another visit or decision was faster.
+    /// Makes the first visit since the operation came into doubt. The first probe is due when the time `after` is over.
+    /// The record is remembered for the retention from now. `false` means that another visit or decision was faster.
     pub(crate) async fn visit_first(
         &self,
         conn: &mut PgConnection,
@@ -142,8 +142,9 @@ impl Doubt {
         changes_a_row(conn, update).await
     }
 
-    /// Writes the probes at this place, unless a probe has begun or ended since they were `seen`, or the operation was
-    /// decided. The next probe is due `after` this time, or never. The record is remembered for the retention from now.
+    /// Writes the probes at `place`. Writes nothing if a probe has begun or ended since `seen` was read, or if the
+    /// operation was decided. The next probe is due when the time `after` is over, and never if `after` is `None`. The
+    /// record is remembered for the retention from now.
     pub(crate) async fn write_probe(
         &self,
         conn: &mut PgConnection,

@@ -64,8 +64,8 @@ impl Record<'_> {
     }
 }
 
-/// Releases a claim in the transaction that made the claim. Both kinds of table share this text. The parameter $4 is
-/// the claim's token, and $5 is the new token.
+/// Releases a claim in the transaction that made the claim. Plain and distributed tables share this text. The parameter
+/// $4 is the claim's token, and $5 is the new token.
 macro_rules! release_in_transaction {
     () => {
         "
@@ -97,9 +97,9 @@ impl Record<'_> {
 }
 
 impl Record<'_> {
-    /// Prolongs the lease. If the retention would end within twice the length of the lease, prolongs the retention to
-    /// that length. So if the owner dies, the lapsed claim is remembered for at least the length of one more lease.
-    /// Returns `false` if the claim is gone.
+    /// Prolongs the lease. If the retention would end earlier than two lengths of the lease from now, prolongs the
+    /// retention to this time. So if the owner dies, the lapsed claim is remembered for at least one more length of the
+    /// lease. Returns `false` if the claim is gone.
     ///
     /// `expires_at` is indexed, but an update that keeps the value of `expires_at` is still a heap-only update.
     pub(crate) async fn heartbeat(self, conn: &mut PgConnection, token: i64, lease: Duration) -> Result<bool, Error> {

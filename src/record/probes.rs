@@ -5,8 +5,8 @@
 //! "finding": "no_trace", "error": null, "at": 1767225600.0, "next": 1767225900.0}]}
 //! ```
 //!
-//! The probes count under this token, this end of the lease and these steps in doubt alone. An operation without steps
-//! has one element, without a step.
+//! The probes count only while the record has this token, this end of the lease and these steps in doubt. For an
+//! operation without steps, `of` has one element, which contains no step.
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -39,7 +39,7 @@ pub struct ShownProbes {
     /// begins again at zero.
     pub no_trace: u32,
     /// The result of the last probe. `None` if that probe is under way, or if its process died. Once a probe has found
-    /// the effect, this stays [`TookEffect`](Probed::TookEffect).
+    /// the effect, the result stays [`TookEffect`](Probed::TookEffect).
     pub finding: Option<Probed>,
     /// Why the look-up has failed, or why its answer could not be stored.
     pub error: Option<String>,
@@ -56,18 +56,19 @@ pub struct ShownProbes {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Probed {
-    /// The operation took effect. Its answer could not be stored, so a person has to settle the operation.
+    /// The operation took effect. The look-up's answer could not be stored, so a person has to settle the operation.
     TookEffect,
     /// The other service has no trace of the operation.
     NoTrace,
-    /// The other service does not know yet. Or the look-up panicked or took too long, and may have seen the effect.
+    /// The other service does not know yet whether the operation took effect, or the look-up panicked or took too long.
+    /// Such a look-up may have seen the effect.
     Unknown,
-    /// The look-up returned an error: the other service has said nothing.
+    /// The look-up returned an error, and no answer of the other service.
     Failed,
 }
 
 impl Probed {
-    /// The name, as in metrics.
+    /// The name of the result, as in metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

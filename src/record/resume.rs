@@ -53,9 +53,9 @@ pub(crate) struct Candidate {
 }
 
 impl Candidate {
-    /// The operations that a resumer can try, the oldest claim first. The last claim must be at least `after` old. The
-    /// time `after` doubles with each attempt, including an attempt that was [given back](Record::give_back). Leaves
-    /// out the first `skipped` rows.
+    /// The operations that a resumer can try, the oldest claim first. The age of the last claim must be at least
+    /// `after`. The time `after` doubles with each attempt, including an attempt that was [given
+    /// back](Record::give_back). Leaves out the first `skipped` rows.
     #[allow(clippy::too_many_arguments, reason = "each is a parameter of the statement")]
     pub(crate) async fn all(
         conn: &mut PgConnection,
@@ -224,9 +224,7 @@ impl Record<'_> {
 /// come the head as JSON, and the body as it was received. The other stored requests are JSON, which never begins with
 /// a byte below the tab.
 ///
-/// The SQL of each search has to skip the requests of the other form. Otherwise a page of a search could consist of
-/// requests of the other form only. The form has no column of its own, because every claim would have to write this
-/// column.
+/// The form has no column of its own, because every claim would have to write this column.
 const VERSION: u8 = 1;
 /// The number of bytes for the version and the length of the head.
 const PREFIX: usize = 3;
@@ -239,7 +237,7 @@ pub struct ShownRequest {
     pub method: String,
     /// The path with its query.
     pub target: String,
-    /// The stored headers. A value has one character for each of its bytes.
+    /// The stored headers. A header's value has one character for each of its bytes.
     pub headers: Vec<(String, String)>,
 }
 

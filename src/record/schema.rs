@@ -59,8 +59,8 @@ pub(crate) struct Schema {
 
 /// Reads the schema from `pg_catalog` alone. Returns `None` if the schema does not exist.
 ///
-/// A role is trusted if it may act as the owner of the database. A role is also trusted if the database's owner or the
-/// current role is a member of this role.
+/// A role is trusted if it may act as the owner of the database. A role is also trusted if one of its members is the
+/// database's owner or the current role.
 pub(crate) async fn schema(conn: &mut PgConnection, known: &Known) -> Result<Option<Schema>, Error> {
     let rows = sqlx::query(
         "
@@ -361,8 +361,8 @@ const CONDITION: &str = "(COALESCE(current_setting('idempotency.claim'::text, tr
 
 /// The condition under which the trigger `guard` lets no write escape. Such a trigger fires before each statement, for
 /// all four kinds of writes and for all columns. Such a trigger also has the condition and an argument that the
-/// migration defines. A trigger that was created manually may fire less often. `idempotency.is_protected` has the same
-/// condition. The parameter `$1` is [`CONDITION`].
+/// migration defines. A trigger that was created manually may not fire for every write. `idempotency.is_protected`
+/// repeats the condition of this fragment. The parameter `$1` is [`CONDITION`].
 macro_rules! is_whole {
     () => {
         "(guard.tgtype = 62::int2

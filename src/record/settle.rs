@@ -45,7 +45,7 @@ pub(crate) enum Grants {
 /// operation. [`Shown::fenced`] binds the parameters.
 ///
 /// The token alone does not show every change, because a heartbeat and a step of a suspended owner keep the token. The
-/// update waits for the transaction of the heartbeat or the step, and compares afterwards.
+/// update waits for the transaction of the heartbeat or the step, and checks this condition afterwards.
 macro_rules! as_shown {
     () => {
         concat! {
@@ -61,7 +61,7 @@ macro_rules! as_shown {
 
 impl Shown {
     /// Carries out a decision about the record as it was shown, and returns the changed record. Returns `None` if the
-    /// record has changed since, is under a live lease, or does not permit this decision.
+    /// record has changed since it was shown, is under a live lease, or does not permit this decision.
     ///
     /// Each decision gives the record a new token, so an owner that was only suspended is fenced. If the transaction of
     /// a decision is rolled back, a record that was shown in that transaction cannot be used to settle anything.
@@ -91,8 +91,8 @@ impl Shown {
         Record { key: &self.key, deployment: self.deployment }
     }
 
-    /// An SQL statement that takes effect only if the record is still as it was shown. The condition is
-    /// [`as_shown`], which contains the parameters $4 to $6.
+    /// An SQL statement that takes effect only if the record is still as it was shown. The statement has a condition
+    /// with the parameters $4 to $6, such as [`as_shown`].
     fn fenced(&self, sql: &'static str) -> Query<'_, Postgres, PgArguments> {
         self.record()
             .query(sql)

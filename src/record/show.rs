@@ -258,8 +258,8 @@ pub(crate) async fn unsettled(
     .await
 }
 
-/// The records whose value begins with `beginning`, in the order of the primary key. A search without a scope or
-/// without an operation includes all of them.
+/// The records whose value begins with `beginning`, in the order of the primary key. If `scope` or `operation` is
+/// `None`, the search includes every scope or every operation.
 pub(crate) async fn search(
     conn: &mut PgConnection,
     scope: Option<&str>,
@@ -302,7 +302,7 @@ pub(crate) async fn search(
 
 /// Makes the server end each further statement of the transaction after this time.
 pub(crate) async fn limit_time(conn: &mut PgConnection, within: Duration) -> Result<(), Error> {
-    // The server takes 0 for no limit.
+    // For the server, 0 means that the time has no limit.
     let milliseconds = i32::try_from(within.as_millis()).unwrap_or(i32::MAX).max(1);
     sqlx::query(
         "select /* pg_idempotency: limit time */ pg_catalog.set_config('statement_timeout', $1::int4::text, true)",
@@ -315,7 +315,8 @@ pub(crate) async fn limit_time(conn: &mut PgConnection, within: Duration) -> Res
     .map_err(Error::of_statement)
 }
 
-/// Reads page after page, until `limit` records are found. `page` is the statement that skips so many rows.
+/// Reads page after page, until `limit` records are found. `page` returns the statement that skips the given number of
+/// rows.
 async fn found<'q>(
     conn: &mut PgConnection,
     limit: u32,

@@ -45,7 +45,7 @@ pub(super) async fn claim(record: Record<'_>, conn: &mut PgConnection, terms: &T
 }
 
 /// Looks at the record. The columns of the record come from the worker. The time and the lock come from the
-/// coordinator. The age of the transaction is not judged, because the transaction began with the check.
+/// coordinator. The age of the transaction is not judged, because the message with the BEGIN contained the `check`.
 pub(super) async fn look(record: Record<'_>, conn: &mut PgConnection, asked: &mut CalledAt) -> Result<Tried, Error> {
     let waited = asked.waited();
     let row = record
@@ -233,7 +233,7 @@ pub(super) async fn pass_on_synchronous_commit(conn: &mut PgConnection) -> Resul
     pass_on_lock_timeout(conn).await
 }
 
-/// Adds a token to the claims of this transaction, which are a setting on the coordinator.
+/// Adds a token to the claims of this transaction. The claims are stored in a setting on the coordinator.
 pub(super) async fn note_claim(conn: &mut PgConnection, deployment: Deployment, token: i64) -> Result<(), Error> {
     let sql = concat! {
         "
