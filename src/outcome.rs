@@ -26,8 +26,8 @@ impl<T> Outcome<T> {
         }
     }
 
-    /// Whether an earlier call performed the operation. Over HTTP, send a replayed response with `Idempotent-Replayed:
-    /// true`.
+    /// Whether an earlier call performed the operation. Over HTTP, send a replayed response with
+    /// `Idempotent-Replayed: true`.
     #[must_use]
     pub fn is_replayed(&self) -> bool {
         matches!(self, Self::Replayed(_))

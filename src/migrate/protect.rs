@@ -34,8 +34,8 @@ use crate::session::{Opening, in_pooled_transaction};
 /// # Errors
 ///
 /// - [`SetupError::Refused`]: no table has this name in the schemas of `search_path` or in the schema that the name
-///   contains, or the role does not own the table. The call also refuses a view, a foreign table, a table that Citus
-///   distributes, and the crate's own tables.
+///   contains, or the role does not own the table. The call also refuses a view, a foreign table, a partition or child
+///   of another table, a table that Citus distributes, and the crate's own tables.
 /// - [`Error::SchemaMissing`](crate::Error::SchemaMissing): run [`migrate`](crate::migrate()) first.
 /// - [`Incompatible::Schema`](crate::Incompatible::Schema): the schema [cannot be
 ///   trusted](crate::operator::Warning::UntrustedSchema).

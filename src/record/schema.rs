@@ -361,8 +361,8 @@ const CONDITION: &str = "(COALESCE(current_setting('idempotency.claim'::text, tr
 
 /// The condition under which the trigger `guard` lets no write escape. Such a trigger fires before each statement, for
 /// all four kinds of writes and for all columns. Such a trigger also has the condition and an argument that the
-/// migration defines. A trigger that was created manually may not fire for every write. `idempotency.is_protected`
-/// repeats the condition of this fragment. The parameter `$1` is [`CONDITION`].
+/// migration defines. A trigger that was created manually may miss some writes. `idempotency.is_protected` repeats the
+/// condition of this fragment. The parameter `$1` is [`CONDITION`].
 macro_rules! is_whole {
     () => {
         "(guard.tgtype = 62::int2

@@ -40,7 +40,7 @@ pub(crate) struct Worker {
 
 /// Warns before the first claim of this process if the deployment is distributed and the table is not. The statements
 /// for a distributed table are also right for a plain table, but slower. On a distributed table, the usual statements
-/// fail by themselves, because they call `idempotency.is_plain`.
+/// fail by themselves, because each claim calls `idempotency.is_plain`.
 pub(super) async fn warn_if_plain(conn: &mut PgConnection) -> Result<(), Error> {
     if LOOKED.load(Ordering::Relaxed) {
         return Ok(());
