@@ -30,8 +30,8 @@ pub(crate) fn without_names(template: &str) -> String {
     kept
 }
 
-/// Whether the text contains the name of a parameter. A route of axum may contain such names. An operation that the
-/// layer takes from a route contains no names of parameters.
+/// Whether the text contains the name of a parameter. A route of axum may contain names of parameters, but an operation
+/// that the layer takes from a route contains no such names.
 pub(crate) fn has_names(operation: &str) -> bool {
     without_names(operation) != operation
 }

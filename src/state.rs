@@ -129,13 +129,13 @@ impl fmt::Display for State {
 }
 
 /// The version of a record when it was read: its claim, the end of its lease, its steps, and whether it was completed.
-/// Two versions of one key are equal if all four are unchanged.
+/// Two versions of one key are equal if all four parts are unchanged.
 ///
 /// The fencing token alone is not enough, because a machine that slept may wake and renew its lapsed lease **under the
-/// same token**, or finish a step. A service that settles an operation by its [error](crate::Error::Indeterminate)
-/// first calls [`show`](crate::operator::show). The service continues only if
-/// [`Shown::version`](crate::operator::Shown::version) equals the version in the error. A form may contain the text of
-/// a version, and send this text back.
+/// same token**, or finish a step. A service that got the error [`Indeterminate`](crate::Error::Indeterminate) and
+/// wants to settle the operation first calls [`show`](crate::operator::show). The service continues only if
+/// [`Shown::version`](crate::operator::Shown::version) equals the version in the error. An HTML form may contain the
+/// text of a version, and send this text back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {
     pub(crate) token: i64,

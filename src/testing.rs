@@ -44,12 +44,12 @@ pub use crate::migrate::ANY_LANGUAGE_MIGRATOR;
 use crate::record::{Record, changes_a_row, interval};
 use crate::{Deployment, Error, Key, Outcome};
 
-/// The maximum time for which a race waits for its connections, and for their end.
+/// The maximum time for which a race waits until its connections are open, and later until they are closed.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Lets time pass for the record. The function subtracts `by` from the times of the claim and the completion, and from
-/// the ends of the lease and the retention. The function takes a pool or a connection. The function cannot move a
-/// record of an open transaction.
+/// the ends of the lease and the retention. The function takes a pool or a connection. The function cannot change a
+/// record that another transaction has not committed yet.
 ///
 /// # Errors
 ///
@@ -74,7 +74,7 @@ pub async fn age(executor: impl PgExecutor<'_>, key: &Key, by: Duration) -> Resu
 ///
 /// # Errors
 ///
-/// As [`age`].
+/// The errors are those of [`age`].
 pub async fn expire(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Error> {
     let update = record(key).query(
         "
@@ -96,8 +96,9 @@ pub async fn expire(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Erro
 /// A living owner continues. The owner's next renewal prolongs the lease again, unless another call has taken the claim
 /// over.
 ///
-/// Over HTTP, a retry through the same router gets 409 `in-flight`, because its layer knows that its own run is alive.
-/// **Use a second router with a layer of its own as the other process.** The guide's page `testing` explains this.
+/// Over HTTP, a retry through the same router gets 409 `in-flight`, because the layer of this router knows that the run
+/// of the first request is alive. **Use a second router with a layer of its own as the other process.** The guide's
+/// page `testing` explains this.
 ///
 /// # Errors
 ///
@@ -186,7 +187,7 @@ async fn all<F: Future>(calls: impl Iterator<Item = F>) -> Vec<F::Output> {
 ///
 /// # Panics
 ///
-/// Panics if the number of calls that performed is not one, if a call failed, or if the responses differ.
+/// Panics if the number of calls that performed the operation is not one, if a call failed, or if the responses differ.
 #[track_caller]
 pub fn assert_performed_once<T, E>(answers: impl IntoIterator<Item = Result<Outcome<T>, E>>) -> T
 where

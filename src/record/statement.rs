@@ -11,7 +11,7 @@ use sqlx::{PgExecutor, Postgres, Row as _};
 use crate::state::State;
 use crate::{Deployment, Error, Key, Misuse, Mode};
 
-/// The length of a day in the interval between two times.
+/// The length of a day in an interval that PostgreSQL computes from two times.
 const MICROSECONDS_PER_DAY: i64 = 24 * 3600 * 1_000_000;
 
 /// The record of one key.
@@ -22,7 +22,7 @@ pub(crate) struct Record<'k> {
 }
 
 impl<'k> Record<'k> {
-    /// The record for an operator. An operator sends a statement only once, so the statement is not prepared.
+    /// Creates a record whose statements are not prepared, because an operator sends each statement only once.
     pub(crate) fn unprepared(key: &'k Key) -> Self {
         Self { key, deployment: Deployment::new().prepared_statements(false) }
     }
@@ -46,9 +46,8 @@ pub(crate) async fn changes_a_row(
     Ok(done.rows_affected() == 1)
 }
 
-/// Returns the mode of a row that an operator or a reconciler reads. Here, a mode that only a newer release knows
-/// causes a decoding error. In a call, such a mode causes
-/// [`Incompatible::UnknownMode`](crate::Incompatible::UnknownMode).
+/// Returns the mode of a row that an operator or a reconciler reads. A mode of a newer release causes a decoding error
+/// here, but [`Incompatible::UnknownMode`](crate::Incompatible::UnknownMode) in a call.
 pub(super) fn known_mode(row: &PgRow) -> sqlx::Result<Mode> {
     let mode: &str = row.try_get("mode")?;
     Mode::from_column(mode)
@@ -167,7 +166,7 @@ macro_rules! readable {
 }
 
 /// A place in the order of `expires_at`, from which a later statement continues. The place is null for a time that is
-/// not [`readable`]. Many records may share such a time, and the later statement must not skip these records.
+/// not [`readable`], because many records may share this time, and the later statement must not skip them.
 macro_rules! readable_place {
     ($time:literal) => {
         concat!(
@@ -195,17 +194,17 @@ macro_rules! steps_hash {
     };
 }
 
-/// The names of the steps that were begun and have no result. The outcome of these steps is unknown. The JSON path is
-/// silent, because `keyvalue` fails for a value that is not an object. A single row that was written manually must not
-/// stop a search.
+/// The names of the steps that were begun and have no result. The outcome of these steps is unknown. The argument
+/// `silent` is true, because `keyvalue` fails for a value that is not an object. A single row that was written manually
+/// must not stop a search.
 macro_rules! steps_in_doubt {
     () => {
         "pg_catalog.jsonb_path_query_array(steps, '$.keyvalue() ? (exists (@.value.begun)).key', '{}'::jsonb, true)"
     };
 }
 
-/// The condition that the stored probes still count. No call has claimed, revived or settled the operation since the
-/// probes were stored. The condition compares texts, because a cast would fail for a row that was written manually.
+/// The condition that the stored probes are still valid: no call has claimed, revived or settled the operation since
+/// the probes were stored. The condition compares texts, because a cast would fail for a row that was written manually.
 macro_rules! probes_count {
     () => {
         concat! {

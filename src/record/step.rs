@@ -32,9 +32,9 @@ pub struct ShownStep {
     pub at: Option<DateTime<Utc>>,
     /// The size of the result.
     pub result_bytes: Option<u64>,
-    /// The key under which the next service saw the step, if the step calls a service: see
-    /// [`Step::downstream_key`](crate::lease::Step::downstream_key). With this key, look up at that service whether a
-    /// step in doubt took effect.
+    /// The key of the step for the next service, if the step calls a service: see
+    /// [`Step::downstream_key`](crate::lease::Step::downstream_key). If the step is in doubt, use this key to look up
+    /// at the service whether the step took effect.
     pub downstream_key: String,
 }
 
@@ -116,8 +116,8 @@ impl Record<'_> {
         changes_a_row(conn, update).await
     }
 
-    /// Stores that a step begins, and remembers the record for at least the retention from now. Returns `false` if the
-    /// step was begun or finished before, if the lease has lapsed, or if the claim is gone.
+    /// Stores that a step begins, and keeps the record for at least another `retention` from now. Returns `false` if
+    /// the step was begun or finished before, if the lease has lapsed, or if the claim is gone.
     ///
     /// This update is not heap-only, because `expires_at` is indexed. So each at-most-once step adds an entry to each
     /// index of the table.

@@ -11,9 +11,9 @@ use super::statement::{self, interval, no_live_lease, readable, readable_place, 
 use crate::Error;
 use crate::state::State;
 
-/// The condition that a retry could have continued the deleted record. The condition is that of `may_be_retried` for a
-/// record without a live lease. The condition contains no clock function, because on a distributed table RETURNING may
-/// not contain one.
+/// The condition that a retry could have continued the operation of the deleted record. The condition is that of
+/// `may_be_retried` for a record without a live lease. The condition contains no clock function, because on a
+/// distributed table RETURNING may not contain one.
 macro_rules! could_be_retried {
     () => {
         concat!(
@@ -69,8 +69,8 @@ pub(super) async fn sweep(
     since: Option<DateTime<Utc>>,
     grace: Duration,
 ) -> Result<Deleted, Error> {
-    // The statement is not a literal, because it has to name a leaf. No condition on the parent table would keep the
-    // plan from reading all leaves.
+    // The statement is not a literal, because it has to name a leaf. On the parent table, the plan would read all
+    // leaves, whatever the condition is.
     let sql = format!(
         concat! {
             "
@@ -163,7 +163,7 @@ pub(crate) async fn oldest_due(conn: &mut PgConnection, grace: Duration) -> Resu
 /// The sizes and counts that the server keeps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {
-    /// The estimate of the last ANALYZE or VACUUM.
+    /// The number of records, as the last ANALYZE or VACUUM has estimated it.
     pub(crate) records: f64,
     pub(crate) table_bytes: i64,
     pub(crate) index_bytes: i64,
@@ -321,8 +321,8 @@ pub(crate) async fn with_hidden_rows(conn: &mut PgConnection) -> Result<Vec<Stri
 }
 
 /// The `synchronous_commit` of this connection, and each value that `alter role` or `alter database` has set for logins
-/// to this database. A value for a role without login is left out, because it has no effect. Neither `set role` nor
-/// membership applies a role's settings.
+/// to this database. A value for a role without login is left out, because it has no effect. Neither `set role` nor the
+/// membership in a role applies the settings of the role.
 pub(crate) async fn commit_settings(conn: &mut PgConnection) -> Result<Vec<CommitSetting>, Error> {
     sqlx::query(
         "

@@ -28,7 +28,7 @@ pub(crate) struct Terms {
 }
 
 /// When a call was made. The time of the call decides whether a record has expired. If a record expires while the call
-/// waits for a connection or for another request, the record still gives the call's answer.
+/// waits for a connection or for another request, the record still counts as not expired for this call.
 pub(crate) struct CalledAt {
     /// The time of the call by the clock of this process. This clock shows how long the call has waited.
     since: Instant,
@@ -56,8 +56,8 @@ impl CalledAt {
     }
 
     /// Returns when the call was made, by the database's clock. `now` is the time of that clock, and `waited` is how
-    /// long the call had waited before it asked for the time. If the function is called more than once, the smallest
-    /// time counts. Otherwise a record could expire before its time, because the clock may have jumped back.
+    /// long the call had waited before it asked for the time. If the function is called more than once, the earliest of
+    /// its results counts. Otherwise a record could expire before its time, because the clock may have jumped back.
     pub(super) fn seen_at(&mut self, now: DateTime<Utc>, waited: Duration) -> DateTime<Utc> {
         let called = now - TimeDelta::from_std(waited).unwrap_or_default();
         *self.at.insert(self.at.map_or(called, |first| first.min(called)))
@@ -65,8 +65,8 @@ impl CalledAt {
 
     /// Fails if the transaction is older than the BEGIN of the call, because a BEGIN inside a transaction begins
     /// nothing. The server's clock measures the age of the transaction. The clock of this process measures the age of
-    /// the BEGIN. So the two clocks need not show the same time. Only the first statement is judged, because the clocks
-    /// drift apart during a long wait.
+    /// the BEGIN. So the two clocks need not show the same time. The ages are compared only at the first statement,
+    /// because the clocks drift apart during a long wait.
     pub(super) fn judge(&mut self, age: Duration) -> Result<(), Error> {
         match self.unchecked_since.take() {
             Some(since) if age > since.elapsed() => Err(Error::Misuse(Misuse::NotInTransaction)),
@@ -95,8 +95,8 @@ pub(crate) enum Tried {
     Free,
     /// An open transaction holds the key, and its record is not committed. The call has to wait.
     Held,
-    /// The row is gone, or a sweep or an operator has locked it. Such a transaction does not hold the key's advisory
-    /// lock.
+    /// The row is gone, or a sweep or an operator has locked it. The transaction of a sweep or of an operator does not
+    /// hold the key's advisory lock.
     Locked,
 }
 
@@ -113,7 +113,7 @@ pub(crate) struct Found {
     /// The state of the record. The state is `Expired` if the retention had ended when the call was made, and if no
     /// live lease protects the record.
     pub(crate) state: State,
-    /// The rest of a live lease.
+    /// The time that is left of a live lease.
     pub(crate) lease_left: Option<Duration>,
     pub(crate) response: Response,
     /// The trace of the last claim.
@@ -161,9 +161,9 @@ impl Now {
 }
 
 impl Found {
-    /// Derives the state of a record by the conditions of [`state`](super::statement::state), in the same order. In
-    /// SQL, the server would prepare the expression for every look. On a distributed table, a worker would evaluate the
-    /// expression by its own clock.
+    /// Derives the state of a record by the conditions of [`state`](super::statement::state), in the same order. If SQL
+    /// derived the state, the server would prepare the expression for every look, and on a distributed table, a worker
+    /// would evaluate the expression by its own clock.
     pub(super) fn at(row: &PgRow, asked: DateTime<Utc>, now: &Now) -> sqlx::Result<Self> {
         let token: i64 = row.try_get("token")?;
         let expires_at: DateTime<Utc> = row.try_get("expires_at")?;

@@ -14,12 +14,12 @@ use crate::{Deployment, Error, Misuse};
 
 type Manager = <Postgres as Database>::TransactionManager;
 
-/// How many times a failed ROLLBACK is sent again. Each further failure needs another session that cancels the
-/// ROLLBACK.
+/// How many times a failed ROLLBACK is sent again. On an intact connection, a ROLLBACK that is sent again fails only if
+/// another session cancels it.
 const ROLLBACKS: usize = 3;
 
-/// These statements fail in an aborted transaction (SQLSTATE 25P02) and outside a transaction (SQLSTATE 25P01). In a
-/// usable transaction, the statements change nothing.
+/// Two statements that fail in an aborted transaction (SQLSTATE 25P02) and outside a transaction (SQLSTATE 25P01). In a
+/// usable transaction, they change nothing.
 const IS_THERE: &str = "savepoint pg_idempotency; release savepoint pg_idempotency";
 
 pub(crate) fn depth(conn: &PgConnection) -> usize {
@@ -170,20 +170,20 @@ pub(crate) async fn in_callers_transaction<R, E: From<Error>>(
 /// This function takes one round trip more than `tx.commit()`. The function refuses a nested transaction
 /// (`tx.begin()`), because its COMMIT would only release a savepoint. For a nested transaction, use `tx.commit()`. A
 /// refusal also rolls back the outer transaction. The outer `tx.commit()` of sqlx then returns `Ok` and saves nothing,
-/// so return the error.
+/// so return the error of this function.
 ///
 /// # What it cannot see
 ///
-/// Some raw statements leave a transaction that looks like the caller's. Such statements are a COMMIT or ROLLBACK with
-/// `and chain`, and a COMMIT or ROLLBACK that is followed by a BEGIN. Do not send these statements on a connection
-/// whose transaction sqlx has begun. Inside `perform`, the crate notices such statements.
+/// After some raw statements, another transaction is open, which looks like the caller's transaction. Such statements
+/// are a COMMIT or ROLLBACK with `and chain`, and a COMMIT or ROLLBACK that is followed by a BEGIN. Do not send these
+/// statements on a connection whose transaction sqlx has begun. Inside `perform`, the crate notices such statements.
 ///
 /// # Errors
 ///
 /// - [`Misuse::TransactionAborted`](crate::Misuse::TransactionAborted): a statement had failed before the call. Nothing
 ///   was saved, and the transaction is rolled back.
-/// - [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction): the transaction had ended before. The reason is a
-///   raw COMMIT or ROLLBACK, or a nested `begin` that failed or whose future was dropped while it waited.
+/// - [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction): the transaction had ended before the call. The
+///   reason is a raw COMMIT or ROLLBACK, or a nested `begin` that failed or whose future was dropped while it waited.
 /// - [`Misuse::NestedTransaction`](crate::Misuse::NestedTransaction): a nested transaction is open, because its guard
 ///   was forgotten, or because `tx` itself is nested. Everything is rolled back.
 /// - [`Error::Retryable`] and [`Error::Database`]: the COMMIT itself failed, for example because of a deferred

@@ -26,7 +26,8 @@ pub(crate) struct Session {
     /// Whether a message with BEGIN or ROLLBACK is on its way or has failed. In this case the server may have a
     /// transaction that sqlx does not count.
     uncounted: bool,
-    /// When the BEGIN of the open transaction was sent, if nothing has checked that this BEGIN began the transaction.
+    /// When the BEGIN of the open transaction was sent. `None` if the opening itself checks that this BEGIN began the
+    /// transaction.
     unchecked_since: Option<Instant>,
 }
 
@@ -67,8 +68,8 @@ impl Session {
         opening.judge(begin(&mut self.conn, opening.sql()).await)
     }
 
-    /// When the BEGIN was sent, if only the age of the transaction can show that this BEGIN began it. See
-    /// [`Opening::BeforeClaim`].
+    /// When the BEGIN was sent. `None` if the age of the transaction is not needed to show that this BEGIN began the
+    /// transaction: see [`Opening::BeforeClaim`].
     pub(crate) fn unchecked_since(&self) -> Option<Instant> {
         self.unchecked_since
     }
@@ -93,11 +94,11 @@ impl Session {
         Ok(commit_innermost(&mut self.conn).await?)
     }
 
-    /// Commits a transaction that began as [`Opening::Exempt`]. The transaction has no claim, and so no completion that
-    /// could fail and show a problem. So this method first checks that the transaction is not aborted, because
-    /// PostgreSQL answers the COMMIT of an aborted transaction with a ROLLBACK. The method also checks that the setting
-    /// of the opening is still there. If the handler has ended the transaction and begun another one, the setting is
-    /// gone.
+    /// Commits a transaction that began as [`Opening::Exempt`]. The transaction has no claim, so it has no completion
+    /// that would fail if the transaction were aborted or had ended. So this method first checks that the transaction
+    /// is not aborted, because PostgreSQL answers the COMMIT of an aborted transaction with a ROLLBACK. The method also
+    /// checks that the setting of the opening is still there. If the handler has ended the transaction and begun
+    /// another one, the setting is gone.
     #[cfg(feature = "http")]
     pub(crate) async fn commit_exempt(&mut self) -> Result<(), Error> {
         self.check_depth()?;

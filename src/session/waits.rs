@@ -46,7 +46,7 @@ pub(crate) const ANSWER_TIME: Duration = Duration::from_secs(30);
 ///
 /// # Cancellation
 ///
-/// The same as for `work`.
+/// If the future is dropped, `work` is dropped.
 pub fn bounded<R, E: From<Error>>(
     limit: Duration,
     work: impl Future<Output = Result<R, E>>,
@@ -55,13 +55,13 @@ pub fn bounded<R, E: From<Error>>(
     async { bounded.await.unwrap_or_else(|| Err(Error::Unanswered.into())) }
 }
 
-/// Does the same as [`bounded`], for any work. Returns `None` if the time is over.
+/// Does the same as [`bounded`], for any work. Returns `None` if the work takes longer than `limit`.
 pub(crate) fn or_closed<R>(limit: Duration, work: impl Future<Output = R>) -> impl Future<Output = Option<R>> {
     // The timer is made inside a future, because the timer needs a runtime.
     ended_or_closed(async move { sleep(limit).await }, work)
 }
 
-/// Runs `work` until `end` is ready, and then closes the connections of the work. Returns `None` if `end` came first.
+/// Runs `work`. If `end` is ready first, closes the connections of the work and returns `None`.
 pub(crate) fn ended_or_closed<R>(
     end: impl Future<Output = ()>,
     work: impl Future<Output = R>,
@@ -84,7 +84,7 @@ pub(crate) fn ended_or_closed<R>(
     }
 }
 
-/// Calls `drop_them`, which drops connections of a pool, and closes these connections.
+/// Calls `drop_them`, and closes the connections of a pool that `drop_them` drops.
 ///
 /// When a connection is dropped, sqlx spawns a task, which pings the server and returns the connection to the pool. On
 /// a vanished connection, this ping has no end, and the connection would keep its place in the pool. A connection
@@ -108,10 +108,10 @@ fn outside_the_pool(drop_them: impl FnOnce()) {
 /// database has few polls to answer.
 const PAUSES: Range<Duration> = Duration::from_millis(50)..Duration::from_millis(500);
 
-/// How a call waits for another call without holding a connection. The waiting call asks, gives its connection back,
-/// pauses, and asks again.
+/// How a call waits for another call without holding a connection. The waiting call tries to claim the key, gives its
+/// connection back, pauses, and tries again.
 pub(crate) trait Polls {
-    /// Pauses, and returns whether the call should ask again.
+    /// Pauses, and returns whether the call should try again.
     fn rest(&mut self) -> impl Future<Output = bool> + Send;
 }
 

@@ -1,5 +1,5 @@
-//! The protocol of transaction mode: a call claims the key, runs `perform`, and keeps or undoes its writes, or it
-//! replays the stored response.
+//! The protocol of transaction mode: a call claims the key, runs `perform`, and keeps or undoes the writes of
+//! `perform`. If a response is stored, the call replays it instead.
 
 use std::time::Instant;
 
@@ -61,8 +61,8 @@ impl<'k> Call<'k> {
         }
     }
 
-    /// Sets the time of the call to the arrival of the request, because the HTTP layer reads the body later. The record
-    /// is judged as of the arrival.
+    /// Sets the time of the call to the arrival of the request. Otherwise, a record could expire while the HTTP layer
+    /// reads the body.
     #[cfg(feature = "http")]
     pub(crate) fn made_at(self, since: Instant) -> Self {
         Self { since, ..self }
@@ -85,7 +85,8 @@ impl<'k> Call<'k> {
             Err(error) => Err(error),
         };
         if performed.is_err() {
-            // If the undo fails, the transaction is not in the promised state, so the caller gets this error.
+            // If the undo fails, the transaction is not in the promised state, so the caller gets the error of the
+            // undo.
             won.give_up(conn).await?;
         }
         performed.map(Outcome::Performed)
@@ -140,11 +141,13 @@ impl<'k> Call<'k> {
         self.begin_and_claim(session).await
     }
 
-    /// Does the same as [`begin`](Self::begin), with one statement for each part.
+    /// Does the same as [`begin`](Self::begin), but sends BEGIN and the claim as separate statements, and reads no
+    /// response before them.
     ///
     /// A transaction that is older than its BEGIN may be a foreign transaction, which other code has begun. If the
     /// claim fails because the transaction is read only or its role lacks a privilege, the transaction may also be
-    /// foreign. In both cases, the call rolls the transaction back, and begins again with the check.
+    /// foreign. In both cases, the call rolls the transaction back, and begins again with the check for a foreign
+    /// transaction.
     pub(crate) async fn begin_and_claim(&self, session: &mut Session) -> Result<Claimed<Won<'k>>, Error> {
         session.begin(Opening::before_claim(self.record.deployment)).await?;
         let unchecked_since = session.unchecked_since();
@@ -232,8 +235,8 @@ impl Won<'_> {
     /// savepoint, the caller has to roll the transaction back.
     async fn give_up(self, conn: &mut PgConnection) -> Result<(), Error> {
         let Some(savepoint) = self.savepoint else { return Ok(()) };
-        // The first try may return the error of an earlier statement whose future `perform` has dropped, without
-        // sending the undo.
+        // Instead of sending the undo, the first try may return the error of an earlier statement whose future
+        // `perform` has dropped.
         if let Err(first) = savepoint.undo(conn).await {
             // If a worker of a distributed table is lost between the two statements of the undo, the savepoint is gone,
             // and the first error is the cause.

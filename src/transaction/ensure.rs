@@ -89,9 +89,9 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///
 /// # Cancellation
 ///
-/// Drop the transaction together with this future. `?` and a `timeout` around both do this. If a caller drops only this
-/// future and then commits, the key stays indeterminate. On the server, a statement that was already sent runs until it
-/// ends, and holds the claim until then.
+/// Drop the transaction together with this future. An early return with `?` drops both, and a `timeout` around both
+/// drops both, too. If a caller drops only this future and then commits, the key stays indeterminate. On the server, a
+/// statement that was already sent runs until it ends, and holds the claim until then.
 ///
 /// # What ends the claim early
 ///
@@ -122,7 +122,7 @@ impl Idempotency {
     ///
     /// # Errors and cancellation
     ///
-    /// The same as for [`ensure_idempotent`].
+    /// The errors, and the effect of a cancellation, are those of [`ensure_idempotent`].
     pub async fn ensure<T, E, B, F>(
         self,
         conn: &mut PgConnection,
@@ -167,7 +167,7 @@ impl Idempotency {
     ///
     /// # Errors and cancellation
     ///
-    /// The same as for [`ensure_idempotent`].
+    /// The errors, and the effect of a cancellation, are those of [`ensure_idempotent`].
     pub async fn ensure_isolated<T, E, B, F>(
         self,
         conn: &mut PgConnection,

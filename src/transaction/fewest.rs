@@ -18,7 +18,8 @@ use crate::{Error, Fingerprint, Key, Misuse};
 const COMMIT_AND_CHAIN: &str = "commit and chain";
 
 /// The longest response that goes into a message. For a longer response, the hexadecimal digits (two for each byte) and
-/// their decoding cost more than a round trip. A body of 256 KiB takes 5.7 ms in the text, and 1.2 ms as a parameter.
+/// their decoding cost more than a round trip. A body of 256 KiB takes 5.7 ms in the text of a message, and 1.2 ms as a
+/// parameter.
 const MOST_INLINE: usize = 16 * 1024;
 
 /// Stores the response and commits. A short response and the COMMIT go into one message. If the first statement of this

@@ -43,7 +43,7 @@ impl Idempotency {
     }
 
     /// Sets how long a key is remembered. The retention starts at the claim, by the database's clock. The default is 24
-    /// hours. **A retry that comes later performs the operation again.** Make the retention longer than your longest
+    /// hours. **A retry after the retention performs the operation again.** Make the retention longer than your longest
     /// transaction. A call whose transaction outlives the retention returns
     /// [`OutlivedRetention`](crate::Error::OutlivedRetention).
     ///
@@ -76,7 +76,7 @@ impl Idempotency {
     }
 
     /// Sets the trace of this call, a `traceparent` of W3C Trace Context. By default, a call has no trace. A text that
-    /// is not valid by that standard counts as no trace. The HTTP layer passes on the trace of each request.
+    /// is not a valid `traceparent` counts as no trace. The HTTP layer passes on the trace of each request.
     ///
     /// The record keeps the trace of its last claim, so a completed operation has the trace of the call that did the
     /// work. [`operator::show`](crate::operator::show) returns this trace, and the span of each replay names this
@@ -120,9 +120,9 @@ pub enum RoundTrips {
     /// under [`Plain`](Self::Plain), so use this variant if the database is distant. On a Unix socket, this variant is
     /// slower than `Plain`. `docs/performance.md` of the package has measurements. The costs of this variant:
     /// - **Each call that finds the key taken writes an ERROR to the server's log**, with SQLSTATE IK001 and the key. A
-    ///   call that finds the key taken is a duplicate, or the record of the key has expired or was released. A replay
-    ///   takes two round trips fewer than under `Plain`. Every other call that finds the key taken takes one or two
-    ///   round trips more.
+    ///   call finds the key taken if the call is a duplicate, or if the record of the key has expired or was released.
+    ///   A replay takes two round trips fewer than under `Plain`. Every other call that finds the key taken takes one
+    ///   or two round trips more than under `Plain`.
     /// - **The text of a statement contains the key and the response** (in hexadecimal digits). So do not use this
     ///   variant if a response must not appear in logs. PostgreSQL logs a statement that fails
     ///   (`log_min_error_statement`) or is slow. `pg_stat_activity` shows the statement. sqlx logs the statement at
