@@ -93,7 +93,7 @@ impl Idempotency {
     }
 
     /// Sets which round trips [`run`](Self::run) saves. The default is [`RoundTrips::Plain`]. The setting has no effect
-    /// on a call in your transaction, because your next statement would have to wait for the answer to a ROLLBACK.
+    /// on a call in your transaction, because your code begins and commits this transaction.
     #[must_use]
     pub const fn round_trips(self, round_trips: RoundTrips) -> Self {
         Self { round_trips, ..self }
