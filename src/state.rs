@@ -132,10 +132,10 @@ impl fmt::Display for State {
 /// Two versions of one key are equal if all four parts are unchanged.
 ///
 /// The fencing token alone is not enough, because a machine that slept may wake and renew its lapsed lease **under the
-/// same token**, or finish a step. A service that got the error [`Indeterminate`](crate::Error::Indeterminate) and
-/// wants to settle the operation first calls [`show`](crate::operator::show). The service continues only if
-/// [`Shown::version`](crate::operator::Shown::version) equals the version in the error. An HTML form may contain the
-/// text of a version, and send this text back.
+/// same token**, or finish a step. After the error [`Indeterminate`](crate::Error::Indeterminate), a service may want
+/// to settle the operation. Before it settles, the service calls [`show`](crate::operator::show), and continues only
+/// if [`Shown::version`](crate::operator::Shown::version) equals the version in the error. An HTML form may contain
+/// the text of a version, and send this text back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {
     pub(crate) token: i64,

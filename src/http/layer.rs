@@ -181,9 +181,10 @@ impl IdempotencyLayer {
     /// key is a 400 `malformed-key`, and nothing is done. A client that numbers its requests may repeat a short key by
     /// mistake, and get the answer to another request, or a 422. A minimum of 8 refuses most numbers, and no UUID.
     ///
-    /// The minimum applies to the header and to [`key_from`](Self::key_from). **A retry of an earlier request with a
-    /// shorter key is also refused.** The client may then use a new key, and so repeat the operation. So set the
-    /// minimum before clients send keys. A stored request is resumed and settled even if its key is shorter.
+    /// The minimum applies to the header and to [`key_from`](Self::key_from). **A shorter key is refused even if the
+    /// request is a retry of an earlier request.** A client that gets this refusal might send a new key, and so repeat
+    /// the operation. So set the minimum before clients send keys. A stored request is resumed and settled even if its
+    /// key is shorter.
     pub fn shortest_key(self, characters: usize) -> Self {
         Self { shortest_key: characters, ..self }
     }

@@ -99,8 +99,8 @@ impl Lease {
     /// process that wakes after its lease has ended must not continue the work.
     pub(crate) async fn unless_lost<R>(&self, work: impl Future<Output = R>) -> Option<R> {
         let result = unless(&mut pin!(self.deadline.past()), work).await;
-        // Only the expiry is logged here. If the renewal had found the claim gone, the renewal would have removed the
-        // deadline. The renewal task cannot log the expiry, because the task ends with the work.
+        // Only the expiry is logged here: an expired deadline is still set, but a renewal that finds the claim gone
+        // removes the deadline. The renewal task cannot log the expiry, because the task ends with the work.
         if result.is_none() && self.deadline.get().is_some() {
             tracing::warn!(
                 operation = self.key.operation(),

@@ -160,7 +160,7 @@ impl Shown {
     }
 }
 
-/// Whether neither the service's limit nor an operator permits another attempt.
+/// Whether another attempt is forbidden: the service's limit is reached, and no operator has granted one more.
 pub(crate) fn are_used_up(attempts: u32, most: NonZeroU32, granted_attempt: Option<u32>) -> bool {
     attempts >= most.get().max(granted_attempt.unwrap_or_default())
 }

@@ -235,8 +235,8 @@ impl Won<'_> {
     /// savepoint, the caller has to roll the transaction back.
     async fn give_up(self, conn: &mut PgConnection) -> Result<(), Error> {
         let Some(savepoint) = self.savepoint else { return Ok(()) };
-        // Instead of sending the undo, the first try may return the error of an earlier statement whose future
-        // `perform` has dropped.
+        // `perform` may have dropped the future of an earlier statement. Then the first try may return the error of
+        // that statement, without sending the undo.
         if let Err(first) = savepoint.undo(conn).await {
             // If a worker of a distributed table is lost between the two statements of the undo, the savepoint is gone,
             // and the first error is the cause.
