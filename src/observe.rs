@@ -73,7 +73,7 @@ pub(crate) async fn performing<R>(mode: Mode, operation: &str, work: impl Future
     ended
 }
 
-/// Records in the current span the trace of the call that has stored the replayed response.
+/// Adds a field to the current span: the trace of the call that has stored the replayed response.
 pub(crate) fn replaying(trace: Option<&str>) {
     // If the call's span is disabled, the current span belongs to the caller, and may have a field of this name.
     let span = Span::current();

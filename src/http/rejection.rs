@@ -278,8 +278,8 @@ impl Rejection {
 
     /// The rejection for an error of a statement that comes after the handler's statements.
     pub(super) fn of_completion(error: Error) -> Self {
-        // The claim could still write in this transaction. So if the transaction is read only now, the handler has made
-        // it read only.
+        // The claim could still write in this transaction. So if the transaction has become read only, the handler has
+        // changed it.
         if error.is_write_in_read_only() { Self::misconfigured(error) } else { Self::of(error) }
     }
 

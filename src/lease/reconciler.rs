@@ -21,8 +21,8 @@ use crate::{Error, Key, Misuse};
 const INTERVAL: Duration = Duration::from_secs(10);
 /// The longest time of a look-up. A look-up that lasts longer is assumed to hang.
 const TIME_OUT: Duration = Duration::from_secs(60);
-/// The default number of probes without a trace, in a row, after which an operation is released. A provider that loses
-/// one answer in a hundred loses three in a row only once in a million times.
+/// By default, this many probes in a row must find no trace before an operation is released. A provider that loses one
+/// answer in a hundred loses three in a row only once in a million times.
 const NO_TRACE: u32 = 3;
 /// The default number of probes after which an operation is left to a person. With a quiet time of two minutes, the
 /// distances of ten probes add up to 17 hours.

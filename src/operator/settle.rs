@@ -182,9 +182,9 @@ impl StepInDoubt<'_> {
     ///
     /// # Errors and cancellation
     ///
-    /// [`SettleError::Changed`] if the record has changed since it was shown, is completed, is under a live lease, or
-    /// if this step is not in doubt. [`Misuse::Step`](crate::Misuse::Step) if the result exceeds 64 KiB, or if all
-    /// results together would exceed 256 KiB. The other errors, and the effect of a cancellation, are those of
+    /// [`SettleError::Changed`] if this step is not in doubt, or if the record has changed since it was shown, is
+    /// completed, or is under a live lease. [`Misuse::Step`](crate::Misuse::Step) if the result exceeds 64 KiB, or if
+    /// all results together would exceed 256 KiB. The other errors, and the effect of a cancellation, are those of
     /// [`Shown::resolve`].
     pub async fn resolve<T>(self, place: impl Into<PoolOrTransaction<'_>>, result: &T) -> Result<Shown, SettleError>
     where

@@ -63,7 +63,7 @@ pub enum Probed {
     /// The other service does not know yet whether the operation took effect, or the look-up panicked or took too long.
     /// Such a look-up may have seen the effect.
     Unknown,
-    /// The look-up returned an error, and no answer of the other service.
+    /// The look-up returned an error instead of an answer from the other service.
     Failed,
 }
 

@@ -117,8 +117,8 @@ fn text(value: Option<&str>) -> String {
 }
 
 fn interval(value: Option<Duration>) -> String {
-    // The unit is the second, because PostgreSQL 13 and 14 cannot read a number of microseconds above 2^31. The
-    // interval has no days, like an interval that is bound as a parameter.
+    // The unit is the second, because PostgreSQL 13 and 14 cannot read a number of microseconds above 2^31. An interval
+    // that is bound as a parameter has no days, and neither does this interval.
     value.map_or_else(null, |value| format!("'{}.{:06} seconds'", value.as_secs(), value.subsec_micros()))
 }
 

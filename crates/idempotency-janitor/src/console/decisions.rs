@@ -74,7 +74,8 @@ impl Decisions {
     }
 
     /// Records a decision. `line` describes the decision. The decision is made, so no error of this function may look
-    /// like a failure of the decision. Returns the error of the file, which the page of the decision shows.
+    /// like a failure of the decision. If the log file cannot be written, returns the error. The page of the decision
+    /// shows this error.
     pub(super) fn record(&self, mut made: Made, line: &str) -> Option<io::Error> {
         let (operator, line) = (printable(&made.operator), printable(line));
         tracing::info!(%operator, "{line}");

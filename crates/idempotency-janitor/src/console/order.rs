@@ -32,7 +32,8 @@ impl Order {
 }
 
 /// The decision that `action` names, about this record. A number after the name is the place of a step among the steps
-/// in doubt. The form cannot send the name of the step, because a browser changes line breaks.
+/// in doubt. The form does not send the name of the step, because the name may contain line breaks, and a browser would
+/// change them.
 pub(super) fn decision(action: &str, shown: &Shown, json: Box<RawValue>) -> Option<Decision> {
     let (action, place) = action.split_once(' ').unwrap_or((action, "0"));
     let in_doubt = names_in_doubt(shown);
