@@ -229,7 +229,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call may succeed in a moment without a change. The causes of such an error are:
+    /// Whether the same call, repeated unchanged after a moment, may succeed. The causes of such an error are:
     ///
     /// - another caller of the same operation, a lost lease, a serialization failure, or a deadlock;
     /// - a connection that broke or was not available, or a database that did not answer in time;

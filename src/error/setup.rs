@@ -43,7 +43,7 @@ impl SetupError {
         Self::Refused { problem: problem.into(), source: None }
     }
 
-    /// Whether the same call may succeed in a moment without a change, as for [`Error::is_transient`].
+    /// Whether the same call, repeated unchanged after a moment, may succeed. See also [`Error::is_transient`].
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {
@@ -79,7 +79,7 @@ pub enum SettleError {
 }
 
 impl SettleError {
-    /// Whether the same decision may succeed in a moment without a change, as for [`Error::is_transient`].
+    /// Whether the same decision, repeated unchanged after a moment, may succeed. See also [`Error::is_transient`].
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {

@@ -28,7 +28,7 @@ const BODY_LIMIT: usize = 1024 * 1024;
 /// would wait, keep its body in memory even if its client hangs up, and then fail.
 const RUNS_PER_CONNECTION: usize = 32;
 /// The default time for a handler. Common proxies and load balancers give up after a minute, so no client waits any
-/// more after this time. Work that takes longer on purpose belongs into a queue.
+/// more after this time. Work that takes longer on purpose belongs in a queue.
 const RUN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 /// The longest wait for a place. The pool's `acquire_timeout` may be unlimited, but the deadline for a place must be a

@@ -170,7 +170,7 @@ pub enum NoLease {
     #[error("there is no lease here: no leased IdempotencyLayer covers this request")]
     NotLent,
     /// The request has no key, and a leased layer with [`optional_key`](super::IdempotencyLayer::optional_key) has
-    /// passed it on. The handler may do its work without a lease, as before the service had keys.
+    /// passed it on. The handler may do its work without a lease, as it did before the service used keys.
     #[error("there is no lease here: the request has no key")]
     NoKey,
     /// Under `AtMostOnce`, the layer lends the lease only once. Code inside the layer may have called the handler a

@@ -60,8 +60,8 @@ const CONNECTIONS: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How long a statement of a page may take.
 const PAGE_TIME: Duration = Duration::from_secs(10);
-/// The longest time for reading one list from the table. The reading goes on after the page has given up, and keeps the
-/// only connection for lists. So at most one list at a time is read.
+/// The longest time for reading one list from the table. If the page gives up earlier, the query continues, and still
+/// occupies the only connection of `lists`. So at most one list at a time is read.
 const LIST_TIME: Duration = Duration::from_secs(60);
 /// How long a form may take to arrive. A browser sends a form in one piece. Without a limit, a client that never sends
 /// the rest of a form would keep its connection for ever.

@@ -62,8 +62,8 @@ impl Server {
 
 async fn accept(listener: TcpListener, router: Router, places: Arc<Semaphore>, mut stopped: watch::Receiver<()>) {
     loop {
-        // The place is acquired before the connection is accepted, because a connection that waits for a place has no
-        // descriptor.
+        // The place is acquired before the connection is accepted. So a connection that waits for a place does not use
+        // a descriptor.
         let accepting = async { (places.clone().acquire_owned().await, listener.accept().await) };
         let (place, accepted) = tokio::select! {
             accepted = accepting => accepted,
