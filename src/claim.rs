@@ -29,8 +29,8 @@ pub(crate) enum Claimed<W = Claim> {
 /// Claims the key, or finds the response of an earlier call with the key.
 ///
 /// The insert of a claim waits for another transaction in two cases, which DESIGN.md lists. In the more frequent of the
-/// two cases, the claim of a lease committed after the snapshot of this insert, and the owner of the lease is already
-/// writing the record again. Only the session's `lock_timeout` bounds this wait. [`Record::await_key`] and
+/// two cases, the claim of a lease was committed after the snapshot of this insert, and the owner of the lease is
+/// already updating the new record. Only the session's `lock_timeout` bounds this wait. [`Record::await_key`] and
 /// [`wait_for_row`] wait within the limit of the terms, and leave the transaction usable.
 ///
 /// The call may not yet have [checked](CalledAt::in_transaction_since) that its BEGIN began the transaction. In this

@@ -57,7 +57,7 @@ pub enum Error {
         key: Key,
     },
 
-    /// Another caller is performing the same operation. Retry with the same key after `retry_after`. The caller's own
+    /// Another caller is performing the same operation. Retry with the same key after `retry_after`. Your own
     /// transaction is still usable. Under [`OnDuplicate::Reject`](crate::OnDuplicate::Reject), a call also gets this
     /// error while a sweep or an operator deletes the expired record of its key.
     #[error("the operation is in flight elsewhere; retry with the same key after {retry_after:?}")]

@@ -36,8 +36,8 @@ impl Fingerprint {
     /// Returns the fingerprint of raw bytes, as they came over the wire. The fingerprint consists of the byte 3 and a
     /// SHA-256 of the bytes.
     ///
-    /// Use this function for bodies that are not JSON. Use this function also if white space, the order or the
-    /// repetition of members, or the digits of a number beyond those of an `f64` count. Callers in other languages get
+    /// Use this function for bodies that are not JSON. Use this function also if white space matters, or the order or
+    /// the repetition of members, or the digits of a number that an `f64` cannot hold. Callers in other languages get
     /// the same fingerprint from the SQL function `idempotency.fingerprint`. If such callers share keys with your
     /// service, use `of_bytes` for these keys.
     ///
@@ -141,7 +141,7 @@ impl Fingerprint {
         Self(bytes)
     }
 
-    /// The version byte and the SHA-256, as the column `fingerprint` stores them.
+    /// The bytes of the fingerprint, as the column `fingerprint` stores them. The first byte is the version.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.0

@@ -77,8 +77,8 @@ pub enum Misuse {
 
     /// A nested transaction was still open at the end of the transaction around it. Either the guard of the nested
     /// transaction was forgotten (`std::mem::forget`, a leak), or [`commit`](crate::commit()) got the nested
-    /// transaction. Instead of a COMMIT, sqlx would have released a savepoint. No response was stored, and nothing was
-    /// acknowledged.
+    /// transaction. While a nested transaction is open, sqlx's commit releases a savepoint, and sends no COMMIT. No
+    /// response was stored, and nothing was acknowledged.
     ///
     /// - If `perform` forgot the guard in the caller's transaction, the nested writes are undone. Roll back. If the
     ///   call was isolated, the key is released, and the transaction is usable.

@@ -95,7 +95,8 @@ pub(crate) type Calling<'a> = Pin<Box<dyn Future<Output = Result<Answer, String>
 
 /// Sends requests to the service.
 pub(crate) trait Caller {
-    /// Prepares a request. Returns `None` if this caller cannot send this variant. Dropping the future hangs up.
+    /// Prepares a request. Returns `None` if this caller cannot send this variant. If the future is dropped, the client
+    /// hangs up.
     fn call<'a>(&'a self, key: &str, variant: Variant) -> Option<Calling<'a>>;
 }
 
@@ -210,8 +211,8 @@ pub(crate) fn other_body(body: &str) -> Option<String> {
             return Some(changed(body, at + length - 1));
         }
     }
-    // The value of a member or an element follows a colon, a bracket or an equals sign. If a JSON body has no number,
-    // only a letter inside a string is changed, because `true` with a changed letter would not be valid JSON.
+    // A value follows a colon, a bracket or an equals sign. If a JSON body has no number, only the first letter or
+    // digit of a string is changed, because `true` with a changed letter would not be valid JSON.
     let is_json = body.starts_with(['{', '[']);
     let values = body.match_indices([':', '[', '=']).filter_map(|(at, _)| {
         let value = body[at + 1..].trim_start();

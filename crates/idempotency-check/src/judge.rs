@@ -80,7 +80,7 @@ pub enum Compare {
     /// JSON members are compared with that answer.
     #[default]
     Body,
-    /// Compares only the status. The check then overlooks an answer with the id of another payment.
+    /// Compares only the status, and so overlooks an answer with the id of another payment.
     Status,
 }
 

@@ -19,9 +19,9 @@
 //! # }
 //! ```
 //!
-//! For each request, retry and duplicate, the check calls the function that [`Check::call`] has got. To hang up, the
-//! check drops the future of the call. Unlike the program, the library does not cut uploads off, because the function
-//! sends its own bodies.
+//! For each request, retry and duplicate, the check calls the function that was passed to [`Check::call`]. To hang up,
+//! the check drops the future of the call. Unlike the program, the library does not cut uploads off, because the
+//! function sends its own bodies.
 
 mod check;
 pub mod cli;

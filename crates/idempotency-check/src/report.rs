@@ -64,7 +64,7 @@ pub struct Numbered {
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Told {
-    /// The name of the request: `first`, `retry`, `duplicate`, `again`, or the name of a variant.
+    /// The name of the request: `first`, `retry`, `duplicate`, `again`, `whole`, or the name of a variant.
     pub request: &'static str,
     /// The status of the answer, or `None` if no answer came.
     pub status: Option<u16>,

@@ -27,7 +27,7 @@ const WATCH: Duration = Duration::from_millis(2_200);
 /// How long the database may still work for a request after the service has answered.
 const SETTLE: Duration = Duration::from_secs(3);
 /// How long the check waits for late effects after the undisturbed tries, and again after the interruptions. A job that
-/// a try has enqueued should have run by then.
+/// a try has enqueued should run within this time.
 const LATE: Duration = Duration::from_secs(4);
 /// The pause between two readings while the check waits for a promised effect.
 const LOOK: Duration = Duration::from_millis(100);
@@ -120,7 +120,7 @@ impl<'a> Run<'a> {
             // This wait comes before the interruptions, because a process that is killed forgets its jobs.
             self.late().await?;
         } else {
-            // This call sets `refuses`, which decides whether a try also sends another body.
+            // `another_body` sets `refuses`, which decides whether a try also sends another body.
             self.another_body().await?;
             self.report.undisturbed.clear();
         }
@@ -319,9 +319,9 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Sends the request again. If a client got a successful answer, the whole effect must be committed before this
-    /// request, because a client may stop after such an answer. If the effect is missing, returns `false` and sends
-    /// nothing.
+    /// Sends the request again. If a client has already got a successful answer, the whole effect must be committed
+    /// without this further request, because a client may stop after such an answer. If the effect is still missing
+    /// after `SETTLE`, returns `false` and sends nothing.
     async fn again(&mut self, talk: &mut Talk<'a>, before: &Reading) -> Result<bool, Error> {
         let once = self.expected.effect.clone();
         let is_promised = talk.finals().iter().any(|answer| answer.is_success());

@@ -41,7 +41,7 @@ struct Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // The call fails if the whole group has ended already.
+        // `kill_process_group` fails if the whole group has ended already.
         let _ = kill_process_group(self.group, Signal::KILL);
         // A killed process ends soon, and its port is free only after that.
         let killed = Instant::now();

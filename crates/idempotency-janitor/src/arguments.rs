@@ -168,7 +168,7 @@ pub(crate) struct Sweep {
     #[command(flatten)]
     pub(crate) pace: Pace,
     /// Stop after this time (30s, 5m, 1h), at the end of the batch in progress. Exit code 3 means that more records may
-    /// be due. A batch that takes 5 seconds longer is rolled back, and the exit code is 1
+    /// be due. A batch that has not ended 5 seconds after this time is rolled back, and the exit code is 1
     #[arg(long, env = "IDEMPOTENCY_MAX_DURATION", value_parser = duration)]
     pub(crate) max_duration: Option<Duration>,
     #[command(flatten)]
@@ -201,7 +201,7 @@ pub(crate) struct ConsoleOptions {
     /// Append each decision to this file, as one line of JSON with the whole key
     #[arg(long, env = "IDEMPOTENCY_CONSOLE_LOG", value_name = "FILE")]
     pub(crate) log: Option<PathBuf>,
-    /// The time from one sample for the charts to the next; a sample costs as much as `stats`
+    /// The time between two samples for the charts; a sample costs as much as `stats`
     #[arg(long, env = "IDEMPOTENCY_CONSOLE_SAMPLE", default_value = "30s", value_parser = interval)]
     pub(crate) sample: Duration,
     /// Also list lapsed and released operations whose attempts have reached this number; give the service's limit

@@ -60,13 +60,13 @@ const CONNECTIONS: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(3);
 /// How long a statement of a page may take.
 const PAGE_TIME: Duration = Duration::from_secs(10);
-/// The longest time for reading one list from the table. If the page gives up earlier, the query continues, and still
-/// occupies the only connection of `lists`. So at most one list at a time is read.
+/// The longest time for reading one list from the table. If the page gives up before this time, the query continues,
+/// and still occupies the only connection of `lists`. So at most one list at a time is read.
 const LIST_TIME: Duration = Duration::from_secs(60);
 /// How long a form may take to arrive. A browser sends a form in one piece. Without a limit, a client that never sends
 /// the rest of a form would keep its connection for ever.
 const FORM_TIME: Duration = Duration::from_secs(5);
-/// The largest form, in bytes. A response that a person types is smaller.
+/// The largest form, in bytes. A response that a person types is smaller than this size.
 const FORM_SIZE: usize = 1 << 21;
 /// How many opened keys the console remembers. The link of such a key stays valid after the key has left the list.
 const OPENED: usize = 1000;
@@ -152,8 +152,8 @@ async fn overview(State(console): App, uri: Uri) -> Result<Response, Refusal> {
         Ok((ask(PAGE_TIME, operator::stats(&pool)).await?, ask(PAGE_TIME, operator::health(&pool, lag)).await?))
     })
     .await?;
-    // The list of waiting keys reads the whole table. The rest of the page does not wait for a large table, or for the
-    // list of another operator.
+    // The list of waiting keys reads the whole table. If that takes longer than `PATIENCE`, because the table is large
+    // or the list of another operator is being read, the page appears without the list.
     let waiting = timeout(PATIENCE, console.waiting()).await.ok().and_then(Result::ok);
     let (samples, read_only) = (console.samples.taken(), console.read_only);
     let again = refreshes(&uri);
@@ -175,8 +175,8 @@ fn refreshing(again: bool, page: Markup) -> Response {
 }
 
 /// Asks the database in a task of its own. Each call in the task has a time limit, and closes a connection that does
-/// not answer within the limit. If a browser goes away, its request is dropped. Without a task, the connection would
-/// then keep its place in the pool until the pool's ping is answered.
+/// not answer within the limit. If a browser goes away, its request is dropped. Without a task, the database connection
+/// would then keep its place in the pool until the pool's ping is answered.
 async fn in_a_task<R: Send + 'static>(
     asking: impl Future<Output = Result<R, Failure>> + Send + 'static,
 ) -> Result<R, Failure> {
@@ -301,8 +301,8 @@ impl Console {
         Ok(key.clone())
     }
 
-    /// Checks the form. Returns its decision about the record that the page showed, the form without superfluous space,
-    /// and the decision in a few words.
+    /// Checks the form. Returns the form's decision about the record that the page showed, the form without superfluous
+    /// space, and the decision in a few words.
     async fn agree(&self, link: &str, mut order: Order, visitor: &Visitor) -> Result<(Agreed, Order, String), Refusal> {
         if self.read_only {
             return Err(Refusal::ReadOnly);

@@ -19,7 +19,7 @@ use crate::server::Server;
 /// The interval at which the metrics are drained. The exporter's own server uses the same interval.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// How long `/healthz` waits for the database. Common probes have longer time-outs.
+/// How long `/healthz` waits for the database. The probes in `contrib/kubernetes` have a longer time-out.
 const PROBE: Duration = Duration::from_secs(2);
 
 /// Starts to serve, and prints the address, because port 0 means any free port.

@@ -46,8 +46,8 @@ impl Signals {
     }
 }
 
-/// A line on stderr that shows a command at work, and the time since its start. It appears only on a terminal, so that
-/// no log contains it, and disappears at the end.
+/// A line on stderr that shows a command at work, and the time since its start. The line appears only on a terminal, so
+/// that no log contains the line, and disappears at the end.
 pub(crate) fn progress(what: &'static str) -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {prefix}{msg}, {elapsed}").expect("a template");
     // Every terminal can show these characters.
@@ -81,7 +81,7 @@ pub(crate) fn log(beside: &ProgressBar) {
         .with_env_filter(filter)
         .with_writer(move || Beside(beside.clone()))
         .with_ansi(colour)
-        // Otherwise, if a write to standard error fails, the subscriber reports this on standard error, and panics.
+        // By default, if a write to standard error fails, the subscriber reports this on standard error, and panics.
         .log_internal_errors(false)
         .init();
 }

@@ -29,8 +29,8 @@ const HEADER_TIME: Duration = Duration::from_secs(5);
 /// [`GRACE`]. So a client that sends a body slowly, or reads an answer slowly, cannot hold a connection for longer than
 /// both times together.
 const CONNECTION_TIME: Duration = Duration::from_secs(30);
-/// How long the end of a connection, or of the server, waits for the request in progress. Every action of the
-/// console takes less time than this.
+/// How long the end of a connection, or of the server, waits for the request in progress. An action of the console
+/// takes less time than this limit, unless the database is slow.
 const GRACE: Duration = Duration::from_secs(10);
 /// The pause after an error of `accept`. Such an error occurs if the process has no free descriptor.
 const RETRY: Duration = Duration::from_millis(500);

@@ -14,8 +14,8 @@ use crate::failure::Failure;
 use crate::probes;
 use crate::process::{Ending, Signals, log, print, progress};
 
-/// How many records are deleted between two updates of the count on a terminal. After each update another sweep begins,
-/// and every sweep first checks the schema.
+/// How many records are deleted between two updates of the count on a terminal. Frequent updates would be slow, because
+/// after each update another sweep begins, and every sweep first checks the schema.
 const SHOWN_EVERY: u64 = 20_000;
 
 fn janitor(pool: sqlx::PgPool, pace: &Pace) -> Janitor {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
-/// A longer duration is shown without its number, because the library reads an `expires_at` of `infinity` as the end of
-/// the year 9999.
+/// A duration of more than 1000 years is shown without its number, because the library reads an `expires_at` of
+/// `infinity` as the end of the year 9999.
 const MANY_YEARS: u64 = 1_000 * 366 * 24 * 60 * 60;
 
 /// A duration in at most two units, rounded down, such as `2h 5m`.

@@ -75,8 +75,8 @@ impl Tap for Connection {
         }
         let mut state = self.shared.lock();
         let Some(lane) = state.lanes.get_mut(&self.id) else { return Flow::Close };
-        // These values are read first, because the last message of an answer also ends the transaction and resets
-        // `unit`.
+        // `is_lost` and `is_background` are read before `lane.down`, because the last message of an answer also ends
+        // the transaction and resets `unit`.
         let (is_lost, is_background) = (lane.is_lost(), lane.unit == Unit::Background);
         lane.down(message);
         let is_over = is_lost && lane.is_answered();

@@ -45,7 +45,7 @@ impl<'a> Run<'a> {
         if let Some(answer) = early {
             first = None;
             talk.heard("first", answer);
-            // The service may send the message to the database only after its answer to the client.
+            // A service can answer the client before it sends the message to the database.
             tokio::select! { () = self.proxy.fired() => {} _ = self.proxy.settle(SETTLE) => {} }
         }
         let reached = self.proxy.has_fired();

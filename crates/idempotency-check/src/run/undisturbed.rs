@@ -126,7 +126,7 @@ impl<'a> Run<'a> {
         let answer = talk.vary("other-user", Variant::OtherUser).await;
         let effect = self.after(&talk.key, before, "another_user").await?;
         if self.alone.is_some() {
-            // Both users have this key, so a late effect may belong to the first user.
+            // Both users sent this key, so a late effect may belong to the first user.
             self.ended.pop();
         }
         let (verdict, detail) = match answer {

@@ -37,7 +37,7 @@ pub trait Tap: Sync {
     fn down(&self, message: &mut Message) -> impl Future<Output = Flow> + Send;
 }
 
-/// Passes messages between the client and the server until one of them closes its connection, or until the tap closes
+/// Passes messages between the client and the server until the server closes its connection, or until the tap closes
 /// both connections.
 ///
 /// Requests for encryption are refused, so that the messages can be read. If the client is gone, the server still
@@ -54,7 +54,8 @@ pub async fn relay(mut client: Stream, server: Stream, tap: &impl Tap) {
             match send(tap.up(&mut read).await, &read, &mut gathered, &mut to_server).await {
                 Ok(true) => message = Message::read(&mut from_client).await,
                 Ok(false) => return,
-                // The server has closed the connection. Its earlier messages are still passed on to the client.
+                // The server has closed the connection. Earlier messages of the server are still passed on to the
+                // client.
                 Err(_) => break,
             }
         }

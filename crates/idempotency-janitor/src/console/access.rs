@@ -1,5 +1,5 @@
-//! Decides who may see a page and send a form. Every request passes [`guard`] first. The console uses HTTP Basic, so it
-//! has no sessions that it would have to keep, or that could be stolen.
+//! Decides who may see a page and send a form. Every request passes [`guard`] first. The console uses HTTP Basic, so
+//! there are no sessions to keep or to steal.
 
 use std::fs::read_to_string;
 use std::net::{IpAddr, SocketAddr};

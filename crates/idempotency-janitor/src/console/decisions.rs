@@ -100,7 +100,7 @@ impl Decisions {
 
     fn write(&self, line: &str) -> io::Result<()> {
         let Some(path) = &self.file else { return Ok(()) };
-        // The line break ends a torn line, which would otherwise spoil this line.
+        // The line break separates the new line from a torn line, so that the new line can be read.
         let begin = if self.torn.load(Ordering::Relaxed) { "\n" } else { "" };
         let written = append(path, &format!("{begin}{line}"));
         self.torn.store(written.is_err(), Ordering::Relaxed);

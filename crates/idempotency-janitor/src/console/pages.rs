@@ -21,7 +21,7 @@ use crate::keys::{names_in_doubt, probes_in_words, waits_as};
 use crate::settle::Agreed;
 use crate::stats::size;
 
-/// How many of the oldest keys the list shows. A person settles fewer keys at once.
+/// How many of the oldest keys the list shows. A person settles fewer keys than this at once.
 pub(super) const LISTED: u32 = 100;
 /// After this time, the server ends a search. A search by scope, operation and the beginning of the value reads an
 /// index. Every other search may read the whole table.

@@ -12,7 +12,7 @@ use super::text::{age, span, visible};
 
 /// The height of an event, with its name above its line.
 const ROW: usize = 40;
-/// The greatest number of steps in a timeline. A longer picture would be no help.
+/// The greatest number of steps in a timeline. A picture with more steps would not help.
 const STEPS: usize = 20;
 /// How much of the name of a step fits on a narrow screen, in characters.
 const NAME: usize = 12;
