@@ -1,5 +1,5 @@
-//! Runs entities of SeaORM 2 on a connection on which sqlx has begun a transaction. This is the connection of `perform`
-//! or of a step, or an `IdempotentTx`.
+//! Runs entities of SeaORM 2 on a connection on which sqlx has begun a transaction. Use the connection of `perform` or
+//! of a step, or an `IdempotentTx`.
 
 use std::sync::Arc;
 

@@ -22,7 +22,7 @@ fn key(_: &axum::http::request::Parts, body: &Bytes) -> Result<Option<String>, D
 }
 
 async fn call(mut tx: IdempotentTx, Json(call): Json<Value>) -> Result<Json<Value>, StatusCode> {
-    // Listing the tools needs no key, but an order does.
+    // A real server also answers other methods, such as `tools/list`, which needs no key. An order needs a key.
     if call["method"] != "tools/call" || tx.key().is_none() {
         return Err(StatusCode::BAD_REQUEST);
     }
