@@ -44,7 +44,7 @@ const BATCH_TIME: RangeInclusive<Duration> = Duration::from_secs(10)..=Duration:
 /// kill a process.
 const LAST_BATCH: Duration = Duration::from_secs(5);
 
-/// The smallest batch after time-outs. If a smaller batch failed, the reason would not be its size.
+/// The smallest batch after time-outs. If a batch of this size fails, the reason is not its size.
 const SMALLEST_BATCH: u32 = 10;
 
 /// The maximum time to count the records. A sample of 30,000 records takes a moment.
@@ -171,7 +171,7 @@ pub struct Swept {
     /// record also ends the sweep.
     pub limited: bool,
     /// The time since the oldest expired record expired, measured at the end of the sweep. `None` if no record was due.
-    /// A record can remain because another transaction has locked it, because its time came during the sweep, or
+    /// A record can remain because another transaction has locked it, because it became due during the sweep, or
     /// because the sweep was [`limited`](Self::limited).
     pub oldest_after: Option<Duration>,
 }

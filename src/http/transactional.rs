@@ -138,9 +138,10 @@ impl Transactional<'_> {
         };
         let undone = match concluded {
             Ok(Conclusion::Store { stored, response, undo }) => {
-                // The handler need not take the transaction in two cases. If the request has no key, no stored response
-                // has to commit with the handler's writes. With `undo`, the status is one of `stored_errors`, and the
-                // writes are undone anyway. A handler may find such an error before it needs the transaction.
+                // The handler must take the transaction, except in two cases. The response to a request without a key
+                // is not stored, so it need not commit with the handler's writes. With `undo`, the status is one of
+                // `stored_errors`, and the writes are undone anyway. A handler may find such an error before it needs
+                // the transaction.
                 let session = self.committable(lent, key.is_some() && !undo).await?;
                 let committing = async move { self.commit(session, won, &stored, undo).await };
                 let committed = or_closed(layer.answer_time(), committing).await;
@@ -168,7 +169,7 @@ impl Transactional<'_> {
         Err(mistake)
     }
 
-    /// Stores the response and commits. If `undo`, undoes the handler's writes first. If an error occurs, rolls back.
+    /// Undoes the handler's writes if `undo` is true, stores the response, and commits. If an error occurs, rolls back.
     async fn commit(
         self,
         mut session: Session,
@@ -205,8 +206,8 @@ impl Transactional<'_> {
     ///
     /// If the handler has dropped the future of a statement, for example by a time-out, the statement still runs. The
     /// ROLLBACK waits behind this statement, and the key stays in flight while the statement runs. The answer does not
-    /// wait longer than [`ROLLBACK_TIME`]. A task continues to wait for the ROLLBACK. At the end of the answer time,
-    /// this task closes the connection, because the connection may have vanished.
+    /// wait longer than [`ROLLBACK_TIME`]. A task continues to wait for the ROLLBACK. If the ROLLBACK takes longer than
+    /// `answer_time`, this task closes the connection, because the connection may have vanished.
     async fn roll_back(self, mut session: Session) {
         let rolling_back = async move { session.roll_back().await };
         let rolling_back = tokio::spawn(or_closed(self.layer.answer_time(), rolling_back));

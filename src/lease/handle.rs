@@ -99,9 +99,9 @@ impl Lease {
     /// process that wakes after its lease has ended must not continue the work.
     pub(crate) async fn unless_lost<R>(&self, work: impl Future<Output = R>) -> Option<R> {
         let result = unless(&mut pin!(self.deadline.past()), work).await;
-        // Only the expiry of the lease is logged here. After an expiry, the deadline is still set. If instead a renewal
-        // has found the claim gone, it has removed the deadline, and nothing is logged here. The renewal task cannot
-        // log the expiry, because the task ends with the work.
+        // Only the expiry of the lease is logged here. After an expiry, the deadline is still set. A renewal that finds
+        // the claim gone removes the deadline, and nothing is logged here. The renewal task cannot log the expiry,
+        // because the task ends with the work.
         if result.is_none() && self.deadline.get().is_some() {
             tracing::warn!(
                 operation = self.key.operation(),

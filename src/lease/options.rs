@@ -116,7 +116,7 @@ impl LeaseOptions {
     /// - at each probe of a reconciler.
     ///
     /// Until one of these events, the retention counts from the claim. The renewals of a live owner prolong the
-    /// retention. If the work has outlived the retention when the process dies, the key is remembered for one lease
+    /// retention. If the process dies after the end of the original retention, the key is remembered for one lease
     /// after the lapse. **After that, a retry does the work again, also under `AtMostOnce`.** So the retention must be
     /// longer than the work and the time to settle the key.
     ///
@@ -145,8 +145,8 @@ impl LeaseOptions {
     /// Sets what a call does while another owner holds the key. The default is [`OnDuplicate::Reject`]. A waiting call
     /// polls with jitter, and holds no connection between two polls.
     ///
-    /// The wait must be shorter than the [retention](Self::retention). A call whose wait is not shorter returns
-    /// [`Misuse`] and runs no SQL.
+    /// The wait must be shorter than the [retention](Self::retention). A call with a wait of at least
+    /// the retention returns [`Misuse`] and runs no SQL.
     ///
     /// # Panics
     ///

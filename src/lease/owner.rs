@@ -92,7 +92,8 @@ impl LeaseOwner {
         E: Display,
     {
         let lease = self.lease.clone();
-        // `begin` is called when this future is first polled. If the lease is lost before, the work has not begun.
+        // `begin` is called at the first poll of this future. If the lease is lost before this poll, the work has not
+        // begun.
         let working = async {
             self.begin();
             work(&lease).await
@@ -177,9 +178,10 @@ impl LeaseOwner {
         Ok(())
     }
 
-    /// Releases the claim. Under every policy, the next caller may then claim at once, if attempts are left. Use this
-    /// method only for work that had no effect, or whose effect may repeat. If a step is in doubt, no caller can claim
-    /// afterwards, because the operation becomes indeterminate. The record keeps `reason` as `last_error`.
+    /// Releases the claim. After the release, the next caller may claim at once under every policy, if attempts are
+    /// left. Use this method only for work that had no effect, or whose effect may repeat. If a step is in doubt, no
+    /// caller can claim afterwards, because the operation becomes indeterminate. The record keeps `reason` as
+    /// `last_error`.
     ///
     /// All clones of the [`Lease`] are lost before the release is sent. The release is tried once, for the length of
     /// one lease, but at most for a minute. If the release fails, the claim lapses.
@@ -244,9 +246,9 @@ impl LeaseOwner {
     }
 
     /// Gives the claim back after the request of a resumer has arrived in the service under another key. The layer then
-    /// refuses the request, and the service has not begun to work. The attempt does not count, and the retention ends
-    /// at `expires_at`, as before the claim. The method ignores an error of its statement. After such an error, the
-    /// claim lapses, and the attempt counts.
+    /// refuses the request, and the service has not begun to work. The attempt does not count, and the end of
+    /// the retention is set back to `expires_at`, its value before the claim. The method ignores an error of its
+    /// statement. After such an error, the claim lapses, and the attempt counts.
     #[cfg(feature = "http")]
     pub(crate) async fn give_back(mut self, reason: &str, expires_at: &str) {
         self.end_failed();
@@ -256,7 +258,7 @@ impl LeaseOwner {
         self.ended = self.for_a_lease(giving_back).await.is_ok();
     }
 
-    /// Counts the failure and ends the lease, so that the work ends before the claim.
+    /// Counts the failure and ends the lease, so that the work stops before the claim ends.
     fn end_failed(&self) {
         self.deadline.end();
         observe::outcome(self.mode(), self.key.operation(), observe::FAILED);
@@ -306,8 +308,8 @@ impl Drop for LeaseOwner {
     }
 }
 
-/// After a renewal, the next renewal follows after a third of the lease. After a failed renewal, the next try follows
-/// after a twelfth of the lease.
+/// The time from a renewal to the next renewal is a third of the lease. The time from a failed renewal to the next try
+/// is a twelfth of the lease.
 const RENEWALS: u32 = 3;
 const RETRIES: u32 = RENEWALS * 4;
 
@@ -351,8 +353,8 @@ async fn renew(lease: Lease, claimed_at: Instant) {
 
 /// How long a try to renew may take, if `left` is the time that the owner has left. The pool may lend a connection that
 /// has vanished and gives no answer. When the try is dropped, this connection is closed, and the next try gets another
-/// connection. So a try takes at most half of the time that is left. The minimum is a twelfth of the lease, because the
-/// server may be alive, but slow. After a minute, the server counts as lost.
+/// connection. So a try may take half of the time that is left. If a twelfth of the lease is longer than this half, a
+/// try may take the twelfth, because the server may be alive, but slow. After a minute, the server counts as lost.
 fn longest_try(lease: Duration, left: Duration) -> Duration {
     (left / 2).max(lease / RETRIES).min(left).min(ANSWER_TIME * 2)
 }

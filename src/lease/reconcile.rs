@@ -57,8 +57,8 @@ impl Reconciler {
         let (deployment, mode) = (self.leasing.deployment, self.leasing.policy.mode());
         let search = async |conn: &mut PgConnection| Doubt::all(conn, deployment, &self.operation, mode).await;
         let mut doubts = self.transaction(pool, Opening::AllRows, search).await?;
-        // The lease may have lapsed only because the server's clock has jumped ahead. In this case, the owner may still
-        // work. Before one more lease of real time has passed, the owner either renews the lease, which ends these
+        // A jump of the server's clock may have ended the lease too early. In this case, the owner may still work.
+        // Before one more lease of real time has passed, the owner either renews the lease, which ends these
         // probes, or stops by its own clock.
         let (after, retention) = (self.leasing.policy.lease() + self.quiet, self.leasing.retention);
         let mut noted = false;
@@ -226,8 +226,8 @@ impl Reconciler {
                 let mut shown = due.doubt.shown.clone();
                 while shown.settle(conn, decision).await?.is_none() {
                     match shown.record().show(conn).await? {
-                        // The only change is that another step has ended. The answer is still stored, because a later
-                        // probe might find no trace of this step.
+                        // The only change of the record is that another step has ended. The answer is still stored,
+                        // because a later probe might find no trace of this step.
                         Some(now)
                             if now.version() != shown.version() && now.version().has_claim_of(shown.version()) =>
                         {

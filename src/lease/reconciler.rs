@@ -32,9 +32,9 @@ const MOST_PROBES: u32 = 10;
 /// The reconciler calls a look-up function of yours, which asks the other service.
 ///
 /// **First find out whether the other service accepts an idempotency key.** If the service accepts one, use
-/// [`AtLeastOnce`](Policy::AtLeastOnce). As long as that service remembers the key, no operation is then in doubt. The
-/// reconciler is for services that accept no idempotency key, such as mail, SMS, banks, printers and warehouses. The
-/// guide's page `settle` shows when the probes come, and names the risk that remains.
+/// [`AtLeastOnce`](Policy::AtLeastOnce). Under `AtLeastOnce`, no operation is in doubt as long as the other
+/// service remembers the key. The reconciler is for services that accept no idempotency key, such as mail, SMS, banks,
+/// printers and warehouses. The guide's page `settle` shows when the probes come, and names the risk that remains.
 ///
 /// ```no_run
 /// # use std::time::Duration;
@@ -206,10 +206,10 @@ impl Reconciler {
     /// `POST /accounts/{}/text`. A reconciler does not know whether its callers use such a layer, so a parameter with a
     /// name (`{name}`) is not refused, and only causes a warning in the log.
     ///
-    /// `quiet` is the longest time after the lapse of a lease in which a request of the owner's **dead** process can
-    /// still take effect. Include the time-out of the HTTP client, the retries of proxies, and the queue of the
+    /// `quiet` is the longest time for which a request of the owner's **dead** process can still take effect after the
+    /// lapse of the lease. Include the time-out of the HTTP client, the retries of proxies, and the queue of the
     /// provider. There is no default, because only the service knows this time. The quiet time begins one lease after
-    /// the first visit, because the lease may have lapsed only through a jump of the server's clock.
+    /// the first visit, because a jump of the server's clock may have ended the lease too early.
     ///
     /// # Errors
     ///
@@ -296,9 +296,9 @@ impl Reconciler {
     /// [`Unknown`](Finding::Unknown). A look-up may last for a minute, or for half of the lease if that is shorter.
     ///
     /// To watch a look-up before it settles anything, let the look-up log its findings and return `Unknown`, and set
-    /// [`probes(3, u32::MAX)`](Self::probes). These probes count. So afterwards set `most` above the number of probes
-    /// that the operations in doubt already have ([`ShownProbes::probes`](crate::operator::ShownProbes)). Otherwise
-    /// these operations are left to a person.
+    /// [`probes(3, u32::MAX)`](Self::probes). These probes count. So after this trial, set `most` above the
+    /// number of probes that the operations in doubt already have
+    /// ([`ShownProbes::probes`](crate::operator::ShownProbes)). Otherwise these operations are left to a person.
     ///
     /// # Cancellation
     ///

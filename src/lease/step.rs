@@ -99,8 +99,8 @@ pub(super) enum Known {
 
 pub(super) enum Asked<T> {
     Replayed(T),
-    /// The step is performed from now on. `before` is the earlier state of the step, if this or an earlier attempt has
-    /// called the step.
+    /// This call performs the step. `before` is the earlier state of the step, if this or an earlier attempt has called
+    /// the step.
     Perform {
         before: Option<Known>,
     },

@@ -31,7 +31,7 @@ enum Asking<'l, T> {
 
 enum Unfinished<E> {
     Failed(E),
-    /// The result of the step was already stored before, or the claim is gone.
+    /// The record already has a result of the step, or the claim is gone.
     NotStored,
 }
 
@@ -50,9 +50,9 @@ impl Lease {
     /// releases, because a step with a new name is performed again. Code between steps runs in each attempt.
     ///
     /// Use READ COMMITTED, because the renewal and each step change the same record. At a higher isolation level, a
-    /// step that takes longer than a third of the lease fails with SQLSTATE 40001. One of two concurrent steps fails
-    /// with the same error. The step holds a connection while the renewal needs another connection. So with a pool of
-    /// one connection, a long step loses its lease.
+    /// step that takes longer than a third of the lease fails with SQLSTATE 40001. At such a level, one of two
+    /// concurrent steps fails with the same error. The step holds a connection while the renewal needs another
+    /// connection. So with a pool of one connection, a long step loses its lease.
     ///
     /// # Errors
     ///
@@ -82,8 +82,8 @@ impl Lease {
         let finished = in_pooled_transaction(&self.pool, self.durable(), async |conn| -> Result<_, Unfinished<E>> {
             let value = self.inside_a_step(perform(&mut *conn)).await.map_err(Unfinished::Failed)?;
             let result = self.encoded_result(name, &value)?;
-            // The step ends with this statement, because the statement locks the record, and a heartbeat would wait for
-            // the lock.
+            // This statement is the last statement of the step, because it locks the record, and a renewal would wait
+            // for the lock.
             if self.record().finish_step(conn, self.token, self.attempt, name, &result).await? {
                 Ok(value)
             } else if record::is_open(conn).await? {
@@ -112,7 +112,8 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// As [`step`](Self::step). If the result could not be stored, the effect has happened.
+    /// Returns the same errors as [`step`](Self::step). If the result could not be stored, the effect has nevertheless
+    /// happened.
     ///
     /// # Cancellation
     ///
@@ -148,7 +149,7 @@ impl Lease {
     ///
     /// # Cancellation
     ///
-    /// As after a crash, the step stays in doubt, unless the step was not begun, or its result was stored.
+    /// As after a crash, the step stays in doubt if it was begun and its result was not stored.
     pub async fn step_at_most_once<T, E, F>(&self, name: &str, perform: F) -> Result<T, E>
     where
         T: Serialize + DeserializeOwned,
@@ -309,7 +310,7 @@ impl OpenStep<'_> {
 impl Drop for OpenStep<'_> {
     fn drop(&mut self) {
         let ended = std::mem::replace(&mut self.ended, Known::Ended);
-        // The step is counted in the drop, because a dropped future also leaves a step in doubt.
+        // The metric counts a step in doubt here, because a dropped future also leaves the step in doubt.
         if matches!(ended, Known::InDoubt) {
             observe::step(self.lease.key.operation(), observe::IN_DOUBT);
         }
