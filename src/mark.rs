@@ -31,8 +31,8 @@
 //! The call writes the mark before the processing, and writes nothing after the processing. So a mark cannot detect two
 //! mistakes:
 //!
-//! - The processing ignores an SQL error that has aborted the transaction. The later `tx.commit()` returns `Ok` and
-//!   saves nothing.
+//! - The processing ignores an SQL error that has aborted the transaction. The `tx.commit()` after the processing
+//!   returns `Ok` and saves nothing.
 //! - The processing sends a COMMIT or ROLLBACK, or drops the future of a nested `conn.begin()` while that future waits.
 //!   (After such a drop, sqlx 0.9 rolls back the *outer* transaction.) The rest of the processing then runs in
 //!   autocommit, without the mark.
@@ -65,7 +65,7 @@ use crate::{Deployment, Error, Key, Misuse, Mode, OnDuplicate, observe};
 const MOST_KEYS: usize = 100;
 
 /// The maximum number of rounds that a batch makes in a row, without a wait between them. A further round is necessary
-/// if other transactions commit or delete records of the batch's keys at that moment.
+/// if other transactions commit or delete records of the batch's keys during a round.
 const ROUNDS: usize = 3;
 
 /// The result of a mark.
@@ -111,8 +111,8 @@ pub struct MarkOptions {
 
 impl MarkOptions {
     /// Makes options for marks that last for `retention`. The retention begins with the mark, by the database's clock.
-    /// Make the retention longer than the transaction that marks and processes. With a shorter retention, the mark has
-    /// expired before other transactions can see the mark.
+    /// Make the retention longer than the transaction that marks the key and processes the event. With a shorter
+    /// retention, the mark has expired before other transactions can see the mark.
     ///
     /// # Panics
     ///

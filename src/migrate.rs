@@ -109,8 +109,8 @@ fn migrator(migrations: Vec<Migration>) -> Migrator {
 ///   ask a DBA to run [`schema_sql`].
 /// - [`Incompatible::Schema`](crate::Incompatible::Schema), also in [`SetupError::Other`], if the schema [cannot be
 ///   trusted](crate::operator::Warning::UntrustedSchema), or if an applied migration has another checksum than in this
-///   release. Two other causes are a table that is gone although its migration was applied, and a table without the row
-///   of its migration, as in a copy of the schema without its data. The call changed nothing.
+///   release. Two other causes of this error are a table that is gone although its migration was applied, and a table
+///   without the row of its migration, as in a copy of the schema without its data. The call changed nothing.
 /// - [`SetupError::Locked`] if another session holds the lock for longer than the wait.
 ///
 /// # Cancellation
@@ -231,8 +231,8 @@ async fn install(pool: &PgPool, any_language: bool) -> Result<(), SetupError> {
         }
     }
     match once().await {
-        // Each way to create the table also records its migration in the same transaction. So after two tries, the row
-        // of the migration would be visible, and the row is missing.
+        // Each way to create the table also records its migration in the same transaction. So if the third try also
+        // fails on the existing table, the cause is not a race, and the row of the migration is missing.
         Err(SetupError::Other(Error::Database(error)))
             if sqlstate(&error).as_deref() == Some(sqlstate::DUPLICATE_TABLE) => {
             Err(refusal(

@@ -18,7 +18,7 @@ pub enum Outcome<T> {
 }
 
 impl<T> Outcome<T> {
-    /// The response, whether performed or replayed.
+    /// The response, whether this call or an earlier call performed the operation.
     #[must_use]
     pub fn into_inner(self) -> T {
         match self {
@@ -46,8 +46,8 @@ pub enum Verdict<T> {
 /// A response as its record stores it. Usually, the response is a body of JSON text. Over HTTP, the response has a
 /// status, headers and a body.
 ///
-/// If the service does not store an HTTP response, the record contains only the status of the response. If the service
-/// stores a reference, the body is the reference. A replay rebuilds the response from this reference.
+/// If the service does not store the headers and the body of an HTTP response, the record contains only the status. If
+/// the service stores a reference, the body is the reference. A replay rebuilds the response from this reference.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Response {
     pub(crate) status: Option<i16>,

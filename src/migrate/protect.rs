@@ -8,8 +8,8 @@ use crate::session::{Opening, in_pooled_transaction};
 
 /// Makes the database refuse each write to this table that is made outside an idempotent operation, or warn of such a
 /// write. A write is outside an operation if it goes through another connection of the pool, runs in autocommit, comes
-/// before the claim, or comes after a replay. A handler with this mistake fails in its first test, and not with a
-/// customer's second order.
+/// before the claim, or comes after a replay. A handler with such a write fails in its first test, and not only when a
+/// customer gets a second order.
 ///
 /// Write the table's name as in an SQL statement. The name follows `search_path`, and a name such as `public."Orders"`
 /// needs its quotes. If the table is already protected in this way, the call changes and locks nothing. A service may

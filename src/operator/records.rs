@@ -35,7 +35,7 @@ pub async fn unsettled(
     max_attempts: Option<NonZeroU32>,
     abandoned_for: Option<Duration>,
 ) -> Result<Vec<Shown>, Error> {
-    // A greater limit has the effect of `i32::MAX`, because the column `attempt` stores no greater number.
+    // A limit above `i32::MAX` counts as `i32::MAX`, which is the greatest number that the column `attempt` can store.
     let most = max_attempts.map(|most| i32::try_from(most.get()).unwrap_or(i32::MAX));
     let abandoned_for = abandoned_for.map(|time| time.min(*RETENTION.end()));
     let listing = async |conn: &mut PgConnection| {
@@ -59,12 +59,11 @@ pub async fn show(pool: &PgPool, key: &Key) -> Result<Option<Shown>, Error> {
 }
 
 /// Lists at most `limit` records whose value begins with `beginning`, in the order of their keys. If `scope` or
-/// `operation` is `None`, the search includes every scope or every operation. Every value begins with an empty
-/// `beginning`.
+/// `operation` is `None`, the search includes every scope or every operation. An empty `beginning` matches every value.
 ///
-/// In the primary key, a search with a scope, an operation and a beginning reads only the entries of the returned
-/// records. Every other search may read the whole table. When the time `within` is over, the server ends the search,
-/// and the call fails. A time under a millisecond counts as a millisecond.
+/// A search with a scope, an operation and a beginning reads only the entries of the returned records in the primary
+/// key. Every other search may read the whole table. When the time `within` is over, the server ends the search, and
+/// the call fails. A time under a millisecond counts as a millisecond.
 ///
 /// # Errors and cancellation
 ///

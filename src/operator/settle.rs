@@ -117,8 +117,9 @@ impl Shown {
     ///
     /// [`SettleError::Changed`] if the record has changed since it was shown, or does not wait for another attempt. A
     /// record does not wait if the record is completed, under a live lease,
-    /// [indeterminate](crate::Error::Indeterminate), past its retention or in transaction mode, or if its first claim
-    /// never began. The other errors, and the effect of a cancellation, are those of [`resolve`](Self::resolve).
+    /// [indeterminate](crate::Error::Indeterminate), past its retention or in transaction mode, or if the work of its
+    /// first claim never began. The other errors, and the effect of a cancellation, are those of
+    /// [`resolve`](Self::resolve).
     pub async fn grant(self, place: impl Into<PoolOrTransaction<'_>>, reason: &str) -> Result<Self, SettleError> {
         self.decided(place.into(), Decision::Grant { reason }).await
     }

@@ -93,8 +93,8 @@ impl Record<'_> {
 /// Plain and distributed tables share this text. A second text could forget to clear a column, and a caller could then
 /// get the response of the old record.
 ///
-/// On a distributed table, CASE may not contain `statement_timestamp`. So the time of completion is a sum. For a mark,
-/// CASE returns an interval of zero. For other modes, CASE returns null, so the sum is null.
+/// On a distributed table, CASE in an UPDATE may not contain `statement_timestamp`. So the time of completion is a sum.
+/// For a mark, CASE returns an interval of zero. For other modes, CASE returns null, so the sum is null.
 macro_rules! take_over_free {
     () => {
         concat! {
@@ -230,7 +230,7 @@ impl MarkBatch<'_> {
     /// - Another transaction has locked the row of the expired record.
     ///
     /// The statement tries one key after another, and stops at the first key with an obstacle. So while a batch waits
-    /// for a key, the batch holds no later key, which another batch may need.
+    /// for a key, the batch does not hold the keys after this key, which another batch may need.
     pub(crate) async fn mark(&self, conn: &mut PgConnection, asked: &mut CalledAt) -> Result<Vec<MarkOf>, Error> {
         let column = |part: fn(&Key) -> &str| self.keys.iter().map(|key| part(key)).collect::<Vec<_>>();
         let rows = sqlx::query(

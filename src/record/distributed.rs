@@ -15,11 +15,11 @@
 //! from the coordinator. An INSERT of VALUES goes to one shard, and needs no two-phase commit. An `insert … select`
 //! would need a two-phase commit over all shards.
 //!
-//! The other statements of `record/` are the same for both kinds of table. Citus refuses some SQL in these statements.
-//! Comments that mention *a distributed table* are about these rules:
+//! The other statements of `record/` are the same for both kinds of table. These statements avoid SQL that Citus
+//! refuses. Comments that mention *a distributed table* are about these rules:
 //!
-//! - CASE and COALESCE may not contain a stable function, such as `statement_timestamp`.
-//! - RETURNING may not contain a volatile function, such as `set_config`.
+//! - In an UPDATE or DELETE, CASE and COALESCE may not contain a stable function, such as `statement_timestamp`.
+//! - RETURNING may not contain a stable or volatile function, such as `current_setting` or `set_config`.
 //! - In an UPDATE, a stable function, such as `jsonb_build_object`, may not have a column as an argument.
 
 mod citus;
@@ -40,8 +40,8 @@ pub(crate) use citus::{Distribution, create_distributed_table, distribution, wor
 
 impl Record<'_> {
     /// Claims the key by inserting its record. A mark is complete at once. Returns [`Tried::Unread`] if the key has a
-    /// record already, or if an open transaction claims the key. If [a look comes first](Deployment::looks_first), this
-    /// look has taken the key's lock.
+    /// record already, or if an open transaction claims the key. If the call must [look for the record
+    /// first](Deployment::looks_first), the look has taken the key's lock.
     pub(crate) async fn claim(
         self,
         conn: &mut PgConnection,

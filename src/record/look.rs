@@ -93,8 +93,8 @@ impl Record<'_> {
     /// claim, the calls made 1300 claims. The wait is an SQL function, because a savepoint that the crate sent would
     /// remain if the wait were cancelled.
     ///
-    /// If the key has an unfinished record in another mode, the transaction does not keep the lock. Only calls in
-    /// transaction mode and marks wait here, and they must not take over a record of another mode.
+    /// If the key has an unfinished record in another mode, the transaction does not keep the lock. Only marks and
+    /// calls in transaction mode wait here, and they must not take over a record of another mode.
     pub(crate) async fn await_key(
         self,
         conn: &mut PgConnection,

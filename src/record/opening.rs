@@ -87,8 +87,8 @@ pub(super) const BEGIN_DURABLE_ALL_ROWS: &str = concat!(
 );
 /// Begins a transaction at READ COMMITTED, without the check of the other openings. The check is a query, so it would
 /// take a snapshot at the session's isolation level. A BEGIN after a snapshot may not set another level. Instead of the
-/// check, a ROLLBACK ends a transaction that may be open. This ROLLBACK counts in `pg_stat_database`. Only a call that
-/// has failed pays for this ROLLBACK.
+/// check, a ROLLBACK ends a transaction that may be open. This ROLLBACK counts in `pg_stat_database`. Only migrations,
+/// `distribute` and the release of a claim after a failed call pay for this ROLLBACK.
 pub(crate) const BEGIN_READ_COMMITTED: &str =
     "begin; rollback; begin /* pg_idempotency: opening at read committed */ isolation level read committed";
 

@@ -38,9 +38,9 @@ pub(crate) struct Worker {
     pub(crate) synchronous_commit: Result<(String, bool), String>,
 }
 
-/// Warns before the first claim of this process if the deployment is distributed and the table is not. The statements
-/// for a distributed table are also right for a plain table, but slower. On a distributed table, the usual statements
-/// fail by themselves, because each claim calls `idempotency.is_plain`.
+/// Warns before the first claim of this process if the deployment is distributed, but the table is plain. The
+/// statements for a distributed table are also right for a plain table, but slower. On a distributed table, the usual
+/// statements fail by themselves, because each claim calls `idempotency.is_plain`.
 pub(super) async fn warn_if_plain(conn: &mut PgConnection) -> Result<(), Error> {
     if LOOKED.load(Ordering::Relaxed) {
         return Ok(());
@@ -158,7 +158,7 @@ pub(crate) async fn workers(conn: &mut PgConnection) -> Result<Vec<Worker>, Erro
 ///
 /// Several records may share this `expires_at`, so the statement may delete more records than `limit`. If another
 /// transaction has locked a record, the statement waits for at most a second, and then fails with SQLSTATE 55P03 (lock
-/// not available). The owner may prolong the record during the wait, so PostgreSQL checks the condition again for the
+/// not available). The owner may prolong the record during the wait. PostgreSQL then checks the condition again for the
 /// new version of the row.
 pub(super) async fn sweep(
     conn: &mut PgConnection,

@@ -61,8 +61,8 @@ pub(super) async fn look(record: Record<'_>, conn: &mut PgConnection, asked: &mu
         .map_err(Error::of_statement)?;
     let coordinator = ask(record, conn, row.is_none()).await?;
     if row.is_none() && coordinator.has_lock_timeout {
-        // A transaction in doubt may have inserted the record of this key. The insert of the claim then waits for that
-        // transaction.
+        // A transaction whose two-phase commit is in doubt may have inserted the record of this key. The insert of the
+        // claim then waits for that transaction.
         pass_on_lock_timeout(conn).await?;
     }
     let called_at = asked.seen_at(coordinator.now.at, waited);
