@@ -18,7 +18,7 @@
 //! The other statements of `record/` are the same for both kinds of table. These statements avoid SQL that Citus
 //! refuses. Comments that mention *a distributed table* are about these rules:
 //!
-//! - In an UPDATE or DELETE, CASE and COALESCE may not contain a stable function, such as `statement_timestamp`.
+//! - In an UPDATE, CASE and COALESCE may not contain a stable function, such as `statement_timestamp`.
 //! - RETURNING may not contain a stable or volatile function, such as `current_setting` or `set_config`.
 //! - In an UPDATE, a stable function, such as `jsonb_build_object`, may not have a column as an argument.
 
