@@ -49,7 +49,8 @@
 //!    - If other requests that wait hold [too many bytes](#runs), the answer is 503 `overloaded`.
 //! 5. The request becomes a *run*, which is a task of its own and claims the key. **If the client hangs up, a run that
 //!    has its [place](#runs) continues**, and a retry of the client gets the answer.
-//!    - If no place becomes free in time, among all runs or among those of this scope, the answer is 503 `overloaded`.
+//!    - If no place becomes free in time, because the limit of all runs or the limit of the runs of this scope is
+//!      reached, the answer is 503 `overloaded`.
 //!    - If the database is unreachable, the answer is 503 `unavailable`, and the handler does not run.
 //!    - If the table is missing, the answer is 500 `misconfigured`. If the database refuses a statement and would
 //!      refuse it again, the answer is also 500 `misconfigured`.
@@ -142,8 +143,8 @@
 //!
 //! # Runs
 //!
-//! A run outlives its client. So an outer limit of concurrent requests does not bound the runs. Clients that hang up
-//! and continue with another key would leave any number of runs behind. The layer bounds the
+//! A run outlives its client. So an outer limit of concurrent requests does not bound the runs. Without another bound,
+//! clients that hang up and continue with another key would leave any number of runs behind. So the layer bounds the
 //! [number](IdempotencyLayer::max_runs) and the [time](IdempotencyLayer::run_timeout) of its runs. A graceful shutdown
 //! of the server does not wait for runs, so wait for [`Runs::finished`] after the shutdown.
 //!

@@ -90,9 +90,9 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
         Ok(body)
     }
 
-    /// Reads the body of a response. Stops at its end, at the deadline, or after more bytes than the limit. After the
-    /// deadline, a body counts as a stream that may never end. A body that announces a length over the limit is not
-    /// read. If `empty`, the response has no body, whatever length it announces.
+    /// Reads the body of a response. Stops at the end of the body, at the deadline, or after more bytes than the limit.
+    /// After the deadline, a body counts as a stream that may never end. A body that announces a length over the limit
+    /// is not read. If `empty`, the response has no body, whatever length it announces.
     pub(super) async fn of_response(body: B, empty: bool, limit: usize, deadline: Instant) -> Result<Self, Broken> {
         let announced = if empty { 0 } else { body.size_hint().lower() };
         let mut body = Self::untouched(body);
@@ -127,8 +127,8 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
                 self.data = joined.freeze();
             }
             Some(Err(frame)) => self.trailers = frame.into_trailers().ok(),
-            // This check uses the length that the body announced at its beginning, as hyper does. Some bodies do not
-            // subtract the bytes that they have already delivered from the announced length.
+            // This check uses the length that the body announced at its beginning, as hyper does. In some bodies, the
+            // length that is announced later still includes the bytes that were already delivered.
             None if announced > self.data.len() as u64 => return Err(Broken::CutOff),
             None => self.rest = None,
         }

@@ -24,15 +24,15 @@ use crate::{Error, Idempotency, Mode, OnDuplicate};
 /// a run. If requests are stored, a third copy is in memory until the claim.
 const BODY_LIMIT: usize = 1024 * 1024;
 /// The default number of runs for each connection of the pool. A run should wait for its connection for at most 3
-/// seconds. In this time, a connection serves about 30 transactions of 100 ms each. A run further back in the queue
-/// would wait, keep its body in memory even if its client hangs up, and then fail.
+/// seconds. In this time, a connection serves about 30 transactions of 100 ms each. A run behind these
+/// transactions would wait, keep its body in memory even if its client hangs up, and then fail.
 const RUNS_PER_CONNECTION: usize = 32;
 /// The default time for a handler. Common proxies and load balancers give up after a minute, so no client waits any
 /// more after this time. Work that takes longer on purpose belongs in a queue.
 const RUN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 /// The longest wait for a place. The pool's `acquire_timeout` may be unlimited, but the deadline for a place must be a
-/// finite time. A wait for another request with the same key is shorter, because it is at most an hour.
+/// finite time. A wait for another request with the same key is at most an hour, so it is shorter than this time.
 const LONGEST_PLACE_TIME: Duration = Duration::from_secs(24 * 3600);
 
 type ScopeOf = dyn Fn(&Parts) -> Result<String, Denied> + Send + Sync;
@@ -177,14 +177,15 @@ impl IdempotencyLayer {
         Self { key_required: !optional, ..self }
     }
 
-    /// Sets the smallest number of characters in the value of a key. The default is no minimum. The answer to a shorter
-    /// key is a 400 `malformed-key`, and nothing is done. A client that numbers its requests may repeat a short key by
-    /// mistake, and get the answer to another request, or a 422. A minimum of 8 refuses most numbers, and no UUID.
+    /// Sets the smallest number of characters in the value of a key. The default is no minimum. The answer to a key
+    /// below the minimum is a 400 `malformed-key`, and nothing is done. A client that numbers its requests may repeat a
+    /// short key by mistake, and get the answer to another request, or a 422. A minimum of 8 refuses most numbers, and
+    /// no UUID.
     ///
-    /// The minimum applies to the header and to [`key_from`](Self::key_from). **A shorter key is refused even if the
-    /// request is a retry of an earlier request.** A client that gets this refusal might send a new key, and so repeat
-    /// the operation. So set the minimum before clients send keys. A stored request is resumed and settled even if its
-    /// key is shorter.
+    /// The minimum applies to the header and to [`key_from`](Self::key_from). **A key below the minimum is refused even
+    /// if the request is a retry of an earlier request.** A client that gets this refusal might send a new key, and so
+    /// repeat the operation. So set the minimum before clients send keys. A stored request is resumed and settled even
+    /// if its key is below the minimum.
     pub fn shortest_key(self, characters: usize) -> Self {
         Self { shortest_key: characters, ..self }
     }
@@ -205,8 +206,8 @@ impl IdempotencyLayer {
     /// would be an operation of its own, with its own time series in the metrics. If you use the path, decode its
     /// percent-encoding. Otherwise `/a` and `/%61` would be two operations.
     ///
-    /// If the function returns `None`, the answer is a 500 `misconfigured`. If it returns a text that a
-    /// [`Key`](crate::Key) refuses, the answer is a 400 `malformed-key`.
+    /// If the function returns `None`, the answer is a 500 `misconfigured`. If the function returns a text
+    /// that a [`Key`](crate::Key) refuses, the answer is a 400 `malformed-key`.
     ///
     /// **The operation is a part of the key. If the operation changes, a retry of an earlier request is performed
     /// again.** A new name of a parameter does not change the operation. Each of these changes gives the route another
@@ -486,8 +487,8 @@ impl IdempotencyLayer {
     }
 
     /// Returns how many bytes the bodies that arrive or wait may hold together: the `request_limit` for each place.
-    /// More requests than places would wait in vain. At least two places count, because one scope may hold only half of
-    /// the bytes, and needs room for one largest body.
+    /// Room for more requests would not help, because these requests would wait for a place in vain. At least two
+    /// places count, because one scope may hold only half of the bytes, and needs room for one largest body.
     pub(super) fn most_held(&self) -> usize {
         self.request_limit.saturating_mul(self.max_runs.max(2))
     }

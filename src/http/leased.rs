@@ -1,5 +1,5 @@
-//! The run of a leased layer: it claims the key, lends the lease to the handler, and stores its response or frees the
-//! key. This file also has the proof that a request was refused before its handler began.
+//! The run of a leased layer. The run claims the key, lends the lease to the handler, and stores the handler's response
+//! or frees the key. This file also has the proof that a request was refused before its handler began.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -48,8 +48,8 @@ pub(super) struct Performed<H: Handler> {
     pub(super) stored: bool,
 }
 
-/// Calls the handler, and stores its response or releases the claim. If the layer in the service has found another key
-/// for a resumed request than the record has, gives the claim back.
+/// Calls the handler, and stores its response or releases the claim. Gives the claim of a resumed request back, if the
+/// layer in the service has found another key for the request than the record has.
 pub(super) async fn perform<H: Handler>(
     layer: &IdempotencyLayer,
     mut owner: LeaseOwner,
@@ -281,7 +281,7 @@ impl LentLease {
 ///
 /// A middleware between the layer and the handler runs before `B`, so the middleware must have no effect of its own. If
 /// a middleware takes the [`Lease`], a refusal does not prove any more that the handler has not begun. A handler that
-/// takes a `Result<LeasedBody<_>, _>` must return the refusal only if the handler has done nothing.
+/// takes a `Result<LeasedBody<_>, _>` may return the refusal only if the handler has done nothing.
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 #[derive(Debug)]

@@ -1,10 +1,10 @@
 //! The places of the runs, and the queues for these places.
 //!
-//! A run has three places: a place of its key, a place of its scope, and a place of the layer. A request queues for its
-//! places in this order, so a storm of requests with one key, or of one scope, waits in its own queue. While a request
-//! of this process runs its handler, the duplicates of this request have no place and no connection. While another
-//! process runs the handler, the duplicates in this process poll the database, and have no place between two polls. The
-//! database alone decides which request runs its handler.
+//! A request needs three places for its run: a place of its key until its handler runs, a place of its scope, and a
+//! place of the layer. A request queues for its places in this order, so a storm of requests with one key, or of one
+//! scope, waits in its own queue. While a request of this process runs its handler, the duplicates of this request have
+//! no place and no connection. While another process runs the handler, the duplicates in this process poll the
+//! database, and have no place between two polls. The database alone decides which request runs its handler.
 //!
 //! A request queues in the task of its run. The runtime polls this task even if an outer service does not poll the
 //! request. So a queue never waits for a request that is not polled.
@@ -47,8 +47,8 @@ pub(super) struct Ticket {
     pub(super) key: Key,
     pub(super) fingerprint: Fingerprint,
     pub(super) trace: Trace,
-    /// The arrival of the request. A record that has expired at this moment is ignored. A record that expires later
-    /// still gives the answer.
+    /// The arrival of the request. A record that has expired at the arrival is ignored. A record that expires after the
+    /// arrival still gives the answer.
     pub(super) arrived: std::time::Instant,
     /// The request as the claim stores it, so that a resumer can finish it.
     pub(super) stored: Option<Vec<u8>>,
@@ -111,7 +111,8 @@ struct Queue {
 enum Holder {
     /// A request of this process runs its handler. The channel closes when that request has ended.
     Here(Fingerprint, watch::Receiver<()>),
-    /// A poll has found the key in flight. No duplicate of this process polls again before this time.
+    /// A poll has found the key in flight. Before this time, a duplicate of this process polls again only at the end of
+    /// its own wait.
     Elsewhere(Instant),
 }
 
@@ -253,8 +254,8 @@ impl Place<'_> {
 }
 
 impl Polls for Place<'_> {
-    /// Gives the places back, so that the request holds no place during a pause. Until the end of the pause, no other
-    /// request with the key polls.
+    /// Gives the places back, so that the request holds no place during a pause. Until the end of the pause, another
+    /// request with the key polls only at the end of its own wait.
     async fn rest(&mut self) -> bool {
         self.run = None;
         let now = Instant::now();

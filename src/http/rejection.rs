@@ -144,8 +144,8 @@ pub(super) enum Mistake {
          feature axum, or name the operation by IdempotencyLayer::operation"
     )]
     NoOperation,
-    /// The effect of the resumed request would happen under another downstream key. So nothing was performed, and no
-    /// attempt was used up.
+    /// The resumed request has another key here than in its record, so its effect would have another downstream key.
+    /// So nothing was performed, and no attempt was used up.
     #[error(
         "a resumed request has another key here, of the operation {found:?}, than its record, of the operation \
          {recorded:?}; if the operations differ, name that of the record with IdempotencyLayer::operation; otherwise \

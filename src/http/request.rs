@@ -26,8 +26,8 @@ pub(super) enum MalformedKey {
     /// mistake.
     #[error("there are several Idempotency-Key values; send one")]
     Several,
-    /// The key is empty, is longer than 255 bytes, or has only white space. A key that does not come from the header
-    /// may also contain a control character, or only invisible characters. An
+    /// The key is empty, is longer than 255 bytes, or has only white space. If the key does not come from the
+    /// header, the fault may also be a control character, or a text of only invisible characters. An
     /// [operation](super::IdempotencyLayer::operation) that contains a part of the request's path can have the same
     /// faults as the value of a key.
     #[error("the Idempotency-Key cannot be used: {0}")]
