@@ -133,7 +133,7 @@ impl fmt::Display for State {
 ///
 /// The fencing token alone is not enough, because a machine that slept may wake and renew its lapsed lease **under the
 /// same token**, or finish a step. After the error [`Indeterminate`](crate::Error::Indeterminate), a service may want
-/// to settle the operation. Before it settles, the service calls [`show`](crate::operator::show), and continues only
+/// to settle the operation. The service then calls [`show`](crate::operator::show), and settles the operation only
 /// if [`Shown::version`](crate::operator::Shown::version) equals the version in the error. An HTML form may contain
 /// the text of a version, and send this text back.
 #[derive(Clone, Debug, PartialEq, Eq)]

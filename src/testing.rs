@@ -1,9 +1,9 @@
 //! Tools for the tests of your service (feature `testing`). The tools move the times of records, and race calls. The
 //! guide's page `testing` is a tutorial.
 //!
-//! **Make a record by the call that would leave it**, and then move the record's times in the database, so that no test
-//! sleeps. With `#[sqlx::test]`, which gives each test a database of its own, [`MIGRATOR`](crate::MIGRATOR) creates the
-//! table:
+//! **Make a record with the call that leaves such a record**, and then move the record's times in the database, so that
+//! no test sleeps. With `#[sqlx::test]`, which gives each test a database of its own, [`MIGRATOR`](crate::MIGRATOR)
+//! creates the table:
 //!
 //! ```no_run,test_harness
 //! # use pg_idempotency::{Error, Idempotency, Key, testing};
@@ -91,7 +91,7 @@ pub async fn expire(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Erro
     moved(executor, update).await
 }
 
-/// Lets the lease lapse, as if its owner had died long enough before.
+/// Lets the lease lapse, as if its owner had died and the lease had then ended.
 ///
 /// A living owner continues. The owner's next renewal prolongs the lease again, unless another call has taken the claim
 /// over.
@@ -183,7 +183,7 @@ async fn all<F: Future>(calls: impl Iterator<Item = F>) -> Vec<F::Output> {
 /// response. Returns the response.
 ///
 /// Under [`OnDuplicate::Reject`](crate::OnDuplicate::Reject) a duplicate may get [`Error::InFlight`]. Filter these
-/// errors out first.
+/// errors out before you call this function.
 ///
 /// # Panics
 ///

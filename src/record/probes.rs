@@ -29,7 +29,7 @@ pub(super) struct Probes {
 #[non_exhaustive]
 pub struct ShownProbes {
     /// The step. `None` for an operation without steps.
-    // The probes count only while these steps are exactly the steps in doubt.
+    // The probes count only while the elements of `Probes::of` name exactly the steps in doubt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<String>,
     /// How many probes were begun.
@@ -126,8 +126,8 @@ mod seconds {
     }
 
     pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<Option<DateTime<Utc>>, D::Error> {
-        // A person may have written a number that is too large or too small to be a valid time. If the jsonpath takes
-        // such a number for a time that is due, this function must do the same.
+        // A person may have written a number that is too large or too small to be a valid time. If such a number is due
+        // for the jsonpath, the time that this function returns must be due, too.
         let time = |seconds: f64| {
             let end = if seconds < 0.0 { DateTime::<Utc>::MIN_UTC } else { DateTime::<Utc>::MAX_UTC };
             DateTime::from_timestamp_millis((seconds * 1e3) as i64).unwrap_or(end)

@@ -114,8 +114,8 @@ impl Candidate {
         }
     }
 
-    /// `None` for a row whose key no caller can have. Also `None` for a fingerprint of another length. A newer release
-    /// wrote such a fingerprint, and that release resumes the operation.
+    /// `None` for a row whose key no caller can have. Also `None` for a fingerprint whose length differs from that of
+    /// this release. A newer release wrote such a fingerprint, and that release resumes the operation.
     fn of(row: &PgRow, operation: &str, place: i64) -> sqlx::Result<Option<Self>> {
         let key = statement::stored_key(row, operation)?;
         let fingerprint = Fingerprint::stored(row.try_get("fingerprint")?);
@@ -146,9 +146,8 @@ impl Record<'_> {
         changes_a_row(conn, update).await.map(drop)
     }
 
-    /// Deletes the stored request of an operation that has no owner now, because the service refuses the request.
-    /// Stores the reason. The operation then waits for its caller or for an operator. Returns `false` if the record has
-    /// changed.
+    /// Deletes a stored request that the service refuses, and stores the reason. The operation, which must have no
+    /// owner, then waits for its caller or for an operator. Returns `false` if the record has changed.
     #[cfg(feature = "http")]
     pub(crate) async fn refuse_request(self, conn: &mut PgConnection, token: i64, reason: &str) -> Result<bool, Error> {
         let update = self

@@ -224,8 +224,8 @@ macro_rules! no_step_in_doubt {
 }
 
 /// The condition under which the next caller may take over the unfinished record, and make the next attempt. No step
-/// may be in doubt. The claim must be released, or it must have lapsed in a mode that repeats. Otherwise the value is
-/// null or false.
+/// may be in doubt. The claim must be released, or it must have lapsed in a mode for which `Mode::repeats` is true. For
+/// every other record, the condition is null or false.
 macro_rules! may_be_retried {
     () => {
         concat! {

@@ -61,7 +61,7 @@ impl Deleted {
 /// The sweep skips a row that another transaction has locked, for example to take it over. The next pass deletes this
 /// row if it is still due. A batch that selects by primary key instead of `ctid` would be five times slower.
 ///
-/// The sweep also deletes a row whose `expires_at` another transaction has moved to an earlier time meanwhile.
+/// If another transaction moves a row's `expires_at` to a time before `since`, only the next pass deletes this row.
 pub(super) async fn sweep(
     conn: &mut PgConnection,
     leaf: &str,
@@ -197,7 +197,7 @@ pub struct Group {
     pub oldest: DateTime<Utc>,
 }
 
-/// The form of [`size`](super::distributed::size) for a table that is not distributed.
+/// Does the same as [`size`](super::distributed::size), for a table that is not distributed.
 pub(super) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
     sqlx::query(concat! {
         "

@@ -19,7 +19,7 @@ type Manager = <Postgres as Database>::TransactionManager;
 const ROLLBACKS: usize = 3;
 
 /// Two statements that fail in an aborted transaction (SQLSTATE 25P02) and outside a transaction (SQLSTATE 25P01). In a
-/// usable transaction, they change nothing.
+/// usable transaction, these statements change nothing.
 const IS_THERE: &str = "savepoint pg_idempotency; release savepoint pg_idempotency";
 
 pub(crate) fn depth(conn: &PgConnection) -> usize {
@@ -51,8 +51,8 @@ pub(crate) async fn roll_back_to(conn: &mut PgConnection, depth: usize) {
     if queued == 0 {
         return;
     }
-    // A ping returns at the first error that it reads. In addition to the queued statements, one statement whose future
-    // was dropped may have failed.
+    // A ping returns at the first error that it reads. Each queued statement may have failed, and also one earlier
+    // statement whose future was dropped.
     let mut failed = false;
     for _ in 0..=queued {
         match conn.ping().await {
@@ -150,8 +150,8 @@ pub(crate) async fn in_callers_transaction<R, E: From<Error>>(
 
 /// Commits a transaction, or fails if the COMMIT would save nothing.
 ///
-/// PostgreSQL answers the COMMIT of an aborted transaction with a ROLLBACK, but sqlx's `tx.commit()` returns `Ok`. A
-/// consumer that ignores one error of a statement would then acknowledge an event although neither the event nor its
+/// PostgreSQL answers the COMMIT of an aborted transaction with a ROLLBACK, but sqlx's `tx.commit()` returns `Ok`. So a
+/// consumer that ignores one error of a statement may acknowledge an event although neither the event nor its
 /// [mark](crate::mark) was stored. Use this function instead of `tx.commit()` if the transaction holds a mark or a
 /// claim:
 ///

@@ -94,11 +94,11 @@ impl Session {
         Ok(commit_innermost(&mut self.conn).await?)
     }
 
-    /// Commits a transaction that began as [`Opening::Exempt`]. The transaction has no claim, so it has no completion
-    /// that would fail if the transaction were aborted or had ended. So this method first checks that the transaction
-    /// is not aborted, because PostgreSQL answers the COMMIT of an aborted transaction with a ROLLBACK. The method also
-    /// checks that the setting of the opening is still there. If the handler has ended the transaction and begun
-    /// another one, the setting is gone.
+    /// Commits a transaction that began as [`Opening::Exempt`]. The transaction has no claim, so no completion detects
+    /// that the transaction is aborted or has ended. So this method first checks that the transaction is not aborted,
+    /// because PostgreSQL answers the COMMIT of an aborted transaction with a ROLLBACK. The method also checks that the
+    /// setting of the opening is still there. If the handler has ended the transaction and begun another one, the
+    /// setting is gone.
     #[cfg(feature = "http")]
     pub(crate) async fn commit_exempt(&mut self) -> Result<(), Error> {
         self.check_depth()?;
@@ -201,7 +201,7 @@ pub(crate) enum Opening {
     ///
     /// The transaction is durable on every server of the deployment.
     Durable(Deployment),
-    /// Begins like `Plain`, for a search of the crate. If row level security could hide a record from the role, the
+    /// Begins like `Plain`, for a search by the crate. If row level security could hide a record from the role, the
     /// server refuses the statement with an error of privileges (SQLSTATE 42501). Without this error, an empty result
     /// would not prove that no record exists.
     ///

@@ -22,7 +22,7 @@ pub(crate) const ANSWER_TIME: Duration = Duration::from_secs(30);
 
 /// Runs a function of [`operator`](crate::operator), [`migrate`](crate::migrate()) or [`protect`](crate::protect()),
 /// for at most `limit`. After that time, `bounded` closes the connection of the function, and returns
-/// [`Error::Unanswered`]. Whether a decision was made is then unknown.
+/// [`Error::Unanswered`]. After this error, it is unknown whether a decision was made.
 ///
 /// Without `bounded`, these functions wait without a limit, because the time to read a whole table is not known in
 /// advance. If the network vanishes silently, TCP may never notice. `tokio::time::timeout` also ends such a wait, but

@@ -32,7 +32,7 @@ pub(crate) struct Won<'k> {
     pub(crate) record: Record<'k>,
     pub(crate) claim: Claim,
     savepoint: Option<Savepoint>,
-    /// Whether the completion is in the same message as the COMMIT.
+    /// Whether the message with the COMMIT may contain the completion.
     in_messages: bool,
 }
 

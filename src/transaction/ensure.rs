@@ -44,8 +44,8 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 /// # The response
 ///
 /// The response can have any type that serde can encode and decode. The response is stored as JSON text. A replay
-/// decodes this text into the *present* type. So after a release that adds a field, the client may see other bytes than
-/// before. If the client must see the same bytes across releases, make the response a
+/// decodes this text into the *present* type. So if a release adds a field, a replay may return other bytes than the
+/// first call. If the client must see the same bytes across releases, make the response a
 /// `Box<serde_json::value::RawValue>` (serde_json's feature `raw_value`). A `RawValue` is the stored text itself.
 ///
 /// A response that cannot be decoded again is not stored, and the call returns [`Error::Unencodable`]. The
@@ -199,7 +199,7 @@ impl Idempotency {
     /// leaves that transaction open.
     ///
     /// If every retry should get a failure whose writes are undone, let `perform` begin a nested transaction
-    /// (`conn.begin()`), roll this transaction back, and return the failure as its response.
+    /// (`conn.begin()`), roll the nested transaction back, and return the failure as the response.
     ///
     /// # Errors
     ///

@@ -117,8 +117,8 @@ fn text(value: Option<&str>) -> String {
 }
 
 fn interval(value: Option<Duration>) -> String {
-    // The unit is the second, because PostgreSQL 13 and 14 cannot read a number of microseconds above 2^31. An interval
-    // that is bound as a parameter has no days, and neither does this interval.
+    // The literal is in seconds, because PostgreSQL 13 and 14 cannot read a number of microseconds above 2^31. Like an
+    // interval that is bound as a parameter, this interval has no days.
     value.map_or_else(null, |value| format!("'{}.{:06} seconds'", value.as_secs(), value.subsec_micros()))
 }
 
