@@ -139,6 +139,7 @@ pub(crate) fn router(app: AppState) -> anyhow::Result<(Router, [Runs; 2])> {
 }
 
 pub(crate) async fn main() -> anyhow::Result<()> {
+    // sqlx waits 30 seconds by default. Most clients give up earlier.
     let options = PgPoolOptions::new().acquire_timeout(Duration::from_secs(3));
     let pool = options.connect(&std::env::var("DATABASE_URL")?).await?;
     sqlx::migrate!().run(&pool).await?;
@@ -146,6 +147,7 @@ pub(crate) async fn main() -> anyhow::Result<()> {
     for table in ["stock", "orders", "payments"] {
         pg_idempotency::protect(&pool, table, OnEscape::Refuse).await?;
     }
+    // Deletes expired keys. The daemon of `idempotency-janitor` can do this instead.
     tokio::spawn(Janitor::new(pool.clone()).run(std::future::pending()));
     let gateway = Gateway { http: reqwest::Client::new(), url: std::env::var("GATEWAY_URL")? };
     let listener = tokio::net::TcpListener::bind("0.0.0.0:3000").await?;
