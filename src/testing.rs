@@ -1,9 +1,9 @@
 //! Tools for the tests of your service (feature `testing`). The tools move the times of records, and race calls. The
 //! guide's page `testing` is a tutorial.
 //!
-//! **Make a record with the call that leaves such a record**, and then move the record's times in the database, so that
-//! no test sleeps. With `#[sqlx::test]`, which gives each test a database of its own, [`MIGRATOR`](crate::MIGRATOR)
-//! creates the table:
+//! **Make each record with a real call: the call that leaves a record in the state that you want to test.** Then move
+//! the record's times in the database, so that no test sleeps. With `#[sqlx::test]`, which gives each test a database
+//! of its own, [`MIGRATOR`](crate::MIGRATOR) creates the table:
 //!
 //! ```no_run,test_harness
 //! # use pg_idempotency::{Error, Idempotency, Key, testing};

@@ -301,9 +301,9 @@ impl Queued {
         }
     }
 
-    /// Returns the holder of the key, if this process knows the holder. A holder in another process counts as unknown
-    /// from the time of the next poll, but at the latest from `first`. So a request waits for the next poll at most
-    /// until `first`.
+    /// Returns the holder of the key, if this process knows the holder. For a holder in another process, the returned
+    /// time is the time of the next poll, or `first` if that is earlier. From this time on, the holder counts as
+    /// unknown, so no request waits for the next poll beyond `first`.
     fn holder_until(&self, first: Instant) -> Option<Holder> {
         self.with_holder(|holder| match holder {
             Some(Holder::Elsewhere(next)) => {

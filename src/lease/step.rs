@@ -25,7 +25,7 @@ impl Step {
         Self { downstream_key, took_no_effect: false.into() }
     }
 
-    /// Returns a key for the next service, which is the same in every attempt of this step, and different for each
+    /// Returns a key for the next service: the same key in every attempt of this step, and another key for each other
     /// step. The key consists of 32 hexadecimal digits of a SHA-256 of the key, the fingerprint and the step's name.
     #[must_use]
     pub fn downstream_key(&self) -> &str {

@@ -16,7 +16,8 @@ use crate::process::{Ending, print};
 pub(crate) async fn health(database: &Database, max_lag: Duration, as_json: bool) -> Result<Ending, Failure> {
     let pool = database.pool().await?;
     let warnings = ask(ANSWER, operator::health(&pool, max_lag)).await?;
-    // Each of these two warnings comes alone, because the schema or one of its tables could not be read.
+    // These two kinds of warnings mean that the schema or one of its tables could not be read. `operator::health` then
+    // returns warnings of this kind only, so the first warning shows whether this is the case.
     let is_unread = matches!(warnings.first(), Some(Warning::UntrustedSchema { .. } | Warning::RowSecurity { .. }));
     let protected = match is_unread {
         true => Protected::new(),
