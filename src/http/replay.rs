@@ -178,7 +178,7 @@ type Rebuilding<'r> = Pin<Box<dyn Future<Output = Result<Response<Bytes>, Reject
 pub(super) trait Rebuild: Send + Sync {
     fn check(&self, reference: &[u8]) -> Result<(), Rejection>;
 
-    /// Rebuilds the answer. The body of the answer has at most `most` bytes, and is read until `end`.
+    /// Rebuilds the answer. Fails if its body has more than `most` bytes, or is not complete at the time `end`.
     fn rebuild<'r>(
         &'r self,
         reference: &'r [u8],

@@ -62,7 +62,7 @@ impl Lease {
     /// - [`Undecodable`](Error::Undecodable): the stored result has another type. [`Unencodable`](Error::Unencodable).
     /// - [`LeaseLost`](Error::LeaseLost): the step was rolled back, or its COMMIT was already sent.
     /// - [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction): `perform` has ended the step's transaction, and
-    ///   nothing was stored. Writes of `perform` outside the transaction stay.
+    ///   nothing was stored. Writes that `perform` made outside the transaction are not undone.
     /// - Errors of the database. If the COMMIT was not answered, call the step again. The call returns the result if
     ///   the result was stored.
     ///

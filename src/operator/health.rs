@@ -48,8 +48,8 @@ pub enum Warning {
     /// kind.
     ///
     /// A role that may act as the owner of the database is trusted. A role is also trusted if one of its members is the
-    /// database's owner or the current role. A membership counts if the role that granted the membership may act as the
-    /// member or as the owner of the database.
+    /// database's owner or the current role. Such a membership counts only if its grantor may act as that member, or as
+    /// the owner of the database.
     UntrustedSchema {
         /// A description of the problem and of the remedy.
         problem: String,

@@ -65,7 +65,7 @@ pub struct Arguments {
     /// How long the client retries
     #[arg(long, default_value = "30s", value_parser = humantime::parse_duration)]
     patience: Duration,
-    /// How two answers are compared; the status alone does not reveal the answer of another payment
+    /// How two answers are compared; `status` compares only the status, and so overlooks the id of another payment
     #[arg(long, value_enum, default_value = "body")]
     compare: Compare,
     /// The environment variable in which the service gets the URL of the database

@@ -25,9 +25,9 @@ const CONNECTIONS: u32 = 64;
 /// How long a client may take to send the header of a request. A usual client sends the header in one piece. The limit
 /// also ends a connection that is idle between two requests.
 const HEADER_TIME: Duration = Duration::from_secs(5);
-/// After this time, a connection accepts no further request. The connection ends with the request in progress, or after
-/// [`GRACE`]. So a client that sends a body slowly, or reads an answer slowly, cannot hold a connection for longer than
-/// both times together.
+/// After this time, a connection accepts no further request. The connection is closed when the request in progress is
+/// finished, or at the latest after a further [`GRACE`]. So a client that sends a body slowly, or reads an answer
+/// slowly, cannot hold a connection for longer than both times together.
 const CONNECTION_TIME: Duration = Duration::from_secs(30);
 /// How long the end of a connection, or of the server, waits for the request in progress. An action of the console
 /// takes less time than this limit, unless the database is slow.
