@@ -95,7 +95,7 @@ pub(crate) enum Command {
     /// Serves a web page that shows the records and settles keys, until SIGTERM or SIGINT
     Console {
         /// The address to listen on; an address that is not loopback requires --token-file or --user-header
-        #[arg(long, env = "IDEMPOTENCY_CONSOLE_ADDR", default_value = "127.0.0.1:9190")]
+        #[arg(long, env = "IDEMPOTENCY_CONSOLE_ADDR", default_value = "127.0.0.1:19190")]
         listen: SocketAddr,
         #[command(flatten)]
         options: ConsoleOptions,
@@ -182,7 +182,7 @@ pub(crate) struct Run {
     /// The longest time from one pass to the next; each actual time is between half of this value and the whole value
     #[arg(long, env = "IDEMPOTENCY_INTERVAL", default_value = "60s", value_parser = interval)]
     pub(crate) interval: Duration,
-    /// Serve /healthz, and /metrics in the text format of Prometheus, on this address, such as 127.0.0.1:9187
+    /// Serve /healthz, and /metrics in the text format of Prometheus, on this address, such as 127.0.0.1:19187
     #[arg(long, env = "IDEMPOTENCY_METRICS_ADDR")]
     pub(crate) metrics_addr: Option<SocketAddr>,
 }
