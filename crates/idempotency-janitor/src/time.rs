@@ -20,7 +20,9 @@ pub(crate) fn span(duration: Duration) -> String {
         _ => 3_600,
     };
     let rounded = humantime::format_duration(Duration::from_secs(seconds - seconds % unit)).to_string();
-    rounded.split(' ').take(2).collect::<Vec<_>>().join(" ")
+    let two = rounded.split(' ').take(2).collect::<Vec<_>>().join(" ");
+    // The library writes `1day`.
+    ["day", "month", "year"].iter().fold(two, |text, unit| text.replace(unit, &format!(" {unit}")))
 }
 
 /// A time in UTC, and the distance from now by this machine's clock, such as `2026-11-28 06:30:12 UTC, 5m ago`.

@@ -1,9 +1,9 @@
-//! Records the decisions that were made in this console, for the page `/log`, on standard output, in the log of the
-//! process, and in the file of `--log`.
+//! Records the decisions that were made in this console, for the page `/log`, on standard output, and in the
+//! file of `--log`. If standard output cannot be written, the log of the process has the decision.
 
 use std::collections::VecDeque;
 use std::fs::OpenOptions;
-use std::io::{self, Write as _};
+use std::io::{self, Write as _, stdout};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,6 @@ use pg_idempotency::operator::State;
 use serde_json::json;
 
 use crate::failure::{Failure, printable};
-use crate::process::print;
 
 /// How many of the last decisions the page shows.
 pub(super) const KEPT: usize = 200;
@@ -78,9 +77,11 @@ impl Decisions {
     /// shows this error.
     pub(super) fn record(&self, mut made: Made, line: &str) -> Option<io::Error> {
         let (operator, line) = (printable(&made.operator), printable(line));
-        tracing::info!(%operator, "{line}");
-        // An error is ignored, because standard output may have no reader, or a full disk.
-        let _ = print(&format!("{} {operator}: {line}\n", made.at.to_rfc3339()));
+        // Standard output may have no reader, or a full disk. Otherwise the log has no line, because both often lead to
+        // the same terminal or journal.
+        if stdout().write_all(format!("{} {operator}: {line}\n", made.at.to_rfc3339()).as_bytes()).is_err() {
+            tracing::info!(%operator, "{line}");
+        }
         let error = self.write(&made.in_json()).err();
         if let Some(error) = &error {
             tracing::warn!(%operator, %error, "the decision is made, but is missing in the log file: {line}");

@@ -660,6 +660,11 @@ async fn a_log_file_on_a_full_disk_does_not_make_a_decision_fail(pool: PgPool) -
     let (warned, written) = (std::fs::read_to_string(&errors)?, std::fs::read_to_string(&file)?);
     std::fs::remove_dir_all(&directory)?;
     assert!(warned.contains("WARN") && warned.contains("is missing in the log file"), "{warned}");
+    assert_eq!(
+        warned.lines().count(),
+        1,
+        "standard output has the decisions, so the log does not repeat them: {warned}"
+    );
     let last: serde_json::Value = serde_json::from_str(written.lines().last().expect("a line"))?;
     assert_eq!((&last["value"], written.lines().count()), (&"later".into(), 2), "{written}");
     Ok(())

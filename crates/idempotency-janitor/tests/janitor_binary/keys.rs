@@ -39,8 +39,8 @@ async fn a_time_is_in_utc_and_relative_in_at_most_two_units(pool: PgPool) -> any
         ("1 s", "s ago\n"),
         ("30 min 5 s", " UTC, 30m "),
         ("2 h 5 min 1 s", " UTC, 2h 5m ago\n"),
-        ("3 d 1 h 5 min", " UTC, 3days 1h ago\n"),
-        ("40 d", " UTC, 1month 9days ago\n"),
+        ("3 d 1 h 5 min", " UTC, 3 days 1h ago\n"),
+        ("40 d", " UTC, 1 month 9 days ago\n"),
     ] {
         let age = "update idempotency.record set claimed_at = now() - $1::text::interval,
                        expires_at = now() + interval '5 h 10 min'";
