@@ -1,3 +1,5 @@
+//! The messages of both sides. The crate `postgres-protocol` does not parse the messages of a client.
+
 use std::borrow::Cow;
 use std::io;
 
