@@ -22,7 +22,7 @@ VARIABLES
     record,   \* The committed record of the key, or None.
     written,  \* For each actor: the row that its open transaction has written, or None.
     lock,     \* The caller whose transaction holds the advisory lock of the key, or None.
-    call,     \* For each caller: what it asks, where it is, the token that it knows, and its answer.
+    call,     \* For each caller: what it asks, where it is, the token that it knows, and whose answer it got.
     effects,  \* For each life of the record: how many effects there are, up to 2.
     ended,    \* How many lives have ended, by the retention or by the operator.
     shown     \* The record that the operator has seen (Steps.tla), or None.
@@ -75,19 +75,18 @@ NewRow(c) ==
      lease |-> IF call[c].mode \in Leased THEN "live" ELSE "none", beats |-> 0, steps |-> NoSteps,
      done |-> call[c].mode = "mark", by |-> IF call[c].mode = "mark" THEN c ELSE None]
 
-Go(c, place)  == call' = [call EXCEPT ![c].at = place]
+Go(c, place)  == call' = [call EXCEPT ![c].at = place, ![c].then = "done"]
 Write(a, row) == written' = [written EXCEPT ![a] = row]
 Count(c, n)   == effects' = [effects EXCEPT ![call[c].life] = IF @ + n > 2 THEN 2 ELSE @ + n]
 
-\* The call has its answer. Its transaction still has to end if it holds the lock.
-Ended(c, answer, by, life) == [call[c] EXCEPT
-    !.answer = answer, !.by = by, !.life = life, !.token = 0, !.at = "done", !.then = "done"]
-Return(c, answer, by, life) == call' = [call EXCEPT ![c] =
-    [Ended(c, answer, by, life) EXCEPT !.at = IF lock = c THEN "end" ELSE "done"]]
-Refuse(c) == Return(c, "refused", None, 0)
+\* The call has the answer of this actor, or is refused. Its transaction still has to end if it holds the lock.
+Ended(c, by, life)  == [call[c] EXCEPT !.by = by, !.life = life, !.token = 0, !.at = "done", !.then = "done"]
+Return(c, by, life) == call' = [call EXCEPT ![c] = [Ended(c, by, life) EXCEPT !.at = IF lock = c THEN "end" ELSE "done"]]
+Refuse(c)           == Return(c, None, 0)
 
-Wait(c)      == Go(c, "await") \/ Refuse(c)  \* An open transaction has the key: OnDuplicate decides.
-LookAgain(c) == Go(c, "look") \/ Refuse(c)   \* After ten looks without a wait, the call is told InFlight.
+TryAgain(c, place) == call' = [call EXCEPT ![c].at = place, ![c].token = 0]
+Wait(c)      == TryAgain(c, "await") \/ Refuse(c)  \* An open transaction has the key: OnDuplicate decides.
+LookAgain(c) == TryAgain(c, "look") \/ Refuse(c)   \* After ten looks without a wait, the call is told InFlight.
 
 \* The call sends its COMMIT, and then goes on at this place.
 CommitThen(c, then) == call' = [call EXCEPT ![c].at = "commit", ![c].then = then]
@@ -118,7 +117,7 @@ Look(c, answer) ==
     /\ \/ /\ record # None /\ answer = Answer(record, call[c]) /\ UNCHANGED lock
           /\ CASE answer \in {"take over", "take over as new"} ->
                   call' = [call EXCEPT ![c].at = answer, ![c].token = record.token]
-               [] answer = "replayed" -> Return(c, answer, record.by, record.life)
+               [] answer = "replayed" -> Return(c, record.by, record.life)
                [] OTHER -> Refuse(c)
        \/ answer = "free" /\ record = None /\ CanLock(c) /\ lock' = c /\ Go(c, "claim")
        \/ answer = "held" /\ record = None /\ ~CanLock(c) /\ UNCHANGED lock /\ Wait(c)
@@ -186,7 +185,7 @@ Update(c, answer, due, row, then) ==
     /\ \/ answer = "stored"  /\ due /\ Unwritten(c) /\ Write(c, row) /\ CommitThen(c, then)
        \/ answer = "nothing" /\ UNCHANGED written /\ ~due
           /\ IF record # None /\ record.token = call[c].token /\ record.done /\ record.by = c
-             THEN Return(c, "performed", c, call[c].life)
+             THEN Return(c, c, call[c].life)
              ELSE IF call[c].at \in {"pay", "send", "sent"} THEN Go(c, "failed") ELSE Refuse(c)
 
 CompleteLease(c, answer) ==
@@ -220,17 +219,20 @@ Vanish(a) == Write(a, None) /\ Unlock(a) /\ UNCHANGED record
 Appear(a) == /\ record' = IF written[a] = None THEN record ELSE IF written[a] = Deleted THEN None ELSE written[a]
              /\ Write(a, None) /\ Unlock(a)
 
-\* In transaction mode, the effect appears with the response.
-Commit(c) ==
+\* In transaction mode, the effect appears with the response. If the caller does not hear of its COMMIT, the owner of a
+\* lease stores its response once more.
+Commit(c, answer) ==
     /\ call[c].at \in {"commit", "end"} /\ Appear(c) /\ UNCHANGED rest
-    /\ IF call[c].at = "end" \/ call[c].then # "done" THEN Go(c, call[c].then) /\ UNCHANGED effects
-       ELSE IF written[c].done
-       THEN Count(c, IF InTransaction(c) THEN 1 ELSE 0) /\ call' = [call EXCEPT ![c] = Ended(c, "performed", c, @.life)]
-       ELSE UNCHANGED effects /\ call' = [call EXCEPT ![c] = Ended(c, "refused", None, 0)]
+    /\ Count(c, IF call[c].at = "commit" /\ InTransaction(c) /\ written[c].done THEN 1 ELSE 0)
+    /\ CASE call[c].at = "end" -> answer = "heard" /\ Go(c, "done")
+         [] answer = "unheard" -> \/ call' = [call EXCEPT ![c] = Ended(c, None, 0)]
+                                  \/ ~InTransaction(c) /\ written[c].done /\ Go(c, "complete")
+         [] call[c].then # "done" -> Go(c, call[c].then)
+         [] OTHER -> call' = [call EXCEPT ![c] = IF written[c].done THEN Ended(c, c, @.life) ELSE Ended(c, None, 0)]
 
 Rollback(c) ==
     /\ call[c].at \in {"perform", "complete", "commit", "end"} /\ InTransaction(c) /\ Vanish(c)
-    /\ IF call[c].at = "end" THEN Go(c, "done") ELSE call' = [call EXCEPT ![c] = Ended(c, "refused", None, 0)]
+    /\ IF call[c].at = "end" THEN Go(c, "done") ELSE call' = [call EXCEPT ![c] = Ended(c, None, 0)]
     /\ UNCHANGED <<effects, rest>>
 
 \* The janitor deletes a record, and skips a row that another transaction has written.
@@ -248,15 +250,8 @@ CommitOf(a) ==
 
 \* The process or its connection is gone. What it has not committed vanishes.
 Die(c) ==
-    /\ call[c].at # "done" /\ Vanish(c) /\ call' = [call EXCEPT ![c] = Ended(c, "refused", None, 0)]
+    /\ call[c].at # "done" /\ Vanish(c) /\ call' = [call EXCEPT ![c] = Ended(c, None, 0)]
     /\ UNCHANGED <<effects, rest>>
-
-\* The COMMIT succeeds, and its answer is lost. The owner of a lease stores its response once more.
-CommitUnheard(c) ==
-    /\ call[c].at = "commit" /\ Appear(c) /\ UNCHANGED rest
-    /\ Count(c, IF InTransaction(c) /\ written[c].done THEN 1 ELSE 0)
-    /\ \/ call' = [call EXCEPT ![c] = Ended(c, "refused", None, 0)]
-       \/ ~InTransaction(c) /\ written[c].done /\ Go(c, "complete")
 
 \* A mistake: `perform` ends the transaction of the claim, and goes on.
 EndInside(c, how) ==
@@ -271,7 +266,7 @@ RetentionEnds == /\ record # None /\ ~record.expired /\ ended < Ends /\ record' 
                  /\ ended' = ended + 1 /\ UNCHANGED <<written, lock, call, effects, shown>>
 
 Called(asks) == [mode |-> asks.mode, body |-> asks.body, at |-> "claim", then |-> "done", token |-> 0, life |-> 0,
-                 answer |-> "none", by |-> None]
+                 by |-> None]
 
 Again(c) == /\ call[c].at = "done" /\ call' = [call EXCEPT ![c] = Called(@)]
             /\ UNCHANGED <<record, written, lock, effects, rest>>
@@ -281,32 +276,52 @@ Again(c) == /\ call[c].at = "done" /\ call' = [call EXCEPT ![c] = Called(@)]
 Init == /\ record = None /\ written = [a \in Actors |-> None] /\ lock = None /\ ended = 0 /\ shown = None
         /\ call \in [Callers -> {Called(asks) : asks \in Terms}] /\ effects = [life \in 0..Ends |-> 0]
 
+\* A hook for Coverage.tla and Trace.tla.
+Noted(actor, message, answer) == TRUE
+
+\* The actor sends this message, and the server gives one of these answers.
+Says(Action(_, _), actor, message, answers) ==
+    \E answer \in answers : Action(actor, answer) /\ Noted(actor, message, answer)
+Either == {"stored", "nothing"}
+
 \* What a caller does by itself, but for its COMMIT.
 GoesOn(c) ==
-    \/ \E answer \in {"won", "nothing"} : Claim(c, answer)
-    \/ \E answer \in Answers \cup {"free", "held"} : Look(c, answer)
-    \/ \E answer \in {"changed", "held", "locked", "kept", "won"} : TakeOver(c, answer)
-    \/ \E answer \in {"claim", "look", "timeout"} : Await(c, answer)
-    \/ \E answer \in {"stored", "nothing"} : Complete(c, answer) \/ CompleteLease(c, answer)
-    \/ Perform(c)
+    \/ Says(Claim, c, "claim", {"won", "nothing"})
+    \/ Says(Look, c, "look", Answers \cup {"free", "held"})
+    \/ Says(TakeOver, c, "take over", {"changed", "held", "locked", "kept", "won"})
+    \/ Says(Await, c, "await", {"claim", "look", "timeout"})
+    \/ Says(Complete, c, "complete", Either)
+    \/ Says(CompleteLease, c, "complete lease", Either)
+    \/ Perform(c) /\ Noted(c, "perform", "")
+
+Commits(c) == Says(Commit, c, "commit", {"heard", "unheard"})
 
 Other ==
     \/ \E c \in Callers :
-        \/ GoesOn(c) \/ ReleaseInTransaction(c) \/ Rollback(c)
-        \/ \E answer \in {"stored", "nothing"} : Heartbeat(c, answer) \/ Release(c, answer) \/ Lapse(c, answer)
-        \/ Die(c) \/ EndInside(c, "commit") \/ EndInside(c, "rollback") \/ Again(c)
-    \/ (\E answer \in {"swept", "nothing"} : Sweep(answer)) \/ CommitOf(Janitor) \/ LeaseLapses \/ RetentionEnds
+        \/ GoesOn(c)
+        \/ Says(Heartbeat, c, "heartbeat", Either)
+        \/ Says(Release, c, "release", Either)
+        \/ Says(Lapse, c, "lapse", Either)
+        \/ ReleaseInTransaction(c) /\ Noted(c, "release in transaction", "stored")
+        \/ Rollback(c) /\ Noted(c, "rollback", "")
+        \/ EndInside(c, "commit") /\ Noted(c, "commit", "inside")
+        \/ EndInside(c, "rollback") /\ Noted(c, "rollback", "inside")
+        \/ Die(c) /\ Noted(c, "kill", "")
+        \/ Again(c) /\ Noted(c, "again", "")
+    \/ \E answer \in {"swept", "nothing"} : Sweep(answer) /\ Noted(Janitor, "sweep", answer)
+    \/ CommitOf(Janitor) /\ Noted(Janitor, "commit", "heard")
+    \/ (LeaseLapses \/ RetentionEnds) /\ Noted(None, "time", "")
 
-Next == Other \/ \E c \in Callers : Commit(c) \/ CommitUnheard(c)
+Next == Other \/ \E c \in Callers : Commits(c)
 
 \* A row lock is granted in the end, and a call does not look or wait for ever.
-Sends(c)   == GoesOn(c) \/ Commit(c)
+Sends(c)   == GoesOn(c) \/ Commit(c, "heard")
 Returns(c) == Sends(c) /\ call'[c].at \in {"end", "done"}
 Spec       == Init /\ [][Next]_vars /\ \A c \in Callers : SF_vars(Sends(c)) /\ SF_vars(Returns(c))
 
 ---------------------------- \* The promises
 
-Answered(c) == call[c].at \in {"end", "done"} /\ call[c].answer \in {"performed", "replayed"}
+Answered(c) == call[c].by # None
 
 \* One effect for each key and retention, unless the policy repeats the effect.
 OneEffect == \A c \in Callers : Answered(c) /\ call[c].mode \notin Repeats => effects[call[c].life] = 1
@@ -326,7 +341,7 @@ OnlyTheOwnerStores == \A c \in Callers :
     call[c].at = "commit" /\ lock # c /\ ~InTransaction(c) => record # None /\ record.token = call[c].token
 
 \* A replay holds no lock in the transaction of a caller, which may be long.
-ReplayHoldsNoLock == \A c \in Callers : call[c].at = "end" /\ InTransaction(c) => call[c].answer # "replayed"
+ReplayHoldsNoLock == \A c \in Callers : call[c].at = "end" /\ InTransaction(c) => ~Answered(c)
 
 EveryCallEnds == \A c \in Callers : call[c].at # "done" ~> call[c].at = "done"
 

@@ -36,7 +36,7 @@ Send(c) ==
 Pays(c) == /\ call[c].at = "commit" /\ record # None
            /\ record.steps.pay = "new" /\ written[c].steps.pay = "done" /\ written[c].token = record.token
 
-CommitStep(c) == (Commit(c) \/ CommitUnheard(c)) /\ UNCHANGED sent /\ paid' = IF Pays(c) THEN Bump(paid, c) ELSE paid
+CommitStep(c) == Commits(c) /\ UNCHANGED sent /\ paid' = IF Pays(c) THEN Bump(paid, c) ELSE paid
 
 ---------------------------- \* The operator
 
@@ -51,47 +51,56 @@ AsShown == /\ record # None /\ ~record.done /\ record.lease # "live"
            /\ <<record.token, record.lease, record.beats, record.steps>>
                 = <<shown.token, shown.lease, shown.beats, shown.steps>>
 
-Settle(answer, due, row) ==
+\* What each decision writes. It keeps the result of a step, and the key is new after it has been forgotten.
+Decisions == {"resolve", "release unperformed", "settle step", "release step", "forget"}
+Released(send) == [record EXCEPT !.lease = "released", !.token = Fresh, !.steps.send = send]
+Decided(decision) ==
+    CASE decision = "resolve" ->
+            [record EXCEPT !.done = TRUE, !.by = Operator, !.lease = "none", !.token = Fresh, !.steps = NoSteps]
+      [] decision = "release unperformed" -> Released(IF record.steps.send = "done" THEN "done" ELSE "new")
+      [] decision = "settle step" -> Released("done")
+      [] decision = "release step" -> Released("new")
+      [] decision = "forget" -> Deleted
+
+Settle(decision, answer) ==
+    LET due == IF decision = "forget"
+               THEN record # None /\ <<record.done, record.token>> = <<shown.done, shown.token>> /\ record.lease # "live"
+               ELSE AsShown
+    IN
     /\ shown # None /\ written[Operator] = None /\ shown' = None
-    /\ \/ answer = "stored"  /\ due /\ Unwritten(Operator) /\ Write(Operator, row)
+    /\ \/ answer = "stored"  /\ due /\ Unwritten(Operator) /\ Write(Operator, Decided(decision))
        \/ answer = "nothing" /\ ~due /\ UNCHANGED written
     /\ UNCHANGED <<record, lock, call, effects, ended, steps>>
 
-Released(send) == [record EXCEPT !.lease = "released", !.token = Fresh, !.steps.send = send]
+\* A decision that is right as of what was shown. To forget a key is right if a new life is.
+IsRight(decision) ==
+    CASE decision \in {"settle step", "release step"} -> InDoubt(shown) /\ shown.took = (decision = "settle step")
+      [] decision = "forget" -> ended < Ends
+      [] OTHER -> ~InDoubt(shown) /\ (shown.took /\ shown.mode # "in_steps") = (decision = "resolve")
 
-Resolve(answer) == Settle(answer, AsShown,
-    [record EXCEPT !.done = TRUE, !.by = Operator, !.lease = "none", !.token = Fresh, !.steps = NoSteps])
-ReleaseUnperformed(answer) == Settle(answer, AsShown, Released(IF record.steps.send = "done" THEN "done" ELSE "new"))
-SettleStep(answer)         == shown # None /\ InDoubt(shown) /\ Settle(answer, AsShown, Released("done"))
-ReleaseStep(answer)        == shown # None /\ InDoubt(shown) /\ Settle(answer, AsShown, Released("new"))
-
-\* The operator deletes a record without a live lease. The key is new then.
-Forget(answer) == Settle(answer,
-    record # None /\ record.done = shown.done /\ record.token = shown.token /\ record.lease # "live", Deleted)
-
-\* A decision that is right as of what was shown.
-Decide(answer) ==
-    /\ shown # None
-    /\ IF InDoubt(shown) THEN IF shown.took THEN SettleStep(answer) ELSE ReleaseStep(answer)
-       ELSE IF shown.took /\ shown.mode # "in_steps" THEN Resolve(answer) ELSE ReleaseUnperformed(answer)
+Decides == \E decision \in Decisions, answer \in Either :
+               shown # None /\ IsRight(decision) /\ Settle(decision, answer) /\ Noted(Operator, decision, answer)
 
 ---------------------------- \* The whole
 
 StepsInit == Init /\ paid = effects /\ sent = effects
 
 Unsettled(r) == r # None /\ ~r.done /\ r.lease # "live"
-Settles      == (Unsettled(record) /\ Show) \/ \E answer \in {"stored", "nothing"} : Decide(answer)
-Decided      == CommitOf(Operator) /\ UNCHANGED steps
+Shows        == Show /\ Noted(Operator, "read", "row")
+Settles      == (Unsettled(record) /\ Shows) \/ Decides
+CommitsOf(a) == CommitOf(a) /\ UNCHANGED steps
 
 StepsNext ==
-    \/ \E c \in Callers, answer \in {"stored", "nothing"} : FinishStep(c, answer) \/ BeginStep(c, answer)
-    \/ \E c \in Callers : Send(c) \/ CommitStep(c)
+    \/ \E c \in Callers : \/ Says(FinishStep, c, "finish step", Either)
+                          \/ Says(BeginStep, c, "begin step", Either)
+                          \/ Send(c) /\ Noted(c, "send", "")
+                          \/ CommitStep(c)
     \/ Other /\ UNCHANGED steps
-    \/ Settles \/ Decided \/ \E answer \in {"stored", "nothing"} : ended < Ends /\ Forget(answer)
+    \/ (ended < Ends /\ Shows) \/ Settles \/ (CommitsOf(Operator) /\ Noted(Operator, "commit", "heard"))
 
 \* The operator works, and no process dies each time before its COMMIT.
-StepsSpec == StepsInit /\ [][StepsNext]_allVars /\ SF_allVars(Settles) /\ SF_allVars(Decided)
-             /\ SF_allVars(CommitOf(Janitor) /\ UNCHANGED steps) /\ \A c \in Callers : SF_allVars(CommitStep(c))
+StepsSpec == StepsInit /\ [][StepsNext]_allVars /\ SF_allVars(Settles) /\ SF_allVars(CommitsOf(Operator))
+             /\ SF_allVars(CommitsOf(Janitor)) /\ \A c \in Callers : SF_allVars(CommitStep(c))
 
 ---------------------------- \* The promises
 

@@ -69,6 +69,8 @@ impl Event {
     }
 
     pub(crate) fn of(actor: usize, message: &str, heard: Heard) -> Self {
+        // A COMMIT of a transaction that has failed rolls it back.
+        let message = if message == "commit" && heard.tag == "ROLLBACK" { "rollback" } else { message };
         let either = |yes: &'static str, no: &'static str| if heard.has_rows() { yes } else { no };
         let answer = match message {
             "claim" => either("won", "nothing"),
@@ -93,13 +95,9 @@ impl Event {
                 let swept = heard.row.iter().take(4).any(|count| count.iter().any(|&byte| byte != 0));
                 if swept { "swept" } else { "nothing" }
             }
-            "commit" => {
-                if heard.tag != "ROLLBACK" {
-                    "committed"
-                } else {
-                    "rolled back"
-                }
-            }
+            "commit" => "heard",
+            "rollback" => "",
+            "read" => either("row", "nothing"),
             _ => either("stored", "nothing"),
         };
         let text = |at: usize| heard.parameters.get(at).cloned().unwrap_or_default();
@@ -217,7 +215,7 @@ impl Module {
                     roles.insert(event.actor, "janitor");
                 }
                 "resolve" | "release unperformed" | "settle step" | "forget" => {
-                    roles.insert(event.actor, "operator");
+                    roles.insert(event.actor, "Y");
                 }
                 "move time" => {
                     roles.insert(event.actor, "clock");
