@@ -1,18 +1,30 @@
 ------------------------------ MODULE Coverage ------------------------------
-\* Which messages and answers occur in which kind of state. With `Noted <- Covered`, TLC prints each one once. script/model
-\* compares those of the specification with those of the traces.
+\* Which messages and answers occur in which kind of state. With `Noted <- Covered`, TLC prints each of them once, and
+\* script/model compares those of the specification with those of the traces.
 EXTENDS Record, Sequences
 
-Kind(actor) ==
-    LET r        == record
-        Is(same) == IF same THEN "same " ELSE "other "
-    IN
-    (IF r = None THEN "none, " ELSE
-       (IF r.done THEN "done " ELSE IF r.lease = "none" THEN "open " ELSE r.lease \o " ")
-       \o (IF r.expired THEN "expired " ELSE "kept ")
-       \o (IF actor \notin Callers THEN "" ELSE Is(r.mode = call[actor].mode) \o Is(r.body = call[actor].body)))
-    \o (IF lock = None THEN "free" ELSE IF lock = actor THEN "own" ELSE "other")
-    \o (IF Unwritten(actor) THEN "" ELSE " written")
+If(is, yes, no) == IF is THEN yes ELSE no
+Life(r) == If(r = None, "no record", If(r.done, "done", If(r.lease = "none", "unfinished", r.lease)) \o If(r.expired, ", expired", ""))
+Row(a)  == If(Unwritten(a), "", ", another writes")
+Lock(a) == If(CanLock(a), "", ", another locks")
+Step(r) == If(r.done \/ r.steps.send = "new", "", ", send " \o r.steps.send)
+Question(c) == If(record.mode = call[c].mode, "", If(MayFollow(record, call[c].mode), ", may follow", ", other mode"))
+           \o If(record.body = call[c].body, "", ", other body")
+Knows(c) == record # None /\ record.token = call[c].token
+
+\* The kind of state: the facts that the statement reads.
+Kind(a, message) ==
+    CASE message = "claim" -> If(record = None, "no record" \o Lock(a) \o Row(a), "a record")
+      [] message = "look"  -> If(record = None, "no record" \o Lock(a), Life(record) \o Question(a))
+      [] message = "await" -> Life(record) \o If(record = None, "", If(record.mode = call[a].mode, "", ", other mode")) \o Lock(a)
+      [] message = "take over" ->
+            If(Knows(a), If(call[a].at = "take over", "again, ", "") \o Life(record) \o Lock(a) \o Row(a), "not as seen")
+      [] message \in {"complete", "release in transaction", "rollback"} -> If(written[a] = None, "no row", "own row")
+      [] message = "commit" -> If(written[a] = None, "no row", If(written[a] = Deleted, "deletes", Life(written[a])))
+      [] message = "sweep" -> Life(record) \o Row(a)
+      [] message = "read" -> Life(record)
+      [] a = Operator -> Life(record) \o If(record = None, "", Step(record)) \o Row(a)
+      [] OTHER -> If(Knows(a), Life(record) \o Step(record) \o Row(a), "not its token")
 
 \* These are not messages.
 Unsaid == {"perform", "send", "time", "again", "kill"}
@@ -20,6 +32,6 @@ Unsaid == {"perform", "send", "time", "again", "kill"}
 ASSUME TLCSet(1, {})
 Covered(actor, message, answer) ==
     IF message \in Unsaid THEN TRUE ELSE
-    LET pair == "covered: " \o message \o " = " \o answer \o ": " \o Kind(actor) IN
+    LET pair == "covered: " \o message \o If(message \in {"commit", "rollback"}, "", " = " \o answer) \o ": " \o Kind(actor, message) IN
     IF pair \in TLCGet(1) THEN TRUE ELSE TLCSet(1, TLCGet(1) \cup {pair}) /\ PrintT(pair)
 =============================================================================

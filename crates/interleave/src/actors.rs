@@ -301,18 +301,23 @@ async fn renewed(lease: &Lease) {
 
 /// Takes a lease, works, and ends it.
 pub(crate) fn own(policy: Policy, ending: Ending) -> Actor {
-    owning(policy, ending, false)
+    owning(policy, ending, BODY, false)
+}
+
+/// As `own`, with another body under the key.
+pub(crate) fn own_other_body(policy: Policy) -> Actor {
+    owning(policy, Ending::Completes, "another body", false)
 }
 
 /// As `own`, and its claim stores the request.
 pub(crate) fn own_with_request(policy: Policy, ending: Ending) -> Actor {
-    owning(policy, ending, true)
+    owning(policy, ending, BODY, true)
 }
 
-fn owning(policy: Policy, ending: Ending, stored_request: bool) -> Actor {
+fn owning(policy: Policy, ending: Ending, body: &'static str, stored_request: bool) -> Actor {
     actor(move |seat| async move {
         let acquired =
-            leasing(policy)?.store_request(stored_request).acquire::<String, _>(&seat.pool, &seat.key, BODY).await;
+            leasing(policy)?.store_request(stored_request).acquire::<String, _>(&seat.pool, &seat.key, body).await;
         let lease = match acquired {
             Ok(Acquired::Owner(lease)) => lease,
             Ok(Acquired::Replayed(who)) => return Ok(format!("replayed {who}")),

@@ -17,8 +17,8 @@ use crate::actors::Way::{AsRequest, Isolated, OtherBody, Plain, RepeatableRead, 
 use crate::actors::{
     AT_LEAST_ONCE, AT_MOST_ONCE, Actor, IN_STEPS, LEASE, PAY, REJECT, SEND, WAIT, call, call_in_sql,
     call_in_sql_as_request, expire, lapse, mark, mark_many, operate, outlive, own, own_and_fail,
-    own_at_repeatable_read, own_with_request, reconcile, request, request_leased, request_without_key, resume,
-    run_in_sql, sweep, wake_and_die, work_in,
+    own_at_repeatable_read, own_other_body, own_with_request, reconcile, request, request_leased, request_without_key,
+    resume, run_in_sql, sweep, wake_and_die, work_in,
 };
 use With::{
     After, Drops, GivesUp, Inside, IsInside, Kills, Leaves, ManyKeys, Most, Patient, Unlike, Unmerged, WaitsInside,
@@ -127,6 +127,7 @@ pub(crate) fn all() -> Vec<Scenario> {
     let select_first = WAIT.round_trips(SelectFirst);
     let wait = || call(Plain, Keeps, WAIT);
     let reject = || call(Plain, Keeps, REJECT);
+    let reject_other = || call(OtherBody, Keeps, REJECT);
     let run = |options| call(Run, Keeps, options);
     let asks = |trips| request(Keeps, REJECT.round_trips(trips));
     let fewest_reject = REJECT.round_trips(Fewest);
@@ -198,6 +199,11 @@ pub(crate) fn all() -> Vec<Scenario> {
         calls("expires-completed", [wait(), expire(), reject()], &[After(Completed)]),
         calls("expires-sweep", [wait(), expire(), sweep()], &[After(Completed)]),
         calls("released-two", [wait(), wait()], &[After(Released), Inside]),
+        calls("released-expires", [reject(), expire(), reject_other()], &[After(Released), Most(2)]),
+        calls("released-expires-sweep", [reject(), expire(), sweep()], &[After(Released), GivesUp]),
+        // Records whose transaction was committed without a response.
+        calls("unfinished-expires", [call(Plain, Commits, REJECT), expire(), reject_other()], &[Most(2)]),
+        calls("unfinished-expires-sweep", [call(Plain, Commits, REJECT), expire(), sweep()], &[GivesUp]),
         calls("released-three", [reject(), reject(), reject()], &[After(Released)]),
         // Leases.
         // Inside, a claim can wait in its insert for the completion of a lease: DESIGN.md.
@@ -231,6 +237,15 @@ pub(crate) fn all() -> Vec<Scenario> {
         leases("lease-ends-sweep", [owns(), expire(), lapse(), sweep()], &[]),
         leases("lease-kills", [own(AT_LEAST_ONCE, Releases), owns()], &[Kills(0)]),
         leases("lease-other-mode", [owns(), wait()], &[]),
+        leases("lease-other-mode-and-body", [own(AT_LEAST_ONCE, Releases), expire(), reject_other()], &[]),
+        leases("lease-other-body", [own(AT_LEAST_ONCE, Releases), expire(), own_other_body(AT_LEAST_ONCE)], &[]),
+        leases("lease-expires", [own(AT_LEAST_ONCE, Releases), expire(), owns()], &[]),
+        // A second attempt whose record expires, or expires and is then of another mode.
+        leases("lapsed-expires", [owns(), expire(), owns()], &[After(Lapsed(AT_LEAST_ONCE))]),
+        leases("lapsed-expires-mode", [owns(), expire(), reject()], &[After(Lapsed(AT_LEAST_ONCE))]),
+        leases("lapsed-expires-body", [own_other_body(AT_MOST_ONCE), expire()], &[After(Lapsed(AT_MOST_ONCE))]),
+        leases("lapsed-expires-mode-and-body", [reject_other(), expire()], &[After(Lapsed(AT_MOST_ONCE))]),
+        leases("expired-other-mode", [owns(), reject_other()], &[After(Expired)]),
         // A call in steps does not repeat work that has begun under another key.
         leases("lease-lapses-steps", [owns(), lapse(), own(IN_STEPS, Completes)], &[Most(1)]),
         // A call that waits, and finds a record that it must not take over.
