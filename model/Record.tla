@@ -347,7 +347,7 @@ EveryCallEnds == \A c \in Callers : call[c].at # "done" ~> call[c].at = "done"
 
 ---------------------------- \* What script/model asks for
 
-Asks            == [mode: {"transaction", "at_least_once", "at_most_once"}, body: {1, 2}] \cup [mode: {"mark"}, body: {1}]
+Asks            == [mode: {"transaction", "at_most_once"}, body: {1, 2}] \cup [mode: {"at_least_once", "mark"}, body: {1}]
 Few             == [mode: {"transaction", "at_least_once"}, body: {1}]
 OnlyTransaction == [mode: {"transaction"}, body: {1}]
 Symmetry        == Permutations(Callers)

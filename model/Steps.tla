@@ -116,5 +116,7 @@ AllStepsDone == \A c \in Callers : Answered(c) /\ call[c].mode = "in_steps" /\ c
 Doubtful  == Unsettled(record) /\ ~Retriable(record)
 DoubtEnds == Doubtful ~> ~Doubtful
 
-StepsAsks == [mode: {"in_steps", "at_most_once"}, body: {1}]  \* What script/model asks for.
+\* What script/model asks for. Record.tla has callers in different modes.
+InSteps    == [mode: {"in_steps"}, body: {1}]
+AtMostOnce == [mode: {"at_most_once"}, body: {1}]
 =============================================================================

@@ -45,7 +45,7 @@ struct Arguments {
     /// Writes down how the scenarios end, and what finds the mutants, instead of comparing it.
     #[arg(long)]
     record: bool,
-    /// Writes the traces of the schedules to this file, as a module for script/model.
+    /// Writes the traces of the schedules to this file, as a module for script/model. With mutants, their traces.
     #[arg(long, value_name = "FILE")]
     traces: Option<std::path::PathBuf>,
     /// Runs this one schedule, as a violation shows it, and prints its steps.
@@ -104,21 +104,23 @@ fn start(arguments: &Arguments) -> anyhow::Result<bool> {
     for (_, found) in &searched {
         found.sql.iter().for_each(|(name, texts)| sql.entry(name.clone()).or_default().extend(texts.iter().cloned()));
     }
-    if let Some(file) = &arguments.traces {
-        let mut module = trace::Module::default();
-        // A statement of the specification stops nowhere.
-        let whole = searched.iter().filter(|(scenario, _)| !scenario.is_inside());
-        whole.for_each(|(scenario, found)| module.add(&scenario.name, &found.tree));
-        std::fs::write(file, module.text())?;
-    }
+    let mut traces = trace::Module::default();
+    searched.iter().for_each(|(scenario, found)| traces.add(scenario, &scenario.name, &found.tree));
     if arguments.record && violations == 0 {
         ends.extend(searched.iter().map(|(scenario, found)| (scenario.name.clone(), found.ends.clone())));
         record::write(ENDS, &ends)?;
     }
     match &arguments.mutants {
         Some(name) if violations == 0 && arguments.record => mutants::record(&databases, name, &sql, &searched)?,
-        Some(name) if violations == 0 => violations += mutants::hold(&databases, name, &searched)?,
+        Some(name) if violations == 0 => {
+            let (lost, of_mutants) = mutants::hold(&databases, name, &searched)?;
+            violations += lost;
+            traces = of_mutants;
+        }
         _ => {}
+    }
+    if let Some(file) = &arguments.traces {
+        std::fs::write(file, traces.text())?;
     }
     if all {
         let wrong = mutants::check(&sql)?;

@@ -10,6 +10,7 @@ use crate::explore::{Found, Search};
 use crate::record::{self, Record};
 use crate::scenarios::Scenario;
 use crate::threads::share;
+use crate::trace::{Module, Tree};
 use crate::world::{self, World};
 
 const FILE: &str = "mutants.txt";
@@ -54,8 +55,12 @@ pub(crate) fn check(sql: &Sql) -> anyhow::Result<Vec<String>> {
 }
 
 /// Tries each edit of the statements with this in their names, in the scenario that is written down for it. Returns how
-/// many were not found.
-pub(crate) fn hold(databases: &[PgConnectOptions], name: &str, searched: &[Searched]) -> anyhow::Result<usize> {
+/// many were not found, and the traces of the others.
+pub(crate) fn hold(
+    databases: &[PgConnectOptions],
+    name: &str,
+    searched: &[Searched],
+) -> anyhow::Result<(usize, Module)> {
     let record = record::read(FILE)?;
     let mut trials = Vec::new();
     for statement in record.keys().filter(|statement| statement.contains(name)) {
@@ -70,11 +75,18 @@ pub(crate) fn hold(databases: &[PgConnectOptions], name: &str, searched: &[Searc
         if !matches!(found, Ok(Some(_))) {
             println!("{mutant:?}: {} does not find it any more: {found:?}", finder.0.name);
         }
-        matches!(found, Ok(Some(_)))
+        (mutant, finder, found.ok().flatten())
     })?;
-    let found = found.into_iter().filter(|found| *found).count();
-    println!("{tried} mutants, {found} found");
-    Ok(tried - found)
+    let mut traces = Module::default();
+    let mut count = 0;
+    for (mutant, (scenario, _), found) in found {
+        if let Some((_, tree)) = found {
+            count += 1;
+            traces.add(scenario, &format!("{}: {}", mutant.statement, mutant.edit), &tree);
+        }
+    }
+    println!("{tried} mutants, {count} found");
+    Ok((tried - count, traces))
 }
 
 /// Tries every edit of the statements with this in their names; without a name, of those whose edits are not those that
@@ -98,7 +110,7 @@ pub(crate) fn record(
             let fate = before.get(&*edit).copied().unwrap_or(NO_REASON);
             let found = find(database, &mutant(statement, &edit), &candidates(statement, fate, searched)).await?;
             let fate = match found {
-                Some(finder) => format!("{FOUND}{finder}"),
+                Some((finder, _)) => format!("{FOUND}{finder}"),
                 None if fate.starts_with(SURVIVES) => fate.to_owned(),
                 None => NO_REASON.to_owned(),
             };
@@ -129,12 +141,12 @@ fn candidates<'s>(statement: &str, fate: &str, searched: &'s [Searched]) -> Vec<
     candidates
 }
 
-/// The first of these scenarios in which the edit shows.
+/// The first of these scenarios in which the edit shows, and the traces until it has shown.
 async fn find(
     database: &PgConnectOptions,
     mutant: &Mutant,
     candidates: &[&Searched],
-) -> anyhow::Result<Option<String>> {
+) -> anyhow::Result<Option<(String, Tree)>> {
     let mut function = None;
     if let Some((_, found)) = candidates.first()
         && world::is_function(&mutant.statement)
@@ -150,8 +162,10 @@ async fn find(
     let mut finder = None;
     for searched in candidates {
         // Twice, because a busy machine may keep actors from coming to rest, too.
-        if shows(database, mutant, searched).await && shows(database, mutant, searched).await {
-            finder = Some(searched.0.name.clone());
+        if shows(database, mutant, searched).await.is_some()
+            && let Some(tree) = shows(database, mutant, searched).await
+        {
+            finder = Some((searched.0.name.clone(), tree));
             break;
         }
     }
@@ -161,15 +175,18 @@ async fn find(
     Ok(finder)
 }
 
-/// Whether the search finds something with this edit. Actors that come to no rest, and many more schedules than without
-/// the edit, show it too.
-async fn shows(database: &PgConnectOptions, mutant: &Mutant, (scenario, plain): &Searched) -> bool {
+/// The traces of the search, if it finds something with this edit. Actors that come to no rest, and many more schedules
+/// than without the edit, show it too.
+async fn shows(database: &PgConnectOptions, mutant: &Mutant, (scenario, plain): &Searched) -> Option<Tree> {
     let edits = Edits { inside: scenario.is_inside(), mutant: Some(mutant.clone()) };
-    let Ok(mut world) = World::open(database, edits).await else { return false };
+    let Ok(mut world) = World::open(database, edits).await else { return None };
     let has_shown = |found: &Found| {
         !found.violations.is_empty() || !found.ends.is_subset(&plain.ends) || found.begun() > MORE * plain.begun()
     };
     let found = Search::new(&mut world, scenario).run(has_shown).await;
     let _ = world.close().await;
-    found.map_or(true, |found| has_shown(&found) || found.ends != plain.ends)
+    found.map_or_else(
+        |_| Some(Tree::default()),
+        |found| (has_shown(&found) || found.ends != plain.ends).then_some(found.tree),
+    )
 }

@@ -4,10 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
+use crate::scenarios::Scenario;
 use crate::words::letter;
 
 /// Scenarios whose schedules are not traces of the specification: a part of their names, and the reason.
-pub(crate) const OUTSIDE: &[(&str, &str)] = &[
+const OUTSIDE: &[(&str, &str)] = &[
     ("fewest", "a message has several statements"),
     ("layer-expired-sweep", "a message has several statements"),
     ("select-first", "a replay without a claim and a look"),
@@ -23,11 +24,6 @@ pub(crate) const OUTSIDE: &[(&str, &str)] = &[
     ("lapsed-operators", "two operators"),
     ("expired-wakes", "the owner that renews its lease is not an actor of the scenario"),
 ];
-
-/// Why the scenario is outside.
-pub(crate) fn outside(scenario: &str) -> Option<&'static str> {
-    OUTSIDE.iter().find(|(part, _)| scenario.contains(part)).map(|(_, reason)| *reason)
-}
 
 /// What the server has answered to a statement, and the parameters of the statement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -199,8 +195,10 @@ pub(crate) struct Module {
 }
 
 impl Module {
-    pub(crate) fn add(&mut self, scenario: &str, tree: &Tree) {
-        if tree.nodes.is_empty() || outside(scenario).is_some() {
+    pub(crate) fn add(&mut self, scenario: &Scenario, name: &str, tree: &Tree) {
+        // A statement of the specification stops nowhere.
+        let is_outside = scenario.is_inside() || OUTSIDE.iter().any(|(part, _)| scenario.name.contains(part));
+        if tree.nodes.is_empty() || is_outside {
             return;
         }
         let mut bodies = Numbers::default();
@@ -275,7 +273,7 @@ impl Module {
                 last = Some(new);
             }
             if before.is_none() {
-                self.scenarios.push(scenario.to_owned());
+                self.scenarios.push(name.to_owned());
             }
             at.extend(next.iter().map(|&next| (next, last)));
         }
