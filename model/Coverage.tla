@@ -12,6 +12,8 @@ Question(c) == If(record.mode = call[c].mode, "", If(MayFollow(record, call[c].m
            \o If(record.body = call[c].body, "", ", other body")
 Knows(c) == record # None /\ record.token = call[c].token
 
+IsAsShown == record # None /\ \A field \in DOMAIN record : record[field] = shown[field]
+
 \* The kind of state: the facts that the statement reads.
 Kind(a, message) ==
     CASE message = "claim" -> If(record = None, "no record" \o Lock(a) \o Row(a), "a record")
@@ -23,7 +25,7 @@ Kind(a, message) ==
       [] message = "commit" -> If(written[a] = None, "no row", If(written[a] = Deleted, "deletes", Life(written[a])))
       [] message = "sweep" -> Life(record) \o Row(a)
       [] message = "read" -> Life(record)
-      [] a = Operator -> Life(record) \o If(record = None, "", Step(record)) \o Row(a)
+      [] a = Operator -> If(IsAsShown, Life(record) \o Step(record) \o Row(a), "not as shown")
       [] OTHER -> If(Knows(a), Life(record) \o Step(record) \o Row(a), "not its token")
 
 \* These are not messages.

@@ -507,6 +507,7 @@ pub(crate) enum Verb {
     Release,
     Resolve,
     ResolveStep,
+    ReleaseStep,
 }
 
 pub(crate) fn operate(verb: Verb) -> Actor {
@@ -517,6 +518,7 @@ pub(crate) fn operate(verb: Verb) -> Actor {
             Verb::Forget => ("forgot", shown.forget(pool).await),
             Verb::Release => ("set free", shown.release(pool, "by an operator").await.map(drop)),
             Verb::Resolve => ("resolved", shown.resolve(pool, &OPERATORS.to_owned(), HOUR).await.map(drop)),
+            Verb::ReleaseStep => ("set free", shown.step(SEND).release(pool, "by an operator").await.map(drop)),
             Verb::ResolveStep => ("resolved", shown.step(SEND).resolve(pool, &OPERATORS.to_owned()).await.map(drop)),
         };
         match settled {

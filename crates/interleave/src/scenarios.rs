@@ -12,7 +12,7 @@ use crate::actors::Before::{
 };
 use crate::actors::Ending::{Completes, Releases, Renews};
 use crate::actors::Manner::{Commits, Fails, Keeps, Regrets, RollsBack, Undoes};
-use crate::actors::Verb::{Forget, Release, Resolve, ResolveStep};
+use crate::actors::Verb::{Forget, Release, ReleaseStep, Resolve, ResolveStep};
 use crate::actors::Way::{AsRequest, Isolated, OtherBody, Plain, RepeatableRead, Run, Twice};
 use crate::actors::{
     AT_LEAST_ONCE, AT_MOST_ONCE, Actor, IN_STEPS, LEASE, PAY, REJECT, SEND, WAIT, call, call_in_sql,
@@ -295,6 +295,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         steps("steps-resume-two", [resume(&BOTH), resume(&BOTH)], &[After(Paid)]),
         steps("steps-resume-sweep", [resume(&[PAY]), expire(), sweep()], &[After(Paid)]),
         steps("steps-in-doubt", [work_in(&[SEND]), operate(ResolveStep)], &[After(InDoubt)]),
+        steps("steps-in-doubt-step-release", [work_in(&[SEND]), operate(ReleaseStep)], &[After(InDoubt)]),
         steps("steps-in-doubt-release", [work_in(&[SEND]), operate(Release)], &[After(InDoubt)]),
         leases(
             "reconcile-noted",

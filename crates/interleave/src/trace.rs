@@ -212,7 +212,7 @@ impl Module {
                 "sweep" => {
                     roles.insert(event.actor, "janitor");
                 }
-                "resolve" | "release unperformed" | "settle step" | "forget" => {
+                "resolve" | "release unperformed" | "settle step" | "release step" | "forget" => {
                     roles.insert(event.actor, "Y");
                 }
                 "move time" => {
