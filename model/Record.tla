@@ -73,7 +73,7 @@ Fresh == CHOOSE t \in 1..(2 * Cardinality(Actors) + 2) :
 NewRow(c) ==
     [mode |-> call[c].mode, body |-> call[c].body, token |-> Fresh, life |-> ended, expired |-> FALSE,
      lease |-> IF call[c].mode \in Leased THEN "live" ELSE "none", beats |-> 0, steps |-> NoSteps,
-     done |-> call[c].mode = "mark", by |-> IF call[c].mode = "mark" THEN c ELSE None]
+     done |-> call[c].mode = "mark", by |-> IF call[c].mode = "mark" THEN c ELSE "nobody"]
 
 Go(c, place)  == call' = [call EXCEPT ![c].at = place, ![c].then = "done"]
 Write(a, row) == written' = [written EXCEPT ![a] = row]
