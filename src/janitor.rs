@@ -293,7 +293,8 @@ impl Janitor {
             batches = tracing::field::Empty,
             outcome = tracing::field::Empty
         );
-        observe::spanned(span.clone(), self.sweep_parts(limit, batch_size, deadline, shutdown), |swept| {
+        let sweep = pin!(self.sweep_parts(limit, batch_size, deadline, shutdown));
+        observe::spanned(span.clone(), sweep, |swept| {
             swept.as_ref().map_or_else(Error::outcome, |swept| {
                 span.record("rows", swept.rows()).record("batches", swept.batches);
                 swept.outcome()

@@ -48,6 +48,7 @@
 //! a short retention. If the processing has effects outside the database, use a [`lease`](crate::lease). A key belongs
 //! to one mode, so a call in another mode returns [`Error::OtherMode`].
 
+use std::pin::pin;
 use std::time::Duration;
 
 use sqlx::{Connection as _, PgConnection};
@@ -174,15 +175,15 @@ impl MarkOptions {
         let span = call_span!("mark", Mode::Mark, key);
         let outcome =
             |marked: &Result<Marked, Error>| marked.as_ref().map_or_else(Error::outcome, |marked| marked.outcome());
-        let marked = async {
+        let marked = pin!(async {
             check_wait(self.on_duplicate, self.retention)?;
             if !conn.is_in_transaction() {
                 return Err(Error::Misuse(Misuse::NotInTransaction));
             }
             self.claim_or_look(conn, key, self.on_duplicate, &mut CalledAt::now()).await
-        };
+        });
         let operation = key.operation();
-        counted(span, Mode::Mark, operation, claiming(Mode::Mark, operation, marked), outcome).await
+        counted(span, Mode::Mark, operation, pin!(claiming(Mode::Mark, operation, marked)), outcome).await
     }
 
     async fn claim_or_look(
@@ -247,7 +248,7 @@ impl MarkOptions {
             first = tracing::field::Empty,
             outcome = tracing::field::Empty
         );
-        spanned(span.clone(), self.mark_or_fail(conn, keys), |marked| {
+        spanned(span.clone(), pin!(self.mark_or_fail(conn, keys)), |marked| {
             marked.as_ref().map_or_else(Error::outcome, |marked| {
                 let first = marked.iter().filter(|marked| **marked == Marked::First).count();
                 span.record("first", first);

@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::panic::resume_unwind;
+use std::pin::{Pin, pin};
 use std::time::{Duration, Instant};
 
 use tracing::{Instrument as _, Span};
@@ -31,9 +32,12 @@ pub(crate) use call_span;
 ///
 /// The function keeps the span, and does not read the current span at the end, because the current span belongs to the
 /// caller if the call's span is disabled.
+///
+/// The functions of this file take pinned calls. An async function that takes a future by value keeps space for it
+/// twice, and a call would grow by a factor of three.
 pub(crate) async fn spanned<R, E>(
     span: Span,
-    call: impl Future<Output = Result<R, E>>,
+    call: Pin<&mut impl Future<Output = Result<R, E>>>,
     outcome: impl FnOnce(&Result<R, E>) -> &'static str,
 ) -> Result<R, E> {
     let result = call.instrument(span.clone()).await;
@@ -47,7 +51,7 @@ pub(crate) async fn counted<R, E>(
     span: Span,
     mode: Mode,
     operation: &str,
-    call: impl Future<Output = Result<R, E>>,
+    call: Pin<&mut impl Future<Output = Result<R, E>>>,
     ended: impl Fn(&Result<R, E>) -> &'static str,
 ) -> Result<R, E> {
     let result = spanned(span, call, &ended).await;
@@ -59,14 +63,14 @@ pub(crate) async fn counted<R, E>(
 }
 
 /// Measures a claim that was won or lost. The time includes the wait for a connection and for another owner.
-pub(crate) async fn claiming<R>(mode: Mode, operation: &str, claim: impl Future<Output = R>) -> R {
+pub(crate) async fn claiming<R>(mode: Mode, operation: &str, claim: Pin<&mut impl Future<Output = R>>) -> R {
     let started = Instant::now();
     let ended = claim.await;
     claimed(mode, operation, started.elapsed());
     ended
 }
 
-pub(crate) async fn performing<R>(mode: Mode, operation: &str, work: impl Future<Output = R>) -> R {
+pub(crate) async fn performing<R>(mode: Mode, operation: &str, work: Pin<&mut impl Future<Output = R>>) -> R {
     let started = Instant::now();
     let ended = work.await;
     performed(mode, operation, started.elapsed());
@@ -94,7 +98,7 @@ where
     let (mode, operation) = (Mode::Transaction, key.operation());
     let mut watch = Watch { operation, started: Instant::now(), claimed: None, performed: None };
     let ended = |result: &Result<_, _>| result.as_ref().map_or_else(Failure::outcome, Outcome::outcome);
-    let result = counted(span, mode, operation, call(&mut watch), ended).await;
+    let result = counted(span, mode, operation, pin!(call(&mut watch)), ended).await;
     watch.claimed.get_or_insert_with(|| watch.started.elapsed());
     result.map_err(Failure::into_callers)
 }
@@ -111,7 +115,7 @@ impl Watch<'_> {
     /// Measures `perform`, and the time before `perform`, which is the time of the claim.
     pub(crate) async fn perform<T, E>(
         &mut self,
-        performing: impl Future<Output = Result<T, E>>,
+        performing: Pin<&mut impl Future<Output = Result<T, E>>>,
     ) -> Result<T, Failure<E>> {
         let started = Instant::now();
         self.claimed = Some(started - self.started);

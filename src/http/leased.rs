@@ -2,6 +2,7 @@
 //! or frees the key. This file also has the proof that a request was refused before its handler began.
 
 use std::borrow::Cow;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -65,7 +66,8 @@ pub(super) async fn perform<H: Handler>(
         owner.begin();
         conclude(layer, called, handler.call(layer.run_timeout).await?).await
     };
-    let concluded = performing(lease.mode(), lease.key().operation(), lease.unless_lost(work)).await;
+    let work = lease.unless_lost(work);
+    let concluded = performing(lease.mode(), lease.key().operation(), pin!(work)).await;
     let Some(concluded) = concluded else { return failed(Err(owner.failed(Error::LeaseLost).into())) };
     // The layer in the service has refused the request. The service may have changed the response of that layer, but
     // even the changed response is not an answer to the request.

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -61,8 +62,9 @@ impl Transactional<'_> {
     /// Claims the key, calls the handler, stores its response and commits, or replays a stored response.
     pub(super) async fn run<H: Handler>(self, ticket: &Ticket, mut place: Place<'_>, handler: H) -> Reply<H> {
         let (mode, operation) = (Mode::Transaction, ticket.key.operation());
-        let running = async {
-            match claiming(mode, operation, self.claim(ticket, &mut place)).await? {
+        let running = pin!(async {
+            let claimed = claiming(mode, operation, pin!(self.claim(ticket, &mut place))).await?;
+            match claimed {
                 Claimed::Won((session, won)) => {
                     let _performing = place.performing();
                     self.perform(session, Some(won), handler).await
@@ -72,7 +74,7 @@ impl Transactional<'_> {
                     Ok(Ran { outcome: observe::REPLAYED, response })
                 }
             }
-        };
+        });
         let span = call_span!("http.transaction", mode, ticket.key);
         Ok(counted(span, mode, operation, running, outcome).await?.response)
     }

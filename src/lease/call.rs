@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt::Display;
+use std::pin::pin;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -76,12 +77,12 @@ impl LeaseOptions {
         F: AsyncFnOnce(&Lease) -> Result<T, E>,
     {
         let span = call_span!("lease.run", self.policy.mode(), key);
-        let call = async {
+        let call = pin!(async {
             match self.call(pool, key, body)?.acquire(&mut self.polls()).await? {
                 Acquired::Replayed(stored) => Ok(Outcome::Replayed(decode(&stored)?)),
                 Acquired::Owner(owner) => owner.work(work).await.map(Outcome::Performed),
             }
-        };
+        });
         let ended = |result: &Result<_, _>| result.as_ref().map_or_else(Failure::outcome, Outcome::outcome);
         spanned(span, call, ended).await.map_err(Failure::into_callers)
     }
@@ -171,11 +172,13 @@ impl<'c> Call<'c> {
     pub(crate) async fn acquire(self, polls: &mut impl Polls) -> Result<Acquired<Response>, Error> {
         let (mode, operation) = (self.options.policy.mode(), self.key.operation());
         let span = call_span!("lease.acquire", mode, self.key);
-        let claim = claiming(mode, operation, self.claim_when_free(polls));
-        counted(span, mode, operation, claim, |acquired: &Result<_, Error>| match acquired {
-            Ok(Acquired::Owner(_)) => CLAIMED,
-            Ok(Acquired::Replayed(_)) => REPLAYED,
-            Err(error) => error.outcome(),
+        let claim = pin!(self.claim_when_free(polls));
+        counted(span, mode, operation, pin!(claiming(mode, operation, claim)), |acquired: &Result<_, Error>| {
+            match acquired {
+                Ok(Acquired::Owner(_)) => CLAIMED,
+                Ok(Acquired::Replayed(_)) => REPLAYED,
+                Err(error) => error.outcome(),
+            }
         })
         .await
     }

@@ -98,7 +98,7 @@ impl Lease {
     /// Returns the result of the work, or `None` if the lease is lost. The lease is polled before the work, because a
     /// process that wakes after its lease has ended must not continue the work.
     pub(crate) async fn unless_lost<R>(&self, work: impl Future<Output = R>) -> Option<R> {
-        let result = unless(&mut pin!(self.deadline.past()), work).await;
+        let result = unless(&mut pin!(self.deadline.past()), pin!(work)).await;
         // Only the expiry of the lease is logged here. After an expiry, the deadline is still set. A renewal that finds
         // the claim gone removes the deadline, and nothing is logged here. The renewal task cannot log the expiry,
         // because the task ends with the work.

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::ops::Deref;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -99,7 +100,8 @@ impl LeaseOwner {
             work(&lease).await
         };
         let working = lease.unless_lost(caught(working));
-        match observe::performing(lease.mode(), lease.key.operation(), working).await {
+        let worked = observe::performing(lease.mode(), lease.key.operation(), pin!(working)).await;
+        match worked {
             None => Err(self.failed(Error::LeaseLost).into()),
             Some(Ok(Ok(response))) => {
                 let encoded = encode(&response).map_err(|error| self.failed(error))?;
@@ -143,7 +145,7 @@ impl LeaseOwner {
         let (mode, key) = (self.mode(), self.key.clone());
         let span = call_span!("lease.complete", mode, key);
         let outcome = |stored: &Result<_, Error>| stored.as_ref().map_or_else(Error::outcome, |()| observe::PERFORMED);
-        counted(span, mode, key.operation(), self.store(encoded), outcome).await
+        counted(span, mode, key.operation(), pin!(self.store(encoded)), outcome).await
     }
 
     async fn store(mut self, encoded: &Response) -> Result<(), Error> {
@@ -282,8 +284,11 @@ impl LeaseOwner {
 
     /// Waits for a statement for the length of one lease, but at most a minute. Without this limit, the wait for a
     /// network that drops all packets would last until TCP gives up.
-    async fn for_a_lease(&self, statement: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
-        bounded(self.leasing.policy.lease().min(ANSWER_TIME * 2), statement).await
+    fn for_a_lease(
+        &self,
+        statement: impl Future<Output = Result<(), Error>>,
+    ) -> impl Future<Output = Result<(), Error>> {
+        bounded(self.leasing.policy.lease().min(ANSWER_TIME * 2), statement)
     }
 
     pub(crate) fn failed(&self, error: Error) -> Error {

@@ -1,5 +1,7 @@
 //! The public functions of transaction mode.
 
+use std::pin::pin;
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::{PgConnection, PgPool};
@@ -138,7 +140,7 @@ impl Idempotency {
     {
         let span = call_span!("ensure_idempotent", Mode::Transaction, key);
         observed(span, key, async |watch| {
-            let perform = async |conn: &mut PgConnection| watch.perform(perform(conn)).await.map(Verdict::Keep);
+            let perform = async |conn: &mut PgConnection| watch.perform(pin!(perform(conn))).await.map(Verdict::Keep);
             self.call(key, body, false)?.ensure(conn, perform).await
         })
         .await
@@ -183,7 +185,7 @@ impl Idempotency {
     {
         let span = call_span!("ensure_isolated", Mode::Transaction, key);
         observed(span, key, async |watch| {
-            let perform = async |conn: &mut PgConnection| watch.perform(perform(conn)).await;
+            let perform = async |conn: &mut PgConnection| watch.perform(pin!(perform(conn))).await;
             self.call(key, body, true)?.ensure(conn, perform).await
         })
         .await
@@ -218,7 +220,7 @@ impl Idempotency {
     {
         let span = call_span!("run", Mode::Transaction, key);
         observed(span, key, async |watch| {
-            let perform = async |conn: &mut PgConnection| watch.perform(perform(conn)).await.map(Verdict::Keep);
+            let perform = async |conn: &mut PgConnection| watch.perform(pin!(perform(conn))).await.map(Verdict::Keep);
             self.call(key, body, false)?.run(pool, perform).await
         })
         .await
