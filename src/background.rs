@@ -127,10 +127,10 @@ impl Shutdown<'_> {
 }
 
 /// Returns the outcome of `other`, or `None` if `end` is ready first. Each poll of the function polls `end` first.
-pub(crate) async fn unless<F: Future>(end: &mut (impl Future<Output = ()> + Unpin), other: F) -> Option<F::Output> {
+pub(crate) async fn unless<F: Future>(end: &mut (impl Future + Unpin), other: F) -> Option<F::Output> {
     let mut other = pin!(other);
     poll_fn(|context| match Pin::new(&mut *end).poll(context) {
-        Poll::Ready(()) => Poll::Ready(None),
+        Poll::Ready(_) => Poll::Ready(None),
         Poll::Pending => other.as_mut().poll(context).map(Some),
     })
     .await

@@ -10,10 +10,12 @@
 //! request. So a queue never waits for a request that is not polled.
 
 use std::collections::HashMap;
+use std::mem::take;
 use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Notify, Semaphore, oneshot};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::rejection::Rejection;
@@ -26,25 +28,38 @@ use crate::{Error, Fingerprint, Key};
 /// Counts the runs of a layer. Get this counter from [`IdempotencyLayer::runs`](super::IdempotencyLayer::runs), and
 /// wait for [`finished`](Self::finished) at the end of a graceful shutdown.
 #[derive(Clone, Debug, Default)]
-pub struct Runs(Arc<watch::Sender<usize>>);
+pub struct Runs(Arc<Running>);
+
+#[derive(Debug, Default)]
+struct Running {
+    count: AtomicUsize,
+    /// Notifies when no run is in progress any more.
+    ended: Notify,
+}
 
 impl Runs {
     /// The number of runs in progress.
     #[must_use]
     pub fn count(&self) -> usize {
-        *self.0.borrow()
+        self.0.count.load(Ordering::SeqCst)
     }
 
     /// Waits until no run is in progress. Stop accepting requests before this call. Limit the call by a time-out that
     /// is shorter than your platform's grace period. If a run is cut off, it is rolled back, or its lease lapses.
     pub async fn finished(&self) {
-        // The sender is in `self`, so the channel stays open.
-        let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
+        loop {
+            // The wait begins before the count is read. Otherwise the wait could miss the end of the last run.
+            let ended = self.0.ended.notified();
+            if self.count() == 0 {
+                return;
+            }
+            ended.await;
+        }
     }
 }
 
 pub(super) struct Ticket {
-    pub(super) key: Key,
+    pub(super) key: Arc<Key>,
     pub(super) fingerprint: Fingerprint,
     pub(super) trace: Trace,
     /// The arrival of the request. A record that has expired at the arrival is ignored. A record that expires after the
@@ -83,8 +98,10 @@ pub(super) struct Patience {
 #[derive(Clone, Default)]
 pub(super) struct Places {
     runs: Runs,
-    queues: Arc<Mutex<HashMap<Of, Queue>>>,
+    queues: Queues,
 }
+
+type Queues = Arc<Mutex<HashMap<Of, Arc<Queue>>>>;
 
 /// The requests that share a queue. A clone of the layer with other bounds has its own queues for scopes and for all
 /// requests.
@@ -92,36 +109,39 @@ pub(super) struct Places {
 enum Of {
     All(usize),
     /// A scope, or `None` for all requests without a key.
-    Scope(Option<String>, usize),
-    Key(Key),
+    Scope(Option<Arc<str>>, usize),
+    Key(Arc<Key>),
     /// The requests of one scope and operation that resumers of this process send.
-    Resumed(String, String),
+    Resumed(Arc<str>, Arc<str>),
 }
 
 struct Queue {
-    /// The number of requests that wait in this queue, or have a place of this queue.
-    requests: usize,
-    places: Arc<Semaphore>,
+    /// The number of requests that wait in this queue, or have a place of this queue. The number changes only under the
+    /// lock of the queues, so that no request joins a queue that is being removed.
+    requests: AtomicUsize,
+    places: Semaphore,
     /// The request that holds the key, if this queue is the queue of a key.
-    holder: Option<Holder>,
+    holder: Mutex<Option<Holder>>,
+    /// Notifies when a request of this process that held the key has ended.
+    ended: Notify,
 }
 
 /// The request that holds a key, as far as this process knows.
-#[derive(Clone)]
+#[derive(Clone, Copy)]
 enum Holder {
-    /// A request of this process runs its handler. The channel closes when that request has ended.
-    Here(Fingerprint, watch::Receiver<()>),
+    /// A request of this process runs its handler.
+    Here(Fingerprint),
     /// A poll has found the key in flight. Before this time, a duplicate of this process polls again only at the end of
     /// its own wait.
     Elsewhere(Instant),
 }
 
-/// A request in a queue. A request with a permit has a place.
+/// A request in a queue.
 struct Queued {
-    places: Places,
+    queues: Queues,
     of: Of,
-    semaphore: Arc<Semaphore>,
-    permit: Option<OwnedSemaphorePermit>,
+    queue: Arc<Queue>,
+    has_place: bool,
 }
 
 pub(super) struct Place<'t> {
@@ -134,8 +154,8 @@ pub(super) struct Place<'t> {
     run: Option<Run>,
     patience: Patience,
     pauses: Pauses,
-    /// The channel that closes when the client has gone.
-    client: watch::Receiver<()>,
+    /// The channel that closes when the client hangs up. `None` if the client has gone.
+    client: Option<oneshot::Receiver<()>>,
 }
 
 pub(super) struct Run {
@@ -146,7 +166,6 @@ pub(super) struct Run {
 /// While this value lives, duplicates of its request are refused or delayed.
 pub(super) struct Performing {
     of_key: Queued,
-    _ended: watch::Sender<()>,
 }
 
 impl Places {
@@ -154,17 +173,18 @@ impl Places {
         self.runs.clone()
     }
 
-    /// Waits for the places of a request. The channel `client` closes when the client has gone.
+    /// Waits for the places of a request. The channel `client` closes when the client hangs up.
     pub(super) async fn place<'t>(
         &self,
         bounds: Bounds,
         ticket: Option<&'t Ticket>,
         patience: Patience,
-        client: watch::Receiver<()>,
+        client: oneshot::Receiver<()>,
     ) -> Result<Place<'t>, Rejection> {
         let of_key = ticket.map(|ticket| self.queue(Of::Key(ticket.key.clone()), bounds.of_one_key));
         let pauses = Pauses::default();
-        let mut place = Place { places: self.clone(), bounds, ticket, of_key, run: None, patience, pauses, client };
+        let (places, client) = (self.clone(), Some(client));
+        let mut place = Place { places, bounds, ticket, of_key, run: None, patience, pauses, client };
         place.take(patience.place).await?;
         Ok(place)
     }
@@ -173,9 +193,9 @@ impl Places {
     /// these places is free only if no resumer of this process sends a request of the same operation and scope.
     pub(super) fn resumed(&self, key: &Key, bounds: Bounds) -> Option<Run> {
         let Bounds { all, of_one_scope, .. } = bounds;
-        let scope = key.scope().to_owned();
+        let scope: Arc<str> = key.scope().into();
         let places = [
-            (Of::Resumed(scope.clone(), key.operation().to_owned()), 1),
+            (Of::Resumed(scope.clone(), key.operation().into()), 1),
             (Of::Scope(Some(scope), of_one_scope), of_one_scope),
             (Of::All(all), all),
         ];
@@ -183,39 +203,58 @@ impl Places {
             let mut queued = self.queue(of, most);
             // A resumed request does not overtake other requests, because no place is free while requests wait in the
             // queue.
-            queued.permit = Some(queued.semaphore.clone().try_acquire_owned().ok()?);
+            queued.queue.places.try_acquire().ok()?.forget();
+            queued.has_place = true;
             Some(queued)
         });
         Some(Run::counted(self.runs(), taken.collect::<Option<_>>()?))
     }
 
     fn queue(&self, of: Of, most: usize) -> Queued {
-        let mut queues = self.queues();
-        let queue = queues.entry(of.clone()).or_insert_with(|| Queue {
-            requests: 0,
-            places: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
-            holder: None,
+        let mut queues = locked(&self.queues);
+        let queue = queues.entry(of.clone()).or_insert_with(|| {
+            Arc::new(Queue {
+                requests: AtomicUsize::new(0),
+                places: Semaphore::new(most.min(Semaphore::MAX_PERMITS)),
+                holder: Mutex::default(),
+                ended: Notify::new(),
+            })
         });
-        queue.requests += 1;
-        let semaphore = queue.places.clone();
+        queue.requests.fetch_add(1, Ordering::Relaxed);
+        let queue = queue.clone();
         drop(queues);
-        Queued { places: self.clone(), of, semaphore, permit: None }
+        Queued { queues: self.queues.clone(), of, queue, has_place: false }
     }
+}
 
-    fn queues(&self) -> MutexGuard<'_, HashMap<Of, Queue>> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+impl Queue {
+    /// Notes the holder of the key. Returns `false` if a request of this process already holds the key.
+    fn hold(&self, by: Holder) -> bool {
+        let mut holder = locked(&self.holder);
+        let is_free = !matches!(*holder, Some(Holder::Here(_)));
+        if is_free {
+            *holder = Some(by);
+        }
+        is_free
     }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Place<'_> {
     /// Takes all places of the request, unless the client hangs up first.
     async fn take(&mut self, deadline: Instant) -> Result<(), Rejection> {
-        let mut client = self.client.clone();
-        // The channel has no messages, so this future ends when the sender is dropped.
-        let mut gone = pin!(async move { while client.changed().await.is_ok() {} });
-        let taken = unless(&mut gone, self.wait(deadline)).await;
-        // The client has gone, so this error is never read.
-        taken.unwrap_or_else(|| Err(Rejection::of(Error::Unanswered)))
+        let mut client = self.client.take();
+        let taken = match &mut client {
+            Some(client) => unless(client, pin!(self.wait(deadline))).await,
+            None => None,
+        };
+        // If the client has gone, this error is never read.
+        let taken = taken.ok_or_else(|| Rejection::of(Error::Unanswered))?;
+        self.client = client;
+        taken
     }
 
     async fn wait(&mut self, deadline: Instant) -> Result<(), Rejection> {
@@ -223,7 +262,7 @@ impl Place<'_> {
             of_key.turn(ticket, self.patience.first, deadline).await.map_err(Rejection::of)?;
         }
         let Bounds { all, of_one_scope, .. } = self.bounds;
-        let scope = self.ticket.map(|ticket| ticket.key.scope().to_owned());
+        let scope = self.ticket.map(|ticket| ticket.key.scope().into());
         let mut of_scope = self.places.queue(Of::Scope(scope, of_one_scope), of_one_scope);
         of_scope.admitted(deadline).await.ok_or(Rejection::Overloaded { limit: of_one_scope })?;
         let mut of_all = self.places.queue(Of::All(all), all);
@@ -240,16 +279,9 @@ impl Place<'_> {
     /// noticing.
     pub(super) fn performing(&mut self) -> Option<Performing> {
         let (ticket, mut of_key) = (self.ticket?, self.of_key.take()?);
-        let (ending, ended) = watch::channel(());
-        let performs = of_key.with_holder(|holder| {
-            let performs = !matches!(holder, Some(Holder::Here(..)));
-            if performs {
-                *holder = Some(Holder::Here(ticket.fingerprint, ended));
-            }
-            performs
-        });
-        of_key.permit = None;
-        performs.then_some(Performing { of_key, _ended: ending })
+        let performs = of_key.queue.hold(Holder::Here(ticket.fingerprint));
+        of_key.give_back();
+        performs.then_some(Performing { of_key })
     }
 }
 
@@ -261,12 +293,8 @@ impl Polls for Place<'_> {
         let now = Instant::now();
         let Some(of_key) = self.of_key.as_mut().filter(|_| now < self.patience.first) else { return false };
         let next = now + self.pauses.next();
-        of_key.with_holder(|holder| {
-            if !matches!(holder, Some(Holder::Here(..))) {
-                *holder = Some(Holder::Elsewhere(next));
-            }
-        });
-        of_key.permit = None;
+        of_key.queue.hold(Holder::Elsewhere(next));
+        of_key.give_back();
         // If the request gets no place for its next poll in time, the key counts as in flight.
         self.take(self.patience.first).await.is_ok()
     }
@@ -276,24 +304,26 @@ impl Queued {
     /// Waits until the request has a place among the requests with this key, and this process knows no holder of the
     /// key.
     async fn turn(&mut self, ticket: &Ticket, first: Instant, deadline: Instant) -> Result<(), Error> {
+        let queue = self.queue.clone();
         loop {
+            // The wait begins before the holder is read. Otherwise the wait could miss the end of that holder.
+            let ended = queue.ended.notified();
             let holder = self.holder_until(first);
             if holder.is_some() {
                 // A holder appeared while this request waited for its place, so the request gives the place back.
-                self.permit = None;
+                self.give_back();
             }
             match holder {
-                Some(Holder::Here(performed, _)) if performed != ticket.fingerprint => {
-                    return Err(Error::KeyReused { key: ticket.key.clone() });
+                Some(Holder::Here(performed)) if performed != ticket.fingerprint => {
+                    return Err(Error::KeyReused { key: Key::clone(&ticket.key) });
                 }
-                Some(Holder::Here(_, mut ended)) => {
-                    // The channel has no messages, so this call returns when the sender is dropped.
-                    if timeout_at(first, ended.changed()).await.is_err() {
+                Some(Holder::Here(_)) => {
+                    if timeout_at(first, ended).await.is_err() {
                         return Err(Error::InFlight { retry_after: RETRY_AFTER });
                     }
                 }
                 Some(Holder::Elsewhere(next)) => sleep_until(next).await,
-                None if self.permit.is_some() => return Ok(()),
+                None if self.has_place => return Ok(()),
                 // If no place becomes free before the deadline, the key counts as in flight, because other requests
                 // with the key still wait for the first request, or for the database.
                 None => self.admitted(deadline).await.ok_or(Error::InFlight { retry_after: RETRY_AFTER })?,
@@ -305,58 +335,57 @@ impl Queued {
     /// time is the time of the next poll, or `first` if that is earlier. From this time on, the holder counts as
     /// unknown, so no request waits for the next poll beyond `first`.
     fn holder_until(&self, first: Instant) -> Option<Holder> {
-        self.with_holder(|holder| match holder {
+        match *locked(&self.queue.holder) {
             Some(Holder::Elsewhere(next)) => {
-                let next = (*next).min(first);
+                let next = next.min(first);
                 (Instant::now() < next).then_some(Holder::Elsewhere(next))
             }
-            holder => holder.clone(),
-        })
-    }
-
-    fn with_holder<R>(&self, change: impl FnOnce(&mut Option<Holder>) -> R) -> R {
-        // The queue exists while this value lives.
-        change(self.places.queues().get_mut(&self.of).map_or(&mut None, |queue| &mut queue.holder))
+            holder => holder,
+        }
     }
 
     /// Waits for a place, in the order of arrival. Returns `None` after the deadline.
     async fn admitted(&mut self, deadline: Instant) -> Option<()> {
-        self.permit = timeout_at(deadline, self.semaphore.clone().acquire_owned()).await.ok()?.ok();
-        self.permit.as_ref().map(drop)
+        timeout_at(deadline, self.queue.places.acquire()).await.ok()?.ok()?.forget();
+        self.has_place = true;
+        Some(())
+    }
+
+    fn give_back(&mut self) {
+        if take(&mut self.has_place) {
+            self.queue.places.add_permits(1);
+        }
     }
 }
 
 impl Drop for Queued {
     fn drop(&mut self) {
-        // The permit is given back before the queue is removed. Otherwise a new queue could give this place to another
-        // request while this permit is still taken.
-        self.permit = None;
-        let mut queues = self.places.queues();
-        if let Some(queue) = queues.get_mut(&self.of) {
-            queue.requests -= 1;
-            if queue.requests == 0 {
-                queues.remove(&self.of);
-            }
+        self.give_back();
+        let mut queues = locked(&self.queues);
+        if self.queue.requests.fetch_sub(1, Ordering::Relaxed) == 1 {
+            queues.remove(&self.of);
         }
     }
 }
 
 impl Run {
     fn counted(runs: Runs, places: Vec<Queued>) -> Self {
-        runs.0.send_modify(|count| *count += 1);
+        runs.0.count.fetch_add(1, Ordering::SeqCst);
         Self { runs, _places: places }
     }
 }
 
 impl Drop for Run {
     fn drop(&mut self) {
-        self.runs.0.send_modify(|count| *count -= 1);
+        if self.runs.0.count.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.runs.0.ended.notify_waiters();
+        }
     }
 }
 
 impl Drop for Performing {
     fn drop(&mut self) {
-        // The holder is removed before the sender is dropped, because this drop wakes the duplicates.
-        self.of_key.with_holder(|holder| *holder = None);
+        *locked(&self.of_key.queue.holder) = None;
+        self.of_key.queue.ended.notify_waiters();
     }
 }

@@ -10,7 +10,7 @@ use std::time::{self, Duration};
 use bytes::Bytes;
 use http::request::Parts;
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Request, Response, header};
-use tokio::sync::watch;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -219,7 +219,7 @@ async fn admit_covered<B: ByteBody, E>(
     };
     let trace = only_line(&parts.headers, &TRACEPARENT).and_then(|line| line.to_str().ok());
     let trace = Trace::of(trace.unwrap_or_default());
-    let ticket = Some(Ticket { key, fingerprint, trace, arrived, stored });
+    let ticket = Some(Ticket { key: Arc::new(key), fingerprint, trace, arrived, stored });
     Ok(Admission::Covered { ticket, request: Request::from_parts(parts, body) })
 }
 
@@ -263,7 +263,7 @@ async fn run_in_task<H: Handler>(
     handler: H,
 ) -> Reply<H> {
     // The sender is dropped with this future.
-    let (_client, gone) = watch::channel(());
+    let (_client, gone) = oneshot::channel();
     let (task_layer, task_operation) = (layer.clone(), operation.clone());
     // The future is boxed, because it is large, and a task is moved several times before its first poll.
     let run = Box::pin(async move { run(&task_layer, task_operation.as_deref(), ticket, gone, handler).await });
@@ -280,7 +280,7 @@ async fn run<H: Handler>(
     layer: &IdempotencyLayer,
     operation: Option<&str>,
     ticket: Option<Ticket>,
-    client: watch::Receiver<()>,
+    client: oneshot::Receiver<()>,
     mut handler: H,
 ) -> Reply<H> {
     let arrived = Instant::now();
@@ -289,7 +289,7 @@ async fn run<H: Handler>(
     let place = layer.places.place(layer.bounds(), ticket.as_ref(), patience, client).await;
     let place = place.inspect_err(|rejection| count_without_run(layer, operation, rejection))?;
     if let Some(ticket) = &ticket {
-        handler.extensions_mut().insert(ticket.key.clone());
+        handler.extensions_mut().insert(Key::clone(&ticket.key));
     }
     let reply = match (layer.mode, &ticket) {
         (LayerMode::Transactional(options), Some(ticket)) => {
