@@ -125,22 +125,29 @@ pub(crate) struct Found {
     pub(crate) granted_attempt: Option<i32>,
 }
 
+/// `-infinity` as PostgreSQL sends it.
+const MINUS_INFINITY: i64 = i64::MIN;
+
+/// Reads a time that PostgreSQL has sent as microseconds since the year 2000. The result is the one of the macro
+/// [`readable`](super::statement::readable). In SQL, the server would prepare three of these expressions for every
+/// look, which takes an eighth of its time.
+fn readable(microseconds: i64) -> DateTime<Utc> {
+    const YEAR_2000: i64 = 946_684_800_000_000;
+    // 0001-01-01 and 9999-12-31
+    let readable = microseconds.saturating_add(YEAR_2000).clamp(-62_135_596_800_000_000, 253_402_214_400_000_000);
+    DateTime::from_timestamp_micros(readable).unwrap_or_default()
+}
+
 /// The columns that a look reads. [`Found::at`] derives the state from these columns.
 macro_rules! columns {
     () => {
         concat!(
-            "mode, fingerprint, token, attempt, granted_attempt, last_error, trace, ",
-            $crate::record::statement::readable!("claimed_at"),
-            " as claimed_at, ",
+            "mode, fingerprint, token, attempt, granted_attempt, last_error, trace, \
+             completed_at is not null as completed, claimed_at, lease_until, expires_at, ",
             $crate::record::statement::steps_in_doubt!(),
             "::text as steps_in_doubt, ",
             $crate::record::statement::steps_hash!(),
-            " as steps_hash, completed_at is not null as completed, \
-             lease_until is not distinct from '-infinity' as released, ",
-            $crate::record::statement::readable!("lease_until"),
-            " as lease_until, ",
-            $crate::record::statement::readable!("expires_at"),
-            " as expires_at, response_status, response_headers::text as response_headers, response_body"
+            " as steps_hash, response_status, response_headers::text as response_headers, response_body"
         )
     };
 }
@@ -166,8 +173,9 @@ impl Found {
     /// would evaluate the expression by its own clock.
     pub(super) fn at(row: &PgRow, asked: DateTime<Utc>, now: &Now) -> sqlx::Result<Self> {
         let token: i64 = row.try_get("token")?;
-        let expires_at: DateTime<Utc> = row.try_get("expires_at")?;
-        let lease_until: Option<DateTime<Utc>> = row.try_get("lease_until")?;
+        let expires_at = readable(row.try_get_unchecked("expires_at")?);
+        let stored_until: Option<i64> = row.try_get_unchecked("lease_until")?;
+        let lease_until = stored_until.map(readable);
         let lease_left = lease_until.and_then(|until| (until - now.at).to_std().ok()).filter(|left| !left.is_zero());
         let mode = Mode::from_column(row.try_get("mode")?);
         let steps_in_doubt = in_doubt(row)?;
@@ -180,7 +188,7 @@ impl Found {
             State::InFlight
         } else if !steps_in_doubt.is_empty() {
             State::Indeterminate
-        } else if row.try_get("released")? {
+        } else if stored_until == Some(MINUS_INFINITY) {
             State::Released
         } else if lease_until.is_some() && mode.as_ref().is_ok_and(|mode| mode.repeats()) {
             State::Lapsed
@@ -191,9 +199,9 @@ impl Found {
             mode,
             fingerprint: row.try_get("fingerprint")?,
             token,
-            version: Version::of(row, completed)?,
+            version: Version { token, lease_until, steps_hash: row.try_get("steps_hash")?, completed },
             attempt: row.try_get("attempt")?,
-            claimed_at: row.try_get("claimed_at")?,
+            claimed_at: readable(row.try_get_unchecked("claimed_at")?),
             claimed_by_this_transaction: now.has_claimed_with(token),
             state,
             lease_left,
