@@ -355,21 +355,16 @@ fn refused(table: &str, error: sqlx::Error) -> SetupError {
     SetupError::Refused { problem, source: Some(error) }
 }
 
-/// The condition of the triggers that the migration creates, in the form in which the server prints it. The quotes of
-/// `quote_all_identifiers` are removed.
-const CONDITION: &str = "(COALESCE(current_setting('idempotency.claim'::text, true), ''::text) = ''::text)";
-
 /// The condition under which the trigger `guard` lets no write escape. Such a trigger fires before each statement, for
-/// all four kinds of writes and for all columns. Such a trigger also has the condition and an argument that the
-/// migration defines. A trigger that was created manually may miss some writes. `idempotency.is_protected` repeats the
-/// condition of this fragment. The parameter `$1` is [`CONDITION`].
+/// all four kinds of writes and for all columns. Such a trigger also has an argument that the migration defines, and no
+/// condition (`WHEN`). A trigger that was created manually may miss some writes. `idempotency.is_protected` repeats the
+/// condition of this fragment.
 macro_rules! is_whole {
     () => {
         "(guard.tgtype = 62::int2
             and guard.tgattr::text = ''
             and guard.tgargs in (pg_catalog.decode('7761726e00', 'hex'), ''::bytea)
-            and pg_catalog.replace(pg_catalog.pg_get_expr(guard.tgqual, guard.tgrelid), '\"', '')
-                is not distinct from $1::text)"
+            and guard.tgqual is null)"
     };
 }
 
@@ -393,7 +388,6 @@ pub(crate) async fn protected(conn: &mut PgConnection) -> Result<BTreeMap<String
         ",
     })
     .persistent(false)
-    .bind(CONDITION) // $1
     .try_map(|row: PgRow| {
         let warns: bool = row.try_get("warns")?;
         Ok((row.try_get("table")?, if warns { OnEscape::Warn } else { OnEscape::Refuse }))
@@ -429,7 +423,6 @@ pub(crate) async fn gaps(conn: &mut PgConnection) -> Result<Vec<String>, Error> 
         ",
     })
     .persistent(false)
-    .bind(CONDITION) // $1
     .fetch_all(conn)
     .await
     .map_err(Error::of_statement)
