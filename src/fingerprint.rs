@@ -111,7 +111,7 @@ impl Fingerprint {
     /// Returns the fingerprint of the bytes of an HTTP request. Programs in every language can build these bytes.
     #[cfg(feature = "http")]
     pub(crate) fn of_request(method: &str, target: &str, body: &[u8]) -> Self {
-        Self::of_version(BYTES, Sha256::new_with_prefix(format!("{method} {target}\n")).chain_update(body))
+        Self::of_version(BYTES, Sha256::new_with_prefix([method, " ", target, "\n"].concat()).chain_update(body))
     }
 
     #[cfg(feature = "http")]

@@ -51,7 +51,7 @@ pub(super) fn matched_operation(parts: &Parts) -> Option<String> {
     let route = parts.extensions.get().map(axum::extract::MatchedPath::as_str);
     #[cfg(not(feature = "axum"))]
     let route: Option<&str> = None;
-    Some(format!("{} {}", parts.method, without_names(route?)))
+    Some([parts.method.as_str(), " ", &without_names(route?)].concat())
 }
 
 /// Returns the line of this header, if there is exactly one line.
