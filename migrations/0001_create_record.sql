@@ -250,7 +250,7 @@ $$;
 create function idempotency.on_escape()
 returns trigger language plpgsql as $$
 declare
-    message text;
+    message pg_catalog.text;
 begin
     if pg_catalog.texteq(coalesce(pg_catalog.current_setting('idempotency.claim', true), ''), '') then
         message := pg_catalog.format('%I.%I was written outside an idempotent operation (%s); write through the transaction of the '
