@@ -6,6 +6,7 @@ use pg_idempotency::{Error, Fingerprint, Key};
 use rig::database::until_blocked;
 use rig::functions;
 use sqlx::{PgConnection, PgPool};
+use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -300,6 +301,53 @@ async fn every_state_gets_the_answer_of_the_table_in_lease_mode(pool: PgPool) ->
 /// combinations of expired, same fingerprint, same transaction.) An attempt is granted to what is unfinished in a lease
 /// mode, and attempt 0 is released in a lease mode, without steps.
 const POSSIBLE: usize = 24 + 3 * 32 + 2 * 24 + 8 + (3 * 24 + 2 * 24) + 3 * 8;
+
+/// The specification has the same states and answers. It does not count attempts, so one more attempt is granted here.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn the_specification_has_these_states_and_answers(pool: PgPool) -> anyhow::Result<()> {
+    let mut answers = BTreeSet::new();
+    for state in every_state() {
+        let is_limited = state.lease.is_some() && state.mode != "transaction";
+        let is_specified = state.attempt == ATTEMPT
+            && state.granted.is_some() == is_limited
+            && state.steps != STEPS[1]
+            && !state.claimed_by_this_transaction;
+        let mut tx = pool.begin().await?;
+        if !is_specified || !write(&mut tx, &key("a"), state).await {
+            continue;
+        }
+        for asked in MODES {
+            let has_bodies = state.mode != "mark" && asked != "mark";
+            if has_bodies || state.same_fingerprint {
+                answers.insert(specified(state, asked));
+            }
+        }
+    }
+    let specification = include_str!("../../../model/answers.txt");
+    assert_eq!(answers, specification.lines().map(str::to_owned).collect());
+    Ok(())
+}
+
+/// A line of `model/answers.txt`.
+fn specified(state: State, asked: &str) -> String {
+    let lease = match state.lease {
+        _ if state.completed => "done",
+        None => "unfinished",
+        Some("-infinity") => "released",
+        Some("-1 min") => "lapsed",
+        Some(_) => "live",
+    };
+    let doubt = if state.steps == STEPS[2] { ", in doubt" } else { "" };
+    let expired = if state.expired { ", expired" } else { "" };
+    let body = if state.same_fingerprint { "" } else { ", another body" };
+    let answer = match expected(state, asked) {
+        Expected::TakenOver { attempt: 1 } => "take over as new".to_owned(),
+        Expected::TakenOver { .. } => "take over".to_owned(),
+        Expected::Replayed => "replayed".to_owned(),
+        answer => format!("{answer:?}"),
+    };
+    format!("{}, {lease}{doubt}{expired}; asked: {asked}{body}; answer: {answer}", state.mode)
+}
 
 /// An expired record is ignored in any mode, so no answer depends on whether a sweep has deleted it, or on the way to
 /// ask.
