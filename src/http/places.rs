@@ -281,7 +281,7 @@ impl Place<'_> {
         let (ticket, mut of_key) = (self.ticket?, self.of_key.take()?);
         let performs = of_key.queue.hold(Holder::Here(ticket.fingerprint));
         of_key.give_back();
-        performs.then_some(Performing { of_key })
+        performs.then(|| Performing { of_key })
     }
 }
 

@@ -105,7 +105,8 @@ fn start(arguments: &Arguments) -> anyhow::Result<bool> {
         found.sql.iter().for_each(|(name, texts)| sql.entry(name.clone()).or_default().extend(texts.iter().cloned()));
     }
     let mut traces = trace::Module::default();
-    searched.iter().for_each(|(scenario, found)| traces.add(scenario, &scenario.name, &found.tree));
+    let specified = searched.iter().filter(|(scenario, _)| scenario.is_specified());
+    specified.for_each(|(scenario, found)| traces.add(&scenario.name, &found.tree));
     if arguments.record && violations == 0 {
         ends.extend(searched.iter().map(|(scenario, found)| (scenario.name.clone(), found.ends.clone())));
         record::write(ENDS, &ends)?;

@@ -82,7 +82,9 @@ pub(crate) fn hold(
     for (mutant, (scenario, _), found) in found {
         if let Some((_, tree)) = found {
             count += 1;
-            traces.add(scenario, &format!("{}: {}", mutant.statement, mutant.edit), &tree);
+            if scenario.is_specified() {
+                traces.add(&format!("{}: {}", mutant.statement, mutant.edit), &tree);
+            }
         }
     }
     println!("{tried} mutants, {count} found");

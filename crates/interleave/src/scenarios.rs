@@ -20,6 +20,7 @@ use crate::actors::{
     own_at_repeatable_read, own_other_body, own_with_request, reconcile, request, request_leased, request_without_key,
     resume, run_in_sql, sweep, wake_and_die, work_in,
 };
+use crate::trace::is_outside;
 use With::{
     After, Drops, GivesUp, Inside, IsInside, Kills, Leaves, ManyKeys, Most, Patient, Unlike, Unmerged, WaitsInside,
     Works,
@@ -76,6 +77,11 @@ impl Scenario {
 
     pub(crate) fn is_inside(&self) -> bool {
         self.has(IsInside)
+    }
+
+    /// Whether the specification covers the scenario. A statement of the specification stops nowhere.
+    pub(crate) fn is_specified(&self) -> bool {
+        !self.is_inside() && !is_outside(&self.name)
     }
 
     /// Whether this statement may wait between its snapshot and its lock.

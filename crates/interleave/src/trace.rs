@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-use crate::scenarios::Scenario;
 use crate::words::letter;
 
 /// Scenarios whose schedules are not traces of the specification: a part of their names, and the reason.
@@ -185,6 +184,10 @@ impl Tree {
     }
 }
 
+pub(crate) fn is_outside(scenario: &str) -> bool {
+    OUTSIDE.iter().any(|(part, _)| scenario.contains(part))
+}
+
 /// The module with the traces of these scenarios.
 #[derive(Default)]
 pub(crate) struct Module {
@@ -195,10 +198,8 @@ pub(crate) struct Module {
 }
 
 impl Module {
-    pub(crate) fn add(&mut self, scenario: &Scenario, name: &str, tree: &Tree) {
-        // A statement of the specification stops nowhere.
-        let is_outside = scenario.is_inside() || OUTSIDE.iter().any(|(part, _)| scenario.name.contains(part));
-        if tree.nodes.is_empty() || is_outside {
+    pub(crate) fn add(&mut self, name: &str, tree: &Tree) {
+        if tree.nodes.is_empty() {
             return;
         }
         let mut bodies = Numbers::default();
