@@ -25,7 +25,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::checker::leases::Promise;
-use crate::checker::{self, Aftermath, Effect, leases, lost, marks};
+use crate::checker::{self, Aftermath, Effect, leases, lost, marks, register};
 use crate::finding::Finding;
 use crate::history::{Call, What, now};
 use crate::random::Random;
@@ -186,10 +186,12 @@ impl Callers {
         let after = world.aftermath().await?;
         let must_be_true = |call: &Call| answers == Answers::All || call.name.starts_with(SETTLER);
         let calls: Vec<Call> = world.history.calls().into_iter().filter(must_be_true).collect();
+        // A fault that may lose answers also permits another answer later.
+        let register = || if answers == Answers::All { register::check(&calls) } else { register::Checked::default() };
         let mut stored = None;
         let finding = match self.way {
-            Way::Transaction(_) => world.finding(checker::violations(&calls, &after)),
-            Way::Mark => world.finding(marks::violations(&calls, &after)),
+            Way::Transaction(_) => world.finding(checker::violations(&calls, &after), register()),
+            Way::Mark => world.finding(marks::violations(&calls, &after), register()),
             Way::Lease(leased) if leased.promise == Promise::InSteps => {
                 stored = Some(results(&after));
                 steps::check(world, &calls, &after).await?
@@ -203,7 +205,8 @@ impl Callers {
                 };
                 let checked = leases::check(&calls, &after, promise);
                 let doubles = format!("{} keys with more than one effect outside", checked.doubles);
-                world.finding(checked.violations).note(doubles).note(format!("{decided} keys settled by an operator"))
+                let by_operator = format!("{decided} keys settled by an operator");
+                world.finding(checked.violations, register()).note(doubles).note(by_operator)
             }
         };
         let lost = lost(&before, stored.as_ref().unwrap_or(&after));

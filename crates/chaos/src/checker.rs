@@ -3,10 +3,12 @@
 //! # Layout
 //!
 //! - [`marks`], [`leases`] and [`steps`] are the promises of the other modes.
+//! - [`register`] gives the answers to a checker that others wrote.
 //! - `tests` has a bad history for each rule.
 
 pub(crate) mod leases;
 pub(crate) mod marks;
+pub(crate) mod register;
 pub(crate) mod steps;
 #[cfg(test)]
 mod tests;

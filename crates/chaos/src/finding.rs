@@ -10,6 +10,9 @@ pub(crate) struct Finding {
     /// The events of the keys with a violation.
     pub(crate) histories: Vec<String>,
     pub(crate) longest_outage: Duration,
+    /// The keys whose answers were checked as a register, and those with too many unknown results.
+    pub(crate) registers: usize,
+    pub(crate) registers_left_out: usize,
     /// Counts that are no violations.
     pub(crate) notes: Vec<String>,
     /// The reason why the scenario did not run.
@@ -38,6 +41,8 @@ impl Finding {
         self.violations.extend(other.violations);
         self.histories.extend(other.histories);
         self.longest_outage = self.longest_outage.max(other.longest_outage);
+        self.registers += other.registers;
+        self.registers_left_out += other.registers_left_out;
         self.notes.extend(other.notes);
     }
 

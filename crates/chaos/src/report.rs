@@ -60,6 +60,11 @@ pub(crate) fn table(rows: &[(&'static str, Finding)], seed: u64) {
         rows.iter().map(|(_, finding)| finding.sum_of_faults()).sum::<u64>(),
         rows.iter().map(|(_, finding)| finding.violations.len()).sum::<usize>(),
     );
+    println!(
+        "\n{} histories of a key are checked as a register that is written once, and {} are left out",
+        rows.iter().map(|(_, finding)| finding.registers).sum::<usize>(),
+        rows.iter().map(|(_, finding)| finding.registers_left_out).sum::<usize>(),
+    );
     println!();
     for (name, finding) in rows {
         let faults: Vec<String> = finding.faults.iter().map(|(kind, count)| format!("{count} {kind}")).collect();

@@ -54,6 +54,7 @@ const GONE: &str = "which is not there";
 const TWICE: &str = "effects, of";
 const NO_ANSWER: &str = "never answered";
 const TWO_COMPLETIONS: &str = "completions were accepted";
+const NO_REGISTER: &str = "not linearizable";
 const TWO_TEXTS: &str = "texts for one operation";
 const DOUBLE: &str = "under at most once";
 const PASSES: Trial = Trial { mutant: PlainSql, violation: None };
@@ -84,7 +85,7 @@ pub(crate) static SCENARIOS: &[Scenario] = table! {
     Own "cut-connections" 3, |stage| cut_connections::play(stage).boxed_local(),
         [trial(LostAnswerIsFailure, TWICE), PASSES];
     Own "suspended-owners" 3, |stage| suspended_owners::play(stage, Promise::AtLeastOnce).boxed_local(),
-        [trial(LossIgnored, TWO_COMPLETIONS)];
+        [trial(LossIgnored, TWO_COMPLETIONS), trial(LossIgnored, NO_REGISTER)];
     Own "suspended-at-most-once" 2, |stage| suspended_owners::play(stage, Promise::AtMostOnce).boxed_local(),
         [trial(TakesOverAtMostOnce, DOUBLE)];
     Own "suspended-steps" 3, |stage| suspended_owners::play(stage, Promise::InSteps).boxed_local(),

@@ -11,7 +11,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
 use tokio::time::Instant;
 
-use crate::checker::{Aftermath, Effect, Stored};
+use crate::checker::{Aftermath, Effect, Stored, register};
 use crate::citus::Effects;
 use crate::finding::Finding;
 use crate::history::{History, Moment, What, longest_outage, now};
@@ -283,7 +283,8 @@ impl World {
         Ok(Aftermath { effects, records })
     }
 
-    pub(crate) fn finding(&self, violations: Vec<String>) -> Finding {
+    pub(crate) fn finding(&self, mut violations: Vec<String>, register: register::Checked) -> Finding {
+        violations.extend(register.violations);
         let calls = self.history.calls();
         let keys: BTreeSet<&str> =
             violations.iter().filter_map(|found| found.split_once(": ")).map(|(key, _)| key).collect();
@@ -294,6 +295,8 @@ impl World {
             histories,
             violations: self.shortfall().into_iter().chain(violations).collect(),
             longest_outage: longest_outage(&calls),
+            registers: register.histories,
+            registers_left_out: register.left_out,
             ..Finding::default()
         }
     }

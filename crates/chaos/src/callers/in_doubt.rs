@@ -17,6 +17,7 @@ use tokio::time::{sleep, timeout};
 use super::lease::Leased;
 use crate::checker::Aftermath;
 use crate::checker::leases::{self, Promise};
+use crate::checker::register;
 use crate::finding::Finding;
 use crate::history::{Call, What, now};
 use crate::random::Random;
@@ -227,7 +228,7 @@ pub(super) async fn check(world: &World, decided: usize) -> anyhow::Result<Findi
     )
     .fetch_one(&world.observer)
     .await?;
-    Ok(world.finding(violations).note(keys).note(requests))
+    Ok(world.finding(violations, register::check(&calls)).note(keys).note(requests))
 }
 
 /// Waits until the last request has taken effect.

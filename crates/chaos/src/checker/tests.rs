@@ -3,7 +3,7 @@
 
 use super::leases::{Promise, check};
 use super::steps::{CHARGE, Checked, OVERTAKEN, Part, ROW, TEXT};
-use super::{Aftermath, Effect, Stored, lost, marks, steps, violations};
+use super::{Aftermath, Effect, Stored, lost, marks, register, steps, violations};
 use crate::history::{Event, What, calls};
 
 /// A world with one key in it.
@@ -69,6 +69,14 @@ impl World {
 
     fn checked_steps(&self) -> Checked {
         steps::check(&calls(&self.events), &self.after, &self.parts)
+    }
+
+    /// Whether the answers are those of a register that is written once.
+    #[track_caller]
+    fn is_a_register(&self) -> bool {
+        let checked = register::check(&calls(&self.events));
+        assert_eq!((checked.histories, checked.left_out), (1, 0));
+        checked.violations.is_empty()
     }
 
     #[track_caller]
@@ -235,4 +243,60 @@ fn an_operation_in_steps_without_an_answer_is_caught() {
     let mut world = in_steps();
     world.after.records.clear();
     world.step_must_be_caught("0 records");
+}
+
+#[test]
+fn good_answers_are_a_register_that_is_written_once() {
+    let unknown = |world: World, call: &str| world.then(call, What::Unknown("cut".to_owned()));
+    let asked = || World::default().invoked("a");
+    assert!(once().invoked("b").replayed("b", "a").is_a_register());
+    assert!(asked().invoked("b").replayed("b", "a").performed("a").is_a_register());
+    assert!(unknown(asked(), "a").invoked("b").replayed("b", "a").is_a_register());
+    assert!(unknown(asked(), "a").invoked("b").performed("b").invoked("c").replayed("c", "b").is_a_register());
+    // The effect of a refused owner is outside, and an operator has resolved its operation.
+    let refused = asked().then("a", What::Claimed(1)).then("a", What::Refused("retryable".to_owned()));
+    assert!(refused.invoked("b").replayed("b", "a").is_a_register());
+}
+
+#[test]
+fn bad_answers_are_no_register_that_is_written_once() {
+    let unknown = || World::default().invoked("a").then("a", What::Unknown("cut".to_owned()));
+    let refused = || World::default().invoked("a").then("a", What::Refused("in flight".to_owned()));
+    for bad in [
+        // A replay before the write.
+        World::default().invoked("b").replayed("b", "a").invoked("a").performed("a"),
+        // A replay of a call that did nothing, or that does not exist.
+        refused().invoked("b").replayed("b", "a"),
+        World::default().invoked("b").replayed("b", "a"),
+        // The old state, which another call has replaced.
+        unknown().invoked("b").performed("b").invoked("c").replayed("c", "a"),
+        unknown().invoked("b").replayed("b", "a").invoked("c").performed("c"),
+        // A second write, also at the same time.
+        once().invoked("b").performed("b"),
+        World::default().invoked("a").invoked("b").performed("a").performed("b"),
+    ] {
+        assert!(!bad.is_a_register(), "not caught: {:?}", bad.events);
+    }
+}
+
+/// The other rules compare each answer with the tables, and not with the beginning of the call that gave it.
+#[test]
+fn only_the_register_sees_an_answer_from_the_future() {
+    let early = World::default().invoked("b").replayed("b", "a").invoked("a");
+    let early = early.then("a", What::Unknown("cut".to_owned())).effect("a").stored(1, Some("a"));
+    assert!(!early.is_a_register());
+    early.passes();
+}
+
+/// The search would otherwise try each order of all these calls.
+#[test]
+fn the_search_ends_soon_for_many_calls_at_the_same_time() {
+    let asked = (0..40).fold(World::default(), |world, call| world.invoked(&format!("c{call}")));
+    let answered = |world: World, call: usize| world.replayed(&format!("c{call}"), &format!("c{}", call % 2));
+    assert!(!(2..40).fold(asked, answered).is_a_register());
+    let asked = (0..40).fold(World::default(), |world, call| world.invoked(&format!("c{call}")));
+    let different = |world: World, call: usize| world.replayed(&format!("c{call}"), &format!("c{}", call - 20));
+    let world = (20..40).fold(asked, different);
+    let checked = register::check(&calls(&world.events));
+    assert_eq!((checked.histories, checked.left_out), (0, 1));
 }
