@@ -14,9 +14,9 @@ use canonical::canonical;
 /// JSON text without a canonical form, and `h` for an HTTP request whose body is of the kind `j` or `t`.
 const JSON: u8 = 1;
 /// Version 2 is for HTTP, if the service has chosen which parts make two requests the same. The fingerprint consists of
-/// eight bytes for the choice, and of the first 24 bytes of a SHA-256. The SHA-256 covers the byte `c` for the kind,
-/// the choice, and the chosen parts of the request. The crate does not compare fingerprints of two different choices,
-/// because their comparison would not show whether the requests are the same.
+/// eight bytes for the choice, and of the first 24 bytes of a SHA-256. The SHA-256 begins with the byte `c`, which
+/// names the kind. The SHA-256 then covers the choice and the chosen parts of the request. The crate does not compare
+/// fingerprints of two different choices, because their comparison would not show whether the requests are the same.
 const CHOSEN: u8 = 2;
 const CHOICE: std::ops::Range<usize> = 1..9;
 /// Version 3 is a SHA-256 of the unchanged bytes, so that every language computes the same fingerprint. The SQL

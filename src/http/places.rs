@@ -189,8 +189,8 @@ impl Places {
         Ok(place)
     }
 
-    /// Takes the places of a request that a resumer is about to send. Returns `None` if a place is not free. One of
-    /// these places is free only if no resumer of this process sends a request of the same operation and scope.
+    /// Takes the places that a request needs before a resumer can send it. Returns `None` if a place is not free. One
+    /// of these places is free only if no resumer of this process sends a request of the same operation and scope.
     pub(super) fn resumed(&self, key: &Key, bounds: Bounds) -> Option<Run> {
         let Bounds { all, of_one_scope, .. } = bounds;
         let scope: Arc<str> = key.scope().into();

@@ -405,8 +405,8 @@ impl Seldom {
         let mut lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut line = (operation.unwrap_or_default().to_owned(), kind.to_owned());
         if !lines.contains_key(&line) && lines.len() >= KINDS {
-            // Forgets each kind whose last line is older than `PACE`, if no line of the kind was left out since. Such a
-            // kind has no count to report.
+            // Keeps each kind that has lines left out, because their number is still to be reported. Forgets each other
+            // kind whose last line is at least `PACE` old.
             lines.retain(|_, (written, left_out)| *left_out > 0 || now.duration_since(*written) < PACE);
             if lines.len() >= KINDS {
                 line = Default::default();

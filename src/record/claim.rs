@@ -88,7 +88,8 @@ impl Record<'_> {
 ///
 /// A first attempt takes over an expired record or a released one, in any mode and with any body. Between the look that
 /// has found an expired record and this statement, a suspended owner may renew its lease, and let it lapse again. The
-/// first attempt must not take over this record, which has the old token and a mode and a body of its own.
+/// first attempt must not take over such a record. Its token is still the token that the look has found, but its mode
+/// and its body may differ from those of the call.
 ///
 /// Plain and distributed tables share this text. A second text could forget to clear a column, and a caller could then
 /// get the response of the old record.

@@ -95,9 +95,9 @@ impl Shown {
             && are_used_up(self.attempt, max_attempts, self.granted_attempt)
     }
 
-    /// The key under which the next service saw the step with this name, if the step was begun. The key is also valid
-    /// for a step that has stored nothing, such as an at-least-once step during which the process died. `None` if the
-    /// operation is not in steps.
+    /// The downstream key of the step with this name. If the step was begun, the other service saw the step under this
+    /// key. The key is also valid for a step that has stored nothing, such as an at-least-once step during which the
+    /// process died. `None` if the operation is not in steps.
     #[must_use]
     pub fn downstream_key_of_step(&self, name: &str) -> Option<String> {
         (self.mode == Mode::InSteps).then(|| self.downstream(Some(name)))

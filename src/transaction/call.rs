@@ -141,8 +141,8 @@ impl<'k> Call<'k> {
         self.begin_and_claim(session).await
     }
 
-    /// Does the same as [`begin`](Self::begin), but sends BEGIN and the claim as separate statements, and reads no
-    /// response before them.
+    /// Does the same as [`begin`](Self::begin), but always sends BEGIN and the claim as separate statements. Does not
+    /// look for a stored response before the BEGIN.
     ///
     /// A transaction that is older than its BEGIN may be a foreign transaction, which other code has begun. If the
     /// claim fails because the transaction is read only or its role lacks a privilege, the transaction may also be

@@ -223,7 +223,7 @@ fn record_in_text(record: &Shown, most: Option<NonZeroU32>) -> String {
     format!("{}\n{facts}", named(record))
 }
 
-/// The key as the arguments of the commands that settle the key.
+/// Returns the key in the form of shell arguments, for the commands that settle the key.
 fn named(record: &Shown) -> String {
     [record.key.scope(), record.key.operation(), record.key.value()].map(as_argument).join(" ")
 }
