@@ -353,8 +353,9 @@ impl<'k> Batch<'k> {
         savepoint.release(conn).await
     }
 
-    /// Closes the decided keys. Returns the place of an undecided key with an obstacle, and the obstacle. An obstacle
-    /// is another transaction that holds the key, or that has locked the row of the key's expired record.
+    /// Closes the decided keys. An undecided key has an obstacle if another transaction holds the key, or has locked
+    /// the row of the key's expired record. Returns the place of the last key that has an obstacle, and which of the
+    /// two obstacles it is.
     fn close(&mut self, decided: &[MarkOf]) -> Result<Option<(usize, MarkOf)>, Error> {
         let mut obstacle = None;
         let mut open = Vec::new();

@@ -210,11 +210,10 @@ impl IdempotencyLayer {
     /// that a [`Key`](crate::Key) refuses, the answer is a 400 `malformed-key`.
     ///
     /// **The operation is a part of the key. If the operation changes, a retry of an earlier request is performed
-    /// again.** A new name of a parameter does not change the operation. Each of these changes gives the route another
-    /// operation: another prefix, another method, or a `{*rest}` instead of a parameter. The operation also changes
-    /// when a route is split or merged. If a change of the service would change the operation, let this function return
-    /// the old text until the retention has passed. Also keep the [`RequestResumer`](super::RequestResumer) of the old
-    /// operation.
+    /// again.** A new name of a parameter does not change the operation. The operation changes if the route gets
+    /// another prefix, another method, or a `{*rest}` instead of a parameter. The operation also changes when a route
+    /// is split or merged. If a change of the service would change the operation, let this function return the old text
+    /// until the retention has passed. Also keep the [`RequestResumer`](super::RequestResumer) of the old operation.
     pub fn operation(self, operation: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         Self { operation: Some(Arc::new(operation)), ..self }
     }

@@ -10,8 +10,8 @@ use super::text::shape;
 /// A group of a client's messages, which the proxy sends, loses or holds as a whole.
 ///
 /// A simple query is a step of its own. In the extended protocol, all messages up to a Sync or a Flush are one step.
-/// PostgreSQL executes a step message by message, but a client cannot act on an answer before it has sent the whole
-/// step.
+/// PostgreSQL executes the messages of a step one by one, but a client cannot act on an answer before the client has
+/// sent the whole step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Step {
     pub(super) sql: String,

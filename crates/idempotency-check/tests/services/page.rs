@@ -45,7 +45,7 @@ const FUNCTIONS: [Row; 3] = [
 ];
 
 const BY_HAND: [Row; 1] =
-    [row("planted", "axum and sqlx, the server for planted mistakes, without any mistake", "the same transaction")];
+    [row("planted", "axum and sqlx: the server for planted mistakes, all turned off", "the same transaction")];
 
 const PACKAGES: [Row; 5] = [
     row("asgi-idempotency-header", "asgi-idempotency-header {asgi-idempotency-header} (PyPI), FastAPI", "Redis"),
