@@ -7,6 +7,9 @@
 \* appears at its COMMIT. An UPDATE that matches the committed row waits while another open transaction has written the
 \* row. An UPDATE that does not match the committed row does not wait.
 \*
+\* A statement is one step here. PostgreSQL takes a snapshot first, so another COMMIT can fall between the snapshot and
+\* the lock of a claim. DESIGN.md describes what can happen then, and script/interleave tries it.
+\*
 \* There is one key, because no statement touches the record of another key. Time is two facts about a record: whether
 \* its lease has lapsed, and whether its retention has ended.
 EXTENDS Naturals, FiniteSets, TLC
@@ -16,7 +19,7 @@ CONSTANTS
     Janitor, Operator,  \* The janitor deletes expired records. The operator settles what is in doubt (Steps.tla).
     Terms,              \* What a caller may ask for: a set of records of a mode and a body.
     HasSteps,           \* Whether an operation in steps has steps (Steps.tla).
-    Ends, Beats,        \* How often the retention ends, and how often the owner of a claim renews its lease.
+    Ends, Beats,        \* At most how often the retention ends, and the owner of a claim renews its lease: bounds.
     None, Deleted       \* No record, or nobody. What a transaction has written that deletes the record.
 VARIABLES
     record,   \* The committed record of the key, or None.
