@@ -244,9 +244,10 @@ returns setof oid language sql stable set search_path = pg_catalog, pg_temp as $
     select oid from tree
 $$;
 
--- The function of the trigger. The check is not a condition of the trigger (WHEN), because the server reads a condition from its
--- text for every statement, which costs twice as much as this call. The function has no search_path, which every call would set and
--- reset. So it names the schema of every function, and uses no operator, because an operator is found by the search_path.
+-- The function of the trigger. The check is not a condition of the trigger (WHEN), because the server reads a condition
+-- from its text for every statement, which costs twice as much as this call. The function has no search_path, because
+-- every call would set and reset it. So the function names the schema of every function and type that it uses. It uses no
+-- operator, because the server finds an operator by the search_path of the caller.
 create function idempotency.on_escape()
 returns trigger language plpgsql as $$
 declare

@@ -265,7 +265,8 @@ impl LentLease {
 /// The extractor `B` runs before the lease is taken. If `B` refuses the request, the layer knows that the handler has
 /// not begun. **Then the key is free, also under `AtMostOnce`**, and a corrected request may use the key. After a
 /// refusal by any other extractor, the key is indeterminate under `AtMostOnce`. So make each extractor that can refuse
-/// a request a part of `B`. For a route without a body, `B` may be `(Path<T>, Bytes)`, or the handler takes a [`Lease`].
+/// a request a part of `B`. For a route without a body, `B` may be `(Path<T>, Bytes)`, or the handler takes a
+/// [`Lease`].
 ///
 /// ```
 /// # use axum::{Json, extract::Path, http::StatusCode};

@@ -149,9 +149,9 @@ macro_rules! no_live_lease {
 }
 
 /// A time that a client may read, or from which SQL may subtract another time. **Every statement that returns or
-/// subtracts a time of the table uses this fragment**, except a look, whose times the client limits. A person who pins a
-/// key sets `infinity`, which neither chrono nor a subtraction accepts. The largest finite times of PostgreSQL are also
-/// too large for chrono. Null stays null.
+/// subtracts a time of the table uses this fragment**, except a look, whose times the client limits. A person who pins
+/// a key sets `infinity`, which neither chrono nor a subtraction accepts. The largest finite times of PostgreSQL are
+/// also too large for chrono. Null stays null.
 macro_rules! readable {
     ($time:literal) => {
         concat!(

@@ -1,7 +1,8 @@
 //! Choices that depend on the seed alone, so they can be repeated. The machine decides the moments at which they
 //! happen.
 
-/// SplitMix64, which is short, and good enough to choose a victim. An update of `rand` may change the numbers of a seed.
+/// SplitMix64, which is short, and good enough to choose a victim. An update of the crate `rand` may change the numbers
+/// that a seed gives.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 

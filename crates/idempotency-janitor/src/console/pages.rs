@@ -180,7 +180,8 @@ fn last_hour((every, samples): &(Duration, Vec<Sample>)) -> Markup {
     html! {
         (table(&["State", "Last sample", "Lowest", "Highest", "Last hour"], rows.into_iter()))
         p.soft {
-            "Sampled by this console every " (span(*every)) " since " (time(*since)) ". The scale of each chart begins at zero."
+            "Sampled by this console every " (span(*every)) " since " (time(*since)) ". "
+            "The scale of each chart begins at zero."
             @if missing > 0 { " The database did not answer " (missing) " of " (samples.len()) " times." }
         }
     }
