@@ -390,3 +390,7 @@ impl Drop for Performing {
         self.of_key.queue.ended.notify_waiters();
     }
 }
+
+#[cfg(test)]
+#[path = "../../tests/unit/http/places.rs"]
+mod tests;
