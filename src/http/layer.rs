@@ -392,8 +392,8 @@ impl IdempotencyLayer {
     /// scopes.**
     ///
     /// Until its handler runs, a request of a client also needs a place among the requests with its key. A replay needs
-    /// this place until the replay ends. A key has half as many places as its scope, but not more places than the pool
-    /// has connections, and at least one place.
+    /// this place until the replay ends. A key has seven eighths of the places of its scope, but not more places than the
+    /// pool has connections, and at least one place.
     pub fn max_runs_of_one_scope(self, runs: usize) -> Self {
         Self { max_runs_of_one_scope: Some(runs), ..self }
     }

@@ -80,11 +80,14 @@ pub(super) struct Bounds {
 impl Bounds {
     /// If the service sets no number, one scope has seven eighths of the `at_once` runs that can work at a time.
     pub(super) fn of(all: usize, of_one_scope: Option<usize>, at_once: usize, connections: usize) -> Self {
-        // If there are two runs or more, at least one is left to other scopes. A scope always gets at least one run.
-        let of_one_scope = of_one_scope.unwrap_or_else(|| (at_once - at_once.div_ceil(8)).max(1));
-        // If the scope has two places or more, at least half of them are left to its other keys.
-        Self { all, of_one_scope, of_one_key: connections.min(of_one_scope / 2).max(1) }
+        let of_one_scope = of_one_scope.unwrap_or_else(|| seven_eighths(at_once));
+        Self { all, of_one_scope, of_one_key: seven_eighths(of_one_scope).min(connections.max(1)) }
     }
+}
+
+/// If there are two places or more, at least one is left to others. At least one place is taken.
+fn seven_eighths(places: usize) -> usize {
+    (places - places.div_ceil(8)).max(1)
 }
 
 #[derive(Clone, Copy)]
