@@ -7,6 +7,7 @@ use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use sqlx::{PgConnection, PgPool};
+use tracing::Instrument as _;
 
 use crate::background::{Next, Passes, Shutdown, begin_anywhere, unless};
 use crate::error::sqlstate;
@@ -293,8 +294,8 @@ impl Janitor {
             batches = tracing::field::Empty,
             outcome = tracing::field::Empty
         );
-        let sweep = pin!(self.sweep_parts(limit, batch_size, deadline, shutdown));
-        observe::spanned(span.clone(), sweep, |swept| {
+        let sweep = self.sweep_parts(limit, batch_size, deadline, shutdown).instrument(span.clone());
+        observe::spanned(pin!(sweep), |swept| {
             swept.as_ref().map_or_else(Error::outcome, |swept| {
                 span.record("rows", swept.rows()).record("batches", swept.batches);
                 swept.outcome()

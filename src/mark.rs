@@ -52,6 +52,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use sqlx::{Connection as _, PgConnection};
+use tracing::Instrument as _;
 
 use crate::claim::{Claimed, RETRY_AFTER, contend};
 use crate::limits::{Patience, RETENTION, assert_retention, assert_wait, check_wait, in_range};
@@ -175,15 +176,16 @@ impl MarkOptions {
         let span = call_span!("mark", Mode::Mark, key);
         let outcome =
             |marked: &Result<Marked, Error>| marked.as_ref().map_or_else(Error::outcome, |marked| marked.outcome());
-        let marked = pin!(async {
+        let mark = async {
             check_wait(self.on_duplicate, self.retention)?;
             if !conn.is_in_transaction() {
                 return Err(Error::Misuse(Misuse::NotInTransaction));
             }
             self.claim_or_look(conn, key, self.on_duplicate, &mut CalledAt::now()).await
-        });
+        };
         let operation = key.operation();
-        counted(span, Mode::Mark, operation, pin!(claiming(Mode::Mark, operation, marked)), outcome).await
+        let mark = async { claiming(Mode::Mark, operation, pin!(mark)).await };
+        counted(Mode::Mark, operation, pin!(mark.instrument(span)), outcome).await
     }
 
     async fn claim_or_look(
@@ -248,7 +250,7 @@ impl MarkOptions {
             first = tracing::field::Empty,
             outcome = tracing::field::Empty
         );
-        spanned(span.clone(), pin!(self.mark_or_fail(conn, keys)), |marked| {
+        spanned(pin!(self.mark_or_fail(conn, keys).instrument(span.clone())), |marked| {
             marked.as_ref().map_or_else(Error::outcome, |marked| {
                 let first = marked.iter().filter(|marked| **marked == Marked::First).count();
                 span.record("first", first);

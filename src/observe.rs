@@ -7,7 +7,8 @@ use std::panic::resume_unwind;
 use std::pin::{Pin, pin};
 use std::time::{Duration, Instant};
 
-use tracing::{Instrument as _, Span};
+use tracing::Span;
+use tracing::instrument::{Instrument as _, Instrumented};
 
 use crate::background::Panic;
 use crate::{Error, Key, Mode, Outcome};
@@ -27,8 +28,8 @@ macro_rules! call_span {
 }
 pub(crate) use call_span;
 
-/// Runs a call in its span, and records the outcome when the call has ended. If the future is dropped, the outcome
-/// stays empty.
+/// Runs a call that has its span, and records the outcome when the call has ended. If the future is dropped, the
+/// outcome stays empty. The caller attaches the span before it pins the call, so that a dropped call logs in its span.
 ///
 /// The function keeps the span, and does not read the current span at the end, because the current span belongs to the
 /// caller if the call's span is disabled.
@@ -36,11 +37,11 @@ pub(crate) use call_span;
 /// The functions of this file take pinned calls. An async function that takes a future by value keeps space for it
 /// twice, and a call would grow by a factor of three.
 pub(crate) async fn spanned<R, E>(
-    span: Span,
-    call: Pin<&mut impl Future<Output = Result<R, E>>>,
+    call: Pin<&mut Instrumented<impl Future<Output = Result<R, E>>>>,
     outcome: impl FnOnce(&Result<R, E>) -> &'static str,
 ) -> Result<R, E> {
-    let result = call.instrument(span.clone()).await;
+    let span = call.span().clone();
+    let result = call.await;
     span.record("outcome", outcome(&result));
     result
 }
@@ -48,13 +49,12 @@ pub(crate) async fn spanned<R, E>(
 /// Does the same as [`spanned`], and also counts the outcome. A lease that was [claimed](CLAIMED) is counted later,
 /// when its work ends.
 pub(crate) async fn counted<R, E>(
-    span: Span,
     mode: Mode,
     operation: &str,
-    call: Pin<&mut impl Future<Output = Result<R, E>>>,
+    call: Pin<&mut Instrumented<impl Future<Output = Result<R, E>>>>,
     ended: impl Fn(&Result<R, E>) -> &'static str,
 ) -> Result<R, E> {
-    let result = spanned(span, call, &ended).await;
+    let result = spanned(call, &ended).await;
     match ended(&result) {
         CLAIMED => {}
         ended => outcome(mode, operation, ended),
@@ -98,7 +98,7 @@ where
     let (mode, operation) = (Mode::Transaction, key.operation());
     let mut watch = Watch { operation, started: Instant::now(), claimed: None, performed: None };
     let ended = |result: &Result<_, _>| result.as_ref().map_or_else(Failure::outcome, Outcome::outcome);
-    let result = counted(span, mode, operation, pin!(call(&mut watch)), ended).await;
+    let result = counted(mode, operation, pin!(call(&mut watch).instrument(span)), ended).await;
     watch.claimed.get_or_insert_with(|| watch.started.elapsed());
     result.map_err(Failure::into_callers)
 }

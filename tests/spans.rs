@@ -265,6 +265,18 @@ async fn marks_and_leases_are_spans(pool: PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_call_that_is_dropped_logs_in_its_span(pool: PgPool) -> anyhow::Result<()> {
+    let (listener, _guard) = listen();
+    let payout = key("payout");
+    let never = async |_: &pg_idempotency::lease::Lease| std::future::pending::<Result<(), Error>>().await;
+    let call = LeaseOptions::new(AT_MOST_ONCE).run(&pool, &payout, "body", never);
+    tokio::time::timeout(Duration::from_secs(1), call).await.expect_err("the work never ends");
+    let text = listener.text();
+    assert!(text.lines().any(|line| line.starts_with("lease.run ") && line.contains("its claim lapses")), "{text}");
+    Ok(())
+}
+
 /// Those of a first call do not, because it is inside its own trace.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_span_of_a_replay_names_the_trace_of_the_work(pool: PgPool) -> anyhow::Result<()> {

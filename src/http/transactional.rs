@@ -11,6 +11,7 @@ use http::{Extensions, Response};
 use sqlx::PgConnection;
 use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
 use tokio::time::timeout;
+use tracing::Instrument as _;
 
 use super::body::LayerBody;
 use super::handler::{Called, Conclusion, Handler, NoResponse, Reply, answer_again, conclude};
@@ -62,7 +63,7 @@ impl Transactional<'_> {
     /// Claims the key, calls the handler, stores its response and commits, or replays a stored response.
     pub(super) async fn run<H: Handler>(self, ticket: &Ticket, mut place: Place<'_>, handler: H) -> Reply<H> {
         let (mode, operation) = (Mode::Transaction, ticket.key.operation());
-        let running = pin!(async {
+        let running = async {
             let claimed = claiming(mode, operation, pin!(self.claim(ticket, &mut place))).await?;
             match claimed {
                 Claimed::Won((session, won)) => {
@@ -74,9 +75,9 @@ impl Transactional<'_> {
                     Ok(Ran { outcome: observe::REPLAYED, response })
                 }
             }
-        });
+        };
         let span = call_span!("http.transaction", mode, ticket.key);
-        Ok(counted(span, mode, operation, running, outcome).await?.response)
+        Ok(counted(mode, operation, pin!(running.instrument(span)), outcome).await?.response)
     }
 
     /// Claims the key, or finds the stored response. Waits for the first request as long as the options allow.

@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::{PgConnection, PgPool};
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
 use super::handle::Lease;
 use super::options::LeaseOptions;
@@ -77,14 +78,14 @@ impl LeaseOptions {
         F: AsyncFnOnce(&Lease) -> Result<T, E>,
     {
         let span = call_span!("lease.run", self.policy.mode(), key);
-        let call = pin!(async {
+        let call = async {
             match self.call(pool, key, body)?.acquire(&mut self.polls()).await? {
                 Acquired::Replayed(stored) => Ok(Outcome::Replayed(decode(&stored)?)),
                 Acquired::Owner(owner) => owner.work(work).await.map(Outcome::Performed),
             }
-        });
+        };
         let ended = |result: &Result<_, _>| result.as_ref().map_or_else(Failure::outcome, Outcome::outcome);
-        spanned(span, call, ended).await.map_err(Failure::into_callers)
+        spanned(pin!(call.instrument(span)), ended).await.map_err(Failure::into_callers)
     }
 
     /// Claims the key and returns the owner of the lease, or returns the stored response. Use this function for work
@@ -172,15 +173,13 @@ impl<'c> Call<'c> {
     pub(crate) async fn acquire(self, polls: &mut impl Polls) -> Result<Acquired<Response>, Error> {
         let (mode, operation) = (self.options.policy.mode(), self.key.operation());
         let span = call_span!("lease.acquire", mode, self.key);
-        let claim = pin!(self.claim_when_free(polls));
-        counted(span, mode, operation, pin!(claiming(mode, operation, claim)), |acquired: &Result<_, Error>| {
-            match acquired {
-                Ok(Acquired::Owner(_)) => CLAIMED,
-                Ok(Acquired::Replayed(_)) => REPLAYED,
-                Err(error) => error.outcome(),
-            }
-        })
-        .await
+        let claim = async { claiming(mode, operation, pin!(self.claim_when_free(polls))).await };
+        let ended = |acquired: &Result<_, Error>| match acquired {
+            Ok(Acquired::Owner(_)) => CLAIMED,
+            Ok(Acquired::Replayed(_)) => REPLAYED,
+            Err(error) => error.outcome(),
+        };
+        counted(mode, operation, pin!(claim.instrument(span)), ended).await
     }
 
     async fn claim_when_free(mut self, polls: &mut impl Polls) -> Result<Acquired<Response>, Error> {

@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use sqlx::PgPool;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
+use tracing::Instrument as _;
 
 use super::handle::{Deadline, Lease, committed, within_a_lease};
 use super::options::LeaseOptions;
@@ -145,7 +146,7 @@ impl LeaseOwner {
         let (mode, key) = (self.mode(), self.key.clone());
         let span = call_span!("lease.complete", mode, key);
         let outcome = |stored: &Result<_, Error>| stored.as_ref().map_or_else(Error::outcome, |()| observe::PERFORMED);
-        counted(span, mode, key.operation(), pin!(self.store(encoded)), outcome).await
+        counted(mode, key.operation(), pin!(self.store(encoded).instrument(span)), outcome).await
     }
 
     async fn store(mut self, encoded: &Response) -> Result<(), Error> {
