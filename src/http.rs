@@ -119,7 +119,9 @@
 //!
 //! **The layer holds back a response of unknown length until its end, for up to a second**, because only a whole
 //! response can be stored. The transaction is open during this time. A `text/event-stream` is held back for up to a
-//! tenth of a second. A response with [`NoStore`] is not held back, and cannot be replayed.
+//! tenth of a second. A response with [`NoStore`] is not held back, and cannot be replayed. The server computes the
+//! `Content-Length` of a whole response. If the handler has announced a longer body, the answer is a 500
+//! `misconfigured`, and nothing is stored.
 //!
 //! **Put no gRPC methods or Connect streams behind the layer.** A gRPC or Connect call that fails has the status 200,
 //! and its error comes after the body. So the layer refuses these responses, and commits nothing. Call

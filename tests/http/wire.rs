@@ -1,17 +1,20 @@
-//! What a client sees on a real socket, with HTTP/1.1.
+//! What a client or a proxy sees on a real socket, above all with HTTP/1.1.
 
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, header};
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
 use futures_util::future::join_all;
 use http_body_util::BodyExt as _;
 use http_body_util::Full;
-use pg_idempotency::http::IdempotentTx;
+use pg_idempotency::Error;
+use pg_idempotency::http::{AnswerBy, IdempotentTx, Replay};
 use rig::gate::PATIENCE;
-use sqlx::PgPool;
+use sqlx::{PgConnection, PgPool};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::yield_now;
@@ -139,4 +142,52 @@ async fn trailers_reach_the_client(pool: PgPool) {
     client.write_all(request.as_bytes()).await.expect("sent");
     let answer = read_until(&mut client, "\r\nx-sum: abc\r\n\r\n").await;
     assert!(answer.contains("transfer-encoding: chunked"), "{answer}");
+}
+
+/// `hello` as a stream, with a header that frames another body. Such a header remains when a handler passes on the head
+/// of another service's answer, and changes the body.
+fn framed(header: &str) -> Response {
+    let (name, value) = header.split_once(": ").expect("a header");
+    let parts = ["hel", "lo"].map(Ok::<_, std::io::Error>);
+    ([(name, value)], Body::from_stream(futures_util::stream::iter(parts))).into_response()
+}
+
+struct Framed;
+
+impl Replay for Framed {
+    type Reference = String;
+    type Body = Body;
+
+    async fn replay(&self, header: String, _: &Parts, _: &mut PgConnection) -> Result<Option<Response>, Error> {
+        Ok(Some(framed(&header)))
+    }
+}
+
+/// Otherwise the rest of one answer would be a part of the next answer, and a proxy sends the next answer to another
+/// client.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn each_answer_on_a_connection_ends_where_its_head_says(pool: PgPool) {
+    let handler = async |_: IdempotentTx, body: String| match body.strip_prefix("by reference, ") {
+        Some(header) => (AnswerBy(header), framed("content-type: text/plain")).into_response(),
+        None => framed(&body),
+    };
+    let app = Router::new().route("/framed", post(handler)).layer(transactional(&pool).replay(Framed));
+    let server = Served::of(app).await;
+    for header in ["content-length: 3", "transfer-encoding: chunked", "content-length: 5"] {
+        for how in ["", "by reference, "] {
+            let body = format!("{how}{header}");
+            let head = format!("POST /framed HTTP/1.1\r\nhost: x\r\nidempotency-key: \"{body}\"");
+            let request = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+            let mut client = server.connect().await;
+            for replayed in [false, true, true] {
+                client.write_all(request.as_bytes()).await.expect("sent");
+                // The first answer by reference is a stream.
+                let end = if replayed || how.is_empty() { "\r\n\r\nhello" } else { "\r\n0\r\n\r\n" };
+                let answer = read_until(&mut client, end).await;
+                assert!(answer.starts_with("HTTP/1.1 200 "), "{body}: {answer}");
+                assert_eq!(answer.contains("idempotent-replayed: true"), replayed, "{body}: {answer}");
+                assert_eq!(answer.contains("\r\ncontent-length: 5\r\n"), end.ends_with("hello"), "{body}: {answer}");
+            }
+        }
+    }
 }
