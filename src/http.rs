@@ -81,10 +81,10 @@
 //! handler that has done nothing declares this with [`Lease::not_performed`](crate::lease::Lease::not_performed). The
 //! guide's page `http` lists each 4xx that frees the key for any body (see [`LeasedBody`]).
 //!
-//! The layer adds the `Idempotency-Key` of the request to every response. If a handler passes on the response of
-//! another service, the layer replaces the `Idempotency-Key` of that service. A key that comes from
-//! [`key_from`](IdempotencyLayer::key_from) is not added to the response. `docs/standards.md` compares the layer with
-//! the draft and with Stripe.
+//! The layer adds the `Idempotency-Key` of the request to every response, unless the header has more than 512 bytes. If
+//! a handler passes on the response of another service, the layer replaces the `Idempotency-Key` of that service. A key
+//! that comes from [`key_from`](IdempotencyLayer::key_from) is not added to the response. `docs/standards.md` compares
+//! the layer with the draft and with Stripe.
 //!
 //! # Where to put it
 //!
