@@ -127,6 +127,31 @@
 //! and its error comes after the body. So the layer refuses these responses, and commits nothing. Call
 //! [`ensure_idempotent`](crate::ensure_idempotent()) in the method instead.
 //!
+//! # Behind a proxy
+//!
+//! A proxy may send copies of a request, and the first copy may still run when the next copy arrives. For the layer,
+//! each copy is a retry of the client, so the operation is performed once. But a proxy can hide, change and answer
+//! requests:
+//!
+//! - **A client does not know how many copies of its request exist.** A copy that meets a running copy gets the 409
+//!   `in-flight`, and the proxy may pass this answer on to a client that has sent one request. With
+//!   [`on_duplicate`](crate::Idempotency::on_duplicate), the second copy waits instead. After a 4xx of the handler, a
+//!   delayed copy may still be performed, unless the status is one of [`store_errors`](IdempotencyLayer::store_errors).
+//!   Under a lease, each retry of a proxy after a 5xx can use up an attempt.
+//! - **A rewritten path may lead to another operation.** If both `/payments` and `/api/payments` are routes, and only
+//!   some requests lose their prefix, a retry by the other route is performed again. If only the query, the body or a
+//!   header of the fingerprint is rewritten, the answer to the retry is a 422.
+//! - **A key can get lost.** Some proxies drop headers that they do not know. With
+//!   [`optional_key`](IdempotencyLayer::optional_key), each retry is then performed again. So check that an answer
+//!   through the proxy repeats the `Idempotency-Key`.
+//! - **A proxy can write headers.** If a proxy puts the identity of the client into a header, the proxy must remove the
+//!   client's own lines of this header. Otherwise the client chooses its scope.
+//! - **A proxy can answer.** Let no proxy cache the answers of the covered methods, because a cache does not compare
+//!   keys, and would send the answer of one client to another client. Let no proxy replace the bodies of errors,
+//!   because the client needs `retryable`. Let the proxy refuse bodies over the
+//!   [`request_limit`](IdempotencyLayer::request_limit). If the layer refuses a much larger body, the proxy may answer
+//!   502, which clients retry.
+//!
 //! # What makes two requests the same
 //!
 //! By default, the layer compares the method, the path with its query, and the body, byte by byte. **If the effect or
