@@ -81,10 +81,10 @@
 //! handler that has done nothing declares this with [`Lease::not_performed`](crate::lease::Lease::not_performed). The
 //! guide's page `http` lists each 4xx that frees the key for any body (see [`LeasedBody`]).
 //!
-//! The layer adds the `Idempotency-Key` of the request to every response. If a handler passes on the response of
-//! another service, the layer replaces the `Idempotency-Key` of that service. A key that comes from
-//! [`key_from`](IdempotencyLayer::key_from) is not added to the response. `docs/standards.md` compares the layer with
-//! the draft and with Stripe.
+//! The layer adds the `Idempotency-Key` of the request to every response, unless the header has more than 512 bytes. If
+//! a handler passes on the response of another service, the layer replaces the `Idempotency-Key` of that service. A key
+//! that comes from [`key_from`](IdempotencyLayer::key_from) is not added to the response. `docs/standards.md` compares
+//! the layer with the draft and with Stripe.
 //!
 //! # Where to put it
 //!
@@ -119,11 +119,38 @@
 //!
 //! **The layer holds back a response of unknown length until its end, for up to a second**, because only a whole
 //! response can be stored. The transaction is open during this time. A `text/event-stream` is held back for up to a
-//! tenth of a second. A response with [`NoStore`] is not held back, and cannot be replayed.
+//! tenth of a second. A response with [`NoStore`] is not held back, and cannot be replayed. The server computes the
+//! `Content-Length` of a whole response. If the handler has announced a longer body, the answer is a 500
+//! `misconfigured`, and nothing is stored.
 //!
 //! **Put no gRPC methods or Connect streams behind the layer.** A gRPC or Connect call that fails has the status 200,
 //! and its error comes after the body. So the layer refuses these responses, and commits nothing. Call
 //! [`ensure_idempotent`](crate::ensure_idempotent()) in the method instead.
+//!
+//! # Behind a proxy
+//!
+//! A proxy may send copies of a request, and the first copy may still run when the next copy arrives. For the layer,
+//! each copy is a retry of the client, so the operation is performed once. But a proxy can hide, change and answer
+//! requests:
+//!
+//! - **A client does not know how many copies of its request exist.** A copy that meets a running copy gets the 409
+//!   `in-flight`, and the proxy may pass this answer on to a client that has sent one request. With
+//!   [`on_duplicate`](crate::Idempotency::on_duplicate), the second copy waits instead. After a 4xx of the handler, a
+//!   delayed copy may still be performed, unless the status is one of [`store_errors`](IdempotencyLayer::store_errors).
+//!   Under a lease, each retry of a proxy after a 5xx can use up an attempt.
+//! - **A rewritten path may lead to another operation.** If both `/payments` and `/api/payments` are routes, and only
+//!   some requests lose their prefix, a retry by the other route is performed again. If only the query, the body or a
+//!   header of the fingerprint is rewritten, the answer to the retry is a 422.
+//! - **A key can get lost.** Some proxies drop headers that they do not know. With
+//!   [`optional_key`](IdempotencyLayer::optional_key), each retry is then performed again. So check that an answer
+//!   through the proxy repeats the `Idempotency-Key`.
+//! - **A proxy can write headers.** If a proxy puts the identity of the client into a header, the proxy must remove the
+//!   client's own lines of this header. Otherwise the client chooses its scope.
+//! - **A proxy can answer.** Let no proxy cache the answers of the covered methods, because a cache does not compare
+//!   keys, and would send the answer of one client to another client. Let no proxy replace the bodies of errors,
+//!   because the client needs `retryable`. Let the proxy refuse bodies over the
+//!   [`request_limit`](IdempotencyLayer::request_limit). If the layer refuses a much larger body, the proxy may answer
+//!   502, which clients retry.
 //!
 //! # What makes two requests the same
 //!

@@ -10,7 +10,7 @@ use std::time::Duration;
 use std::{fmt, io, iter};
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode, header};
 use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt as _, LengthLimitError};
 use tokio::task::yield_now;
@@ -93,7 +93,15 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
     /// Reads the body of a response. Stops at the end of the body, at the deadline, or after more bytes than the limit.
     /// After the deadline, a body counts as a stream that may never end. A body that announces a length over the limit
     /// is not read. If `empty`, the response has no body, whatever length it announces.
-    pub(super) async fn of_response(body: B, empty: bool, limit: usize, deadline: Instant) -> Result<Self, Broken> {
+    ///
+    /// If the body is whole, the `headers` no longer say where the body ends, so the server computes this again.
+    pub(super) async fn of_response(
+        body: B,
+        headers: &mut HeaderMap,
+        empty: bool,
+        limit: usize,
+        deadline: Instant,
+    ) -> Result<Self, Broken> {
         let announced = if empty { 0 } else { body.size_hint().lower() };
         let mut body = Self::untouched(body);
         while announced <= limit as u64
@@ -101,6 +109,9 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
             && body.data.len() <= limit
             && body.read_frame_until(announced, deadline).await?
         {}
+        if let Some(data) = body.as_whole().filter(|_| !empty) {
+            unframe(headers, data.len())?;
+        }
         Ok(body)
     }
 
@@ -252,6 +263,25 @@ fn cause_of<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e (dyn Error + 'st
 /// Whether a response has no body. Its headers may nevertheless announce the length of a body (RFC 9110, section 8.6).
 pub(super) fn has_no_body(to_head: bool, status: StatusCode) -> bool {
     to_head || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+}
+
+/// Removes the headers that frame a body from the head of a response whose body is whole. Fails if the headers announce
+/// a longer body.
+///
+/// While the length of a body is unknown, hyper frames the body by these headers. Once the layer has read the body, its
+/// length is known. hyper then frames the body by this length, and also writes the headers, without a comparison. With
+/// a `Content-Length` of another length, the client would take bytes of one response for a part of another response of
+/// the connection, and a proxy shares the connection among its clients. With a `Transfer-Encoding`, axum adds a
+/// `Content-Length`, and hyper refuses the two headers together and closes the connection.
+fn unframe(headers: &mut HeaderMap, length: usize) -> Result<(), Broken> {
+    let lines = headers.get_all(header::CONTENT_LENGTH).iter();
+    let announced = lines.filter_map(|line| HeaderValue::to_str(line).ok()?.trim().parse::<u64>().ok());
+    if announced.max() > Some(length as u64) {
+        return Err(Broken::CutOff);
+    }
+    headers.remove(header::CONTENT_LENGTH);
+    headers.remove(header::TRANSFER_ENCODING);
+    Ok(())
 }
 
 /// Counts the bytes of the requests that arrive or wait, for a layer and its clones. The limit on the number of runs

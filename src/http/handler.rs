@@ -199,8 +199,11 @@ async fn judge<R: ByteBody>(
             undo,
         });
     }
-    let body =
-        if called.keyed && storable { read(layer, called, &parts, body).await? } else { LayerBody::untouched(body) };
+    let body = if called.keyed && storable {
+        read(layer, called, &mut parts, body).await?
+    } else {
+        LayerBody::untouched(body)
+    };
     let stored_body = body.as_whole().filter(|data| data.len() <= layer.response_limit).map(|data| data.to_vec());
     let stored = to_record(&parts, stored_body, &layer.replayed_headers);
     Ok(Conclusion::Store { stored, response: Response::from_parts(parts, body), undo })
@@ -216,15 +219,15 @@ fn fails_with_success(content_type: &[u8]) -> bool {
 async fn read<R: ByteBody>(
     layer: &IdempotencyLayer,
     called: Called,
-    parts: &http::response::Parts,
+    parts: &mut http::response::Parts,
     body: R,
 ) -> Result<LayerBody<R>, Mistake> {
-    let (limit, status) = (layer.response_limit, parts.status);
+    let (limit, empty) = (layer.response_limit, has_no_body(called.head, parts.status));
     let mut deadline = Instant::now() + if is_event_stream(&parts.headers) { EVENT_STREAM_TIME } else { STREAM_TIME };
     if body.size_hint().upper().is_some_and(|upper| upper <= limit as u64) {
         deadline = deadline.max(called.at + layer.run_timeout);
     }
-    let read = LayerBody::of_response(body, has_no_body(called.head, status), limit, deadline).await;
+    let read = LayerBody::of_response(body, &mut parts.headers, empty, limit, deadline).await;
     read.map_err(|broken| Mistake::BrokenResponse(broken.to_string()))
 }
 

@@ -193,6 +193,10 @@ impl IdempotencyLayer {
     /// Takes the value of the key from another header or from a field of the body, instead of from `Idempotency-Key`.
     /// `Ok(None)` means that the key is missing. If the function returns an error, this error is the response. The
     /// layer does not add a key from this function to any response.
+    ///
+    /// **Do not use a header that a proxy writes, such as `X-Request-Id`.** A proxy gives each retry of the client
+    /// another value, so each retry would be performed again. Refuse a header with several lines, because
+    /// `HeaderMap::get` returns the first of them.
     pub fn key_from(
         self,
         value: impl Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + Sync + 'static,
@@ -270,9 +274,9 @@ impl IdempotencyLayer {
     }
 
     /// Adds this header, with all its lines, to the fingerprint. Add a header by which the handler selects an account,
-    /// a currency or a language. Do not add a header that a client changes with each attempt, such as a trace or a
-    /// date. If the header is `Host`, the authority of the URI is also in the fingerprint, because HTTP/2 sends the
-    /// host there. An authority that equals the header is not added.
+    /// a currency or a language. Do not add a header that a client or a proxy changes with each attempt, such as a trace
+    /// or a date. Some proxies also change `Host`. If the header is `Host`, the authority of the URI is also in the
+    /// fingerprint, because HTTP/2 sends the host there. An authority that equals the header is not added.
     pub fn fingerprint_header(mut self, name: HeaderName) -> Self {
         self.fingerprint.add_header(name);
         self

@@ -331,7 +331,8 @@ impl Rejection {
 }
 
 /// The default response for a rejection: a problem (RFC 9457) with `type`, `title`, `status`, `detail` and `retryable`.
-/// If the rejection has a [`retry_after`](Rejection::retry_after), the response has the header `Retry-After`.
+/// If the rejection has a [`retry_after`](Rejection::retry_after), the response has the header `Retry-After`. The
+/// response has `Cache-Control: no-store`.
 #[must_use]
 pub fn problem(rejection: &Rejection) -> Response<Bytes> {
     let status = rejection.status();
@@ -345,6 +346,9 @@ pub fn problem(rejection: &Rejection) -> Response<Bytes> {
     let mut response = Response::new(Bytes::from(body.to_string()));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    // If the layer covers GET, a cache may store a 410 without this header, and send the 410 to a client with another
+    // key.
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     if let Some(retry_after) = rejection.retry_after() {
         // The header counts whole seconds, and 0 would mean an immediate retry.
         let seconds = u64::try_from(retry_after.as_millis().div_ceil(1000)).unwrap_or(u64::MAX).max(1);

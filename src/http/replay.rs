@@ -155,7 +155,7 @@ pub trait Replay: Send + Sync + 'static {
     /// is in a read-only transaction of its own, which is rolled back.
     ///
     /// - A response below 400 gets the status of the first answer, and `Idempotent-Replayed: true`. The headers of such
-    ///   a response are sent unchanged.
+    ///   a response are sent unchanged, except `Content-Length` and `Transfer-Encoding`, which the server computes.
     /// - Any other response is sent as it is, for example a 403 for an account that may no longer see the order.
     /// - Return `None` for a reference that does not resolve any more. The answer is then a 410
     ///   [`gone`](Rejection::Gone).
@@ -219,9 +219,10 @@ impl<R: Replay> Rebuild for R {
                     false => Rejection::misconfigured(error),
                 }
             })?;
-            let (parts, body) = rebuilt.ok_or(Rejection::Gone)?.into_parts();
+            let (mut parts, body) = rebuilt.ok_or(Rejection::Gone)?.into_parts();
             let empty = has_no_body(request.method == Method::HEAD, parts.status);
-            let read = LayerBody::of_response(body, empty, most, end).await.map_err(|broken| broken.to_string());
+            let read = LayerBody::of_response(body, &mut parts.headers, empty, most, end).await;
+            let read = read.map_err(|broken| broken.to_string());
             let whole = read.and_then(|body| {
                 body.as_whole().cloned().ok_or_else(|| format!("it has more than {most} bytes, or took too long"))
             });

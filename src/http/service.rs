@@ -24,13 +24,16 @@ use super::places::{Patience, Ticket};
 use super::rejection::{Denied, Mistake, Rejection};
 use super::request::{IDEMPOTENCY_KEY, MalformedKey, key_value, only_line, to_store};
 use super::transactional::{Transactional, is_lent};
-use crate::key::{checked, checked_recorded};
+use crate::key::{MAX_PART_BYTES, checked, checked_recorded};
 use crate::observe::Trace;
 use crate::{BoxError, Error, Key, observe};
 
 /// The header `traceparent` of W3C Trace Context. If a request has more than one line of this header, the layer ignores
 /// all these lines.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
+/// The longest form of a key in a header: quotes around characters that are all escaped.
+const LONGEST_ECHO: usize = 2 + 2 * MAX_PART_BYTES;
 
 /// How much of a body that is too large is read and thrown away, as a multiple of the limit. A client that exceeds the
 /// limit by mistake usually sends less than this multiple.
@@ -113,9 +116,11 @@ where
 }
 
 /// Returns the client's `Idempotency-Key`, which the layer repeats in its response. The header is marked as sensitive,
-/// so that no log of headers shows the key.
+/// so that no log of headers shows the key. A key that is too long for any value is not repeated, because a proxy may
+/// answer 502 for a head of some kilobytes, and the client would not see the refusal of its key.
 fn echo(layer: &IdempotencyLayer, headers: &HeaderMap) -> Option<HeaderValue> {
-    let mut key = only_line(headers, &IDEMPOTENCY_KEY).filter(|_| layer.key_from.is_none())?.clone();
+    let key = only_line(headers, &IDEMPOTENCY_KEY).filter(|_| layer.key_from.is_none())?;
+    let mut key = Some(key).filter(|key| key.len() <= LONGEST_ECHO)?.clone();
     key.set_sensitive(true);
     Some(key)
 }

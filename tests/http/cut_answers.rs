@@ -40,23 +40,35 @@ async fn upstream(frames: Vec<u8>) -> SocketAddr {
     address
 }
 
-/// Passes on the answer of the other service, as it comes.
-async fn pass_on(upstream: SocketAddr, method: Method) -> Response {
+/// How the handler passes on the body.
+#[derive(Clone, Copy, Debug)]
+enum Passed {
+    AsItCame,
+    /// Only the header announces the length.
+    AsStream,
+}
+
+/// Passes on the answer of the other service.
+async fn pass_on(upstream: SocketAddr, method: Method, passed: Passed) -> Response {
     let socket = TcpStream::connect(upstream).await.expect("connected");
     let (mut client, connection) =
         http2::handshake(TokioExecutor::new(), TokioIo::new(socket)).await.expect("a connection");
     tokio::spawn(connection);
     let request = Request::builder().method(method).uri("http://x/").body(Body::empty()).expect("a request");
-    client.send_request(request).await.expect("an answer").into_response()
+    let answer = client.send_request(request).await.expect("an answer").into_response();
+    match passed {
+        Passed::AsItCame => answer,
+        Passed::AsStream => answer.map(|body| Body::from_stream(body.into_data_stream())),
+    }
 }
 
 /// The handler behind each kind of layer, for requests of one method.
-fn services(pool: &PgPool, upstream: SocketAddr, method: &Method) -> Vec<(&'static str, Router)> {
+fn services(pool: &PgPool, upstream: SocketAddr, method: &Method, passed: Passed) -> Vec<(&'static str, Router)> {
     let service = |layer: IdempotencyLayer, transactional| {
         let layer = layer.methods([method.clone()]);
         let route = match transactional {
-            true => any(async move |_: IdempotentTx, method: Method| pass_on(upstream, method).await),
-            false => any(async move |method: Method| pass_on(upstream, method).await),
+            true => any(async move |_: IdempotentTx, method: Method| pass_on(upstream, method, passed).await),
+            false => any(async move |method: Method| pass_on(upstream, method, passed).await),
         };
         Router::new().route("/", route).layer(layer)
     };
@@ -79,10 +91,14 @@ async fn stored(pool: &PgPool) -> i64 {
 async fn an_answer_shorter_than_it_announced_is_not_stored(pool: PgPool) {
     let head = headers(&[(":status", "200"), ("content-length", "1000")], false);
     let upstream = upstream([head, data("{\"charged\":1"), reset(NO_ERROR)].concat()).await;
-    for (name, app) in services(&pool, upstream, &Method::POST) {
-        let answer = send(&app, request("POST", "/", Some(&format!("\"{name}\"")), "x")).await;
-        assert_eq!((answer.status, &*answer.problem()), (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured"), "{name}");
-        assert_eq!(stored(&pool).await, 0, "{name}");
+    for passed in [Passed::AsItCame, Passed::AsStream] {
+        for (name, app) in services(&pool, upstream, &Method::POST, passed) {
+            let key = format!("\"{name} {passed:?}\"");
+            let answer = send(&app, request("POST", "/", Some(&key), "x")).await;
+            let refused = (StatusCode::INTERNAL_SERVER_ERROR, "misconfigured");
+            assert_eq!((answer.status, &*answer.problem()), refused, "{key}");
+            assert_eq!(stored(&pool).await, 0, "{key}");
+        }
     }
 }
 
@@ -93,14 +109,16 @@ async fn an_answer_without_a_body_is_stored_whatever_it_announces(pool: PgPool) 
     for (method, status) in cases {
         let status = StatusCode::from_u16(status).expect("a status");
         let upstream = upstream(headers(&[(":status", status.as_str()), ("content-length", "1000")], true)).await;
-        for (name, app) in services(&pool, upstream, &method) {
-            let key = format!("{name} {method} {status}");
-            for replayed in [false, true] {
-                let answer = send(&app, request(method.as_str(), "/", Some(&format!("\"{key}\"")), "x")).await;
-                assert_eq!((answer.status, answer.is_replayed()), (status, replayed), "{key}: {answer:?}");
-                assert_eq!(answer.body, "", "{key}");
+        for passed in [Passed::AsItCame, Passed::AsStream] {
+            for (name, app) in services(&pool, upstream, &method, passed) {
+                let key = format!("\"{name} {method} {status} {passed:?}\"");
+                for replayed in [false, true] {
+                    let answer = send(&app, request(method.as_str(), "/", Some(&key), "x")).await;
+                    assert_eq!((answer.status, answer.is_replayed()), (status, replayed), "{key}: {answer:?}");
+                    assert_eq!(answer.body, "", "{key}");
+                }
             }
         }
     }
-    assert_eq!(records(&pool).await, 12);
+    assert_eq!(records(&pool).await, 24);
 }

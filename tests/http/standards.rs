@@ -60,6 +60,11 @@ async fn every_answer_to_a_request_with_a_key_echoes_the_key(pool: PgPool) {
     for without_a_key in [request("POST", "/effects", None, "x"), several] {
         assert!(echoed(&send(&app, without_a_key).await).is_empty());
     }
+    // Each character of the longest key is escaped. No longer form is a key.
+    let longest = format!("\"{}\"", "\\\"".repeat(255));
+    assert_eq!(echoed(&post_to(&app, "/effects", &longest, "x").await), [&longest]);
+    let too_long = post_to(&app, "/effects", &"x".repeat(513), "x").await;
+    assert_eq!((&*too_long.problem(), echoed(&too_long)), ("malformed-key", vec![]));
     // The layer does not cover the method.
     assert!(echoed(&send(&app, request("GET", "/effects", Some("key-1"), "")).await).is_empty());
 }

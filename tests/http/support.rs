@@ -202,6 +202,7 @@ impl Answer {
     /// The last part of the problem's type.
     pub(crate) fn problem(&self) -> String {
         assert_eq!(self.headers["content-type"], "application/problem+json", "{self:?}");
+        assert_eq!(self.headers["cache-control"], "no-store", "{self:?}");
         let problem: serde_json::Value = serde_json::from_slice(&self.body).expect("JSON");
         assert_eq!(problem["status"], self.status.as_u16());
         for member in ["title", "detail"] {

@@ -7,7 +7,9 @@ export async function send(url, key, body) {
       const headers = { "Idempotency-Key": `"${key}"`, "Content-Type": "application/json" };
       const response = await fetch(url, { method: "POST", headers, body, signal: AbortSignal.timeout(30_000) });
       const text = await response.text();
-      if (!isRetryable(response.status, text)) return { status: response.status, text };
+      // The API repeats the key. A success without the key comes from a proxy, perhaps after a redirect.
+      const isOfTheApi = response.status >= 400 || response.headers.has("Idempotency-Key");
+      if (isOfTheApi && !isRetryable(response.status, text)) return { status: response.status, text };
       wait += 1000 * Number(response.headers.get("Retry-After") ?? 0);
       problem = `${response.status} ${text}`;
     } catch (error) {

@@ -13,7 +13,8 @@ def send(url, key, body):
                 response = error
             with response:
                 status, text = response.status, response.read().decode()
-            if not is_retryable(status, text):
+            # The API repeats the key. A success without the key comes from a proxy, perhaps after a redirect.
+            if not is_retryable(status, text) and (status >= 400 or "Idempotency-Key" in response.headers):
                 return status, text
             wait += int(response.headers.get("Retry-After", 0))
             problem = f"{status} {text}"

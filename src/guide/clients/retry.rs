@@ -18,7 +18,10 @@ pub(crate) async fn send(http: &reqwest::Client, url: &str, key: &str, body: &st
                 let problem_json: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
                 // Without a problem document, the status decides whether a retry can help.
                 let is_retryable = problem_json["retryable"].as_bool().unwrap_or(status >= 500);
-                if status < 400 || !is_retryable && ![408, 425, 429, 502, 503, 504].contains(&status) {
+                // The API repeats the key. A success without the key comes from a proxy, perhaps after a redirect.
+                let is_done = status < 400 && headers.contains_key("Idempotency-Key");
+                let is_refused = status >= 400 && !is_retryable && ![408, 425, 429, 502, 503, 504].contains(&status);
+                if is_done || is_refused {
                     return Ok((status, text));
                 }
                 let after = headers.get("Retry-After").and_then(|value| value.to_str().ok()?.parse().ok());

@@ -1,4 +1,4 @@
-//! A service whose first five answers are failures. Four of them come from a layer in front of the idempotency layer.
+//! A service whose first six answers are failures. Five of them come from a layer in front of the idempotency layer.
 
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,8 +8,8 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
-use axum::response::{IntoResponse as _, Response};
-use axum::routing::post;
+use axum::response::{IntoResponse as _, Redirect, Response};
+use axum::routing::{get, post};
 use axum::{Json, Router};
 use demos::service::serve;
 use futures_util::stream::{self, StreamExt as _};
@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 use tokio::task::yield_now;
 use tokio::time::timeout;
 
-/// Shorter than the time-out of the loops, and longer than they wait before their fifth attempt.
+/// Shorter than the time-out of the loops, and longer than they wait before their sixth attempt.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Default)]
@@ -44,7 +44,8 @@ impl Service {
             .route("/orders", post(place))
             .with_state(self.clone())
             .route_layer(IdempotencyLayer::transactional(pool, Idempotency::new(), move |_| Ok(customer.clone())))
-            .route_layer(middleware::from_fn_with_state(self.clone(), fail_at_first));
+            .route_layer(middleware::from_fn_with_state(self.clone(), fail_at_first))
+            .route("/login", get(async || "Please log in."));
         Ok(format!("{}/orders", serve(router).await?))
     }
 
@@ -74,16 +75,21 @@ async fn place(
 async fn fail_at_first(State(service): State<Arc<Service>>, request: Request, next: Next) -> Response {
     let before = service.answers().len();
     match before {
+        // As of a proxy. The loops follow it, and the page has the status of a success.
         0 => {
+            service.answers().push("a redirect".to_owned());
+            return Redirect::to("/login").into_response();
+        }
+        1 => {
             service.answers().push("503".to_owned());
             return StatusCode::SERVICE_UNAVAILABLE.into_response();
         }
         // As of a program that failed, or of a proxy: without a problem document.
-        1 => {
+        2 => {
             service.answers().push("500".to_owned());
             return (StatusCode::INTERNAL_SERVER_ERROR, "oh no").into_response();
         }
-        2 => {
+        3 => {
             service.answers().push("a half".to_owned());
             let half = stream::iter([Ok("{\"id\":"), Err("the connection is cut")]).then(async |part| {
                 // The first part must reach the client before the connection ends.
@@ -92,7 +98,7 @@ async fn fail_at_first(State(service): State<Arc<Service>>, request: Request, ne
             });
             return ([(header::CONTENT_LENGTH, "100")], Body::from_stream(half)).into_response();
         }
-        3 => {
+        4 => {
             tokio::spawn(next.run(request));
             service.begun.notified().await;
             service.answers().push("a cut".to_owned());
@@ -105,7 +111,7 @@ async fn fail_at_first(State(service): State<Arc<Service>>, request: Request, ne
     let replayed = response.headers().contains_key(IDEMPOTENT_REPLAYED);
     let status = response.status();
     service.answers().push(if replayed { "a replay" } else { status.as_str() }.to_owned());
-    // The fifth answer was the refusal of a duplicate, so the order can be finished.
+    // The sixth answer was the refusal of a duplicate, so the order can be finished.
     service.may_finish.notify_one();
     response
 }
