@@ -24,7 +24,8 @@ use crate::{Error, Idempotency, Mode, OnDuplicate};
 /// The default of the `request_limit` and of the `response_limit`, in bytes. Two copies of a body are in memory during
 /// a run. If requests are stored, a third copy is in memory until the claim.
 const BODY_LIMIT: usize = 1024 * 1024;
-/// The largest `response_limit`. If the server refused a response, its effect would already have happened under a lease.
+/// The largest `response_limit`. Under a lease, the server would refuse a larger response after the effect of the
+/// request.
 const LARGEST_RESPONSE: usize = 256 * 1024 * 1024;
 /// The default number of runs for each connection of the pool. A run should wait for its connection for at most 3
 /// seconds. In this time, a connection serves about 30 transactions of 100 ms each. A run behind these
@@ -376,7 +377,8 @@ impl IdempotencyLayer {
     }
 
     /// Sets the size of the largest response body that is stored, in bytes. The default is 1 MiB. A larger response is
-    /// sent, and not stored.
+    /// sent, and not stored. Under a lease, each try to store a response has a third of the lease, but at least a
+    /// second. So a response of many megabytes needs a long lease.
     ///
     /// # Panics
     ///

@@ -46,7 +46,10 @@ impl Roles {
             create function lair.trap() returns trigger language plpgsql as
                 'begin perform pg_catalog.nextval(''lair.bites''); return null; end';
             create function lair.trap_for_others() returns trigger language plpgsql as
-                'begin if current_user <> ''@mallory'' then perform pg_catalog.nextval(''lair.bites''); end if; return null; end';
+                'begin
+                    if current_user <> ''@mallory'' then perform pg_catalog.nextval(''lair.bites''); end if;
+                    return null;
+                end';
             create domain lair.word as text collate \"C\" check (lair.bite());
             reset role";
         roles.run(admin, create).await?;
