@@ -74,6 +74,20 @@ begin
             n, partitions, n, options
         );
     end loop;
+    -- Default privileges may have given the new tables more rights than the plain table has.
+    for privilege in
+        select distinct acl.grantee, tree.relid::pg_catalog.regclass::text as target
+        from pg_catalog.pg_partition_tree('idempotency.record') as tree
+        join pg_catalog.pg_class as class on class.oid = tree.relid::pg_catalog.oid
+        cross join lateral pg_catalog.aclexplode(class.relacl) as acl
+        where acl.grantee <> class.relowner
+    loop
+        execute pg_catalog.format(
+            'revoke all on %s from %s', privilege.target,
+            case when privilege.grantee = 0::pg_catalog.oid then 'public'
+                else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(privilege.grantee)::text) end
+        );
+    end loop;
     -- The partitions too, because the sweep deletes from each of them by name.
     for privilege in
         select acl.*, tree.relid::pg_catalog.regclass::text as target

@@ -20,7 +20,7 @@ use crate::{Error, SetupError};
 
 pub use crate::record::OnEscape;
 pub use protect::{protect, unprotect};
-pub(crate) use trust::{Standing, current, refusal, standing, trusted};
+pub(crate) use trust::{Standing, current, refusal, revoke_rights, standing, trusted};
 
 /// The table in which sqlx's migrator records the applied migrations. The table is in the crate's schema, separate from
 /// the application's own table.
@@ -92,7 +92,8 @@ fn migrator(migrations: Vec<Migration>) -> Migrator {
 ///
 /// Many processes may call `migrate` at once, through PgBouncer, and beside the application's own migrations. The call
 /// neither reads nor changes `search_path`. `migrate` replaces functions that [`migrate_any_language`] of an earlier
-/// release has created. If another session is migrating, the call waits for a minute, or for the connection's
+/// release has created. If default privileges give an untrusted role the right to add code to the new schema, the call
+/// revokes this right. If another session is migrating, the call waits for a minute, or for the connection's
 /// `lock_timeout` if that is shorter. To migrate in a transaction of your own, run [`schema_sql`] without its BEGIN and
 /// COMMIT.
 ///
@@ -285,6 +286,7 @@ async fn apply(conn: &mut PgConnection, any_language: bool) -> Result<(), SetupE
     if !missing.migrations.is_empty() {
         conn.execute(TABLE_OF_APPLIED).await?;
     }
+    let has_created = !missing.migrations.is_empty();
     for migration in missing.migrations {
         conn.execute(migration.sql.clone()).await?;
         sqlx::query(
@@ -299,6 +301,9 @@ async fn apply(conn: &mut PgConnection, any_language: bool) -> Result<(), SetupE
         .bind(&*migration.checksum) // $3
         .execute(&mut *conn)
         .await?;
+    }
+    if has_created {
+        revoke_rights(conn).await?;
     }
     // The functions for other languages come last, because these functions call functions that the migrations create.
     if missing.any_language {

@@ -1,5 +1,8 @@
-//! The template of a route as a part of a key. The names of the parameters are removed, because no client sees these
-//! names.
+//! The template of a route as a part of a key, and the operation of a loop that searches for keys. The names of the
+//! parameters are removed from the template, because no client sees these names.
+
+use crate::key::checked_recorded;
+use crate::{Error, KeyPart, Misuse};
 
 /// Returns the template with `{}` for each `{name}` and `{*}` for each `{*name}`. Axum's escaped braces, `{{` and `}}`,
 /// remain. A text without names remains unchanged.
@@ -34,6 +37,13 @@ pub(crate) fn without_names(template: &str) -> String {
 /// that the layer takes from a route contains no such names.
 pub(crate) fn has_names(operation: &str) -> bool {
     without_names(operation) != operation
+}
+
+/// Refuses an operation that no key can have. A search for this operation would find nothing, and a reader of the log
+/// would not learn why.
+pub(crate) fn check_operation(operation: &str) -> Result<(), Error> {
+    let checked = checked_recorded(KeyPart::Operation, operation.to_owned());
+    checked.map(drop).map_err(|error| Misuse::options(&error.to_string()))
 }
 
 #[cfg(test)]

@@ -366,6 +366,7 @@ async fn a_request_that_meets_a_step_in_doubt_is_a_warning(pool: PgPool) -> anyh
 async fn mistakes_in_the_set_up_of_the_layer_are_errors_without_the_key(pool: PgPool) -> anyhow::Result<()> {
     use axum::http::StatusCode;
     use axum::routing::post;
+    use pg_idempotency::http::IdempotencyLayer;
 
     let (listener, _guard) = listen();
     // A key in another mode; a record that the server refuses; a table that is missing.
@@ -401,13 +402,24 @@ async fn mistakes_in_the_set_up_of_the_layer_are_errors_without_the_key(pool: Pg
         outcomes,
         ["declined outcome=failed", "texts outcome=other_mode", "refused outcome=error", "texts outcome=error"]
     );
-    // No place ever.
+    // A request without a key, which needs no connection, has the only place.
     let brief = sqlx::postgres::PgPoolOptions::new()
         .acquire_timeout(Duration::from_millis(20))
         .connect_lazy_with(pool.connect_options().as_ref().clone());
-    let full =
-        axum::Router::new().route("/full", post(async || StatusCode::CREATED)).layer(transactional(&brief).max_runs(0));
+    let layer = IdempotencyLayer::leased(brief, LeaseOptions::new(AT_LEAST_ONCE), |_| Ok(SCOPE.to_owned()));
+    let layer = layer.optional_key(true).max_runs(1);
+    let runs = layer.runs();
+    let full = axum::Router::new()
+        .route("/busy", post(async || std::future::pending::<StatusCode>().await))
+        .route("/full", post(async || StatusCode::CREATED))
+        .layer(layer);
+    let busy = axum::http::Request::post("/busy").body(axum::body::Body::empty())?;
+    let busy = tokio::spawn(tower::ServiceExt::oneshot(full.clone(), busy));
+    while runs.count() == 0 {
+        tokio::task::yield_now().await;
+    }
     assert_eq!(post_to(&full, "/full").await?, StatusCode::SERVICE_UNAVAILABLE);
+    busy.abort();
     let counted = listener.text().lines().rfind(|line| line.contains("POST /full")).unwrap_or_default().to_owned();
     assert!(counted.contains("\"outcome\": \"overloaded\""), "counted with the metrics: {counted}");
     pool.close().await;

@@ -15,6 +15,7 @@ use super::rejection::{Denied, Rejection, Seldom, problem};
 use super::replay::{NEVER_REPLAYED, REPLAYED, Rebuild, Replay, to_record};
 use super::request::{Compared, FingerprintChoice, NEVER_STORED, STORED, matched_operation};
 use crate::fingerprint::Pointer;
+use crate::key::MAX_PART_BYTES;
 use crate::lease::{Finding, LeaseOptions};
 use crate::limits::{RETENTION, check_wait, is_in};
 use crate::session::ANSWER_TIME;
@@ -23,6 +24,9 @@ use crate::{Error, Idempotency, Mode, OnDuplicate};
 /// The default of the `request_limit` and of the `response_limit`, in bytes. Two copies of a body are in memory during
 /// a run. If requests are stored, a third copy is in memory until the claim.
 const BODY_LIMIT: usize = 1024 * 1024;
+/// The largest `response_limit`. Under a lease, the server would refuse a larger response after the effect of the
+/// request.
+const LARGEST_RESPONSE: usize = 256 * 1024 * 1024;
 /// The default number of runs for each connection of the pool. A run should wait for its connection for at most 3
 /// seconds. In this time, a connection serves about 30 transactions of 100 ms each. A run behind these
 /// transactions would wait, keep its body in memory even if its client hangs up, and then fail.
@@ -186,7 +190,13 @@ impl IdempotencyLayer {
     /// if the request is a retry of an earlier request.** A client that gets this refusal might send a new key, and so
     /// repeat the operation. So set the minimum before clients send keys. A stored request is resumed and settled even
     /// if its key is below the minimum.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the minimum is over 255, because no [`Key`](crate::Key) has such a value.
+    #[track_caller]
     pub fn shortest_key(self, characters: usize) -> Self {
+        assert!(characters <= MAX_PART_BYTES, "the smallest number of characters of a key must be at most 255");
         Self { shortest_key: characters, ..self }
     }
 
@@ -371,8 +381,16 @@ impl IdempotencyLayer {
     }
 
     /// Sets the size of the largest response body that is stored, in bytes. The default is 1 MiB. A larger response is
-    /// sent, and not stored.
+    /// sent, and not stored. Under a lease, each try to store a response has a third of the lease, but at least a
+    /// second. So a response of many megabytes needs a long lease.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the size is over 256 MiB. PostgreSQL refuses a body of a gigabyte, and `pg_dump` fails at half of that
+    /// size.
+    #[track_caller]
     pub fn response_limit(self, bytes: usize) -> Self {
+        assert!(bytes <= LARGEST_RESPONSE, "a response limit must be at most 256 MiB");
         Self { response_limit: bytes, ..self }
     }
 
@@ -384,7 +402,13 @@ impl IdempotencyLayer {
     ///
     /// A replay counts as a run. A duplicate that waits for another request has a place only during a poll of the
     /// database. A layer and its clones share their places, but a clone with another limit has places of its own.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the number is zero.
+    #[track_caller]
     pub fn max_runs(self, runs: usize) -> Self {
+        assert!(runs > 0, "a layer without places would reject each request; give it one run or more");
         Self { max_runs: runs, ..self }
     }
 
@@ -398,7 +422,13 @@ impl IdempotencyLayer {
     /// Until its handler runs, a request of a client also needs a place among the requests with its key. A replay needs
     /// this place until the replay ends. A key has seven eighths of the places of its scope, but not more places than the
     /// pool has connections, and at least one place.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the number is zero.
+    #[track_caller]
     pub fn max_runs_of_one_scope(self, runs: usize) -> Self {
+        assert!(runs > 0, "a scope without places would get no answer; give it one run or more");
         Self { max_runs_of_one_scope: Some(runs), ..self }
     }
 
@@ -414,7 +444,8 @@ impl IdempotencyLayer {
     /// - In a transactional layer, a claim, a completion with its COMMIT, and a ROLLBACK may each take as long as
     ///   `limit`, but at least 1 and at most 30 seconds. A claim may also wait for the pool's `acquire_timeout`.
     /// - Under a lease, a claim has the length of the lease as its limit, but at least 2 and at most 30 seconds. If the
-    ///   statement that stores the response fails, the layer retries this statement for the length of the lease.
+    ///   statement that stores the response fails, the layer retries this statement for the length of the lease, but at
+    ///   least for 3 seconds.
     ///
     /// If such a limit is exceeded, the answer is [`Unavailable`](Rejection::Unavailable), the request no longer holds
     /// the key in this process, and the connection is closed. **If the COMMIT was already sent, the outcome of the

@@ -23,7 +23,7 @@ use crate::lease::{INTERVAL, INTERVALS, Lease, LeaseOptions, LeaseOwner};
 use crate::limits::is_in;
 use crate::observe::{EXHAUSTED, FAILED, PERFORMED, REFUSED};
 use crate::record::{Candidate, Record, StoredAs};
-use crate::route::has_names;
+use crate::route::{check_operation, has_names};
 use crate::session::{Opening, bounded, ended_or_closed, in_pooled_transaction};
 use crate::{BoxError, Error, Key, Misuse, observe};
 
@@ -51,6 +51,7 @@ impl RequestResumer {
     /// - The policy is `AtMostOnce`, or the options have no [`max_attempts`](crate::lease::LeaseOptions::max_attempts).
     /// - The operation contains a `{name}`, but no function [`operation`](IdempotencyLayer::operation) names the
     ///   layer's operations.
+    /// - No [`Key`] can have the operation.
     pub fn new(layer: &IdempotencyLayer, operation: &str) -> Result<Self, Error> {
         layer.resumable(operation)?;
         Ok(Self { layer: layer.clone(), operation: operation.to_owned(), interval: INTERVAL })
@@ -258,6 +259,7 @@ impl IdempotencyLayer {
     }
 
     fn resumable(&self, operation: &str) -> Result<LeaseOptions, Error> {
+        check_operation(operation)?;
         if self.operation.is_none() && has_names(operation) {
             // If `operation` contains the name of a parameter, the search would find nothing, and would return no
             // error.

@@ -104,7 +104,8 @@ impl LeaseOptions {
     /// The work begins only after this call has returned. So if the future is dropped, nothing was performed. If the
     /// claim of a dropped call commits, the crate releases the claim in the background, and the claim does not count as
     /// an attempt. The crate also releases the claim if the answer to its COMMIT is lost. The crate retries the release
-    /// for the length of one lease. If all tries fail, or the process ends, the claim lapses.
+    /// for the length of one lease, but at least for 3 seconds. If all tries fail, or the process ends, the claim
+    /// lapses.
     pub async fn acquire<T, B>(self, pool: &PgPool, key: &Key, body: &B) -> Result<Acquired<T>, Error>
     where
         T: DeserializeOwned,

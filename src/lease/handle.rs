@@ -193,13 +193,24 @@ const TRIES: u32 = 3;
 /// The longest pause between two tries is the lease divided by this number. For a lease of 40 s, this is 2 s.
 const PAUSES: u32 = 20;
 
-/// Runs a statement, and tries again after an error of the database, for the length of one lease. Without a second try,
-/// one broken connection would lose the result of finished work.
+/// The shortest [`time_to_end`]. Each of its tries then has a second, because the server may be busy.
+const SHORTEST_TIME_TO_END: Duration = Duration::from_secs(3);
+
+/// The time for the statements that end a claim or a step: the length of the lease, but at least
+/// [`SHORTEST_TIME_TO_END`]. Such a statement may come after the end of the lease, because the statement requires the
+/// token.
+pub(super) fn time_to_end(lease: Duration) -> Duration {
+    lease.max(SHORTEST_TIME_TO_END)
+}
+
+/// Runs a statement, and tries again after an error of the database, for the [`time_to_end`]. Without a second try, one
+/// broken connection would lose the result of finished work.
 pub(super) async fn within_a_lease<R, F>(lease: Duration, statement: impl Fn() -> F) -> Result<R, Error>
 where
     // With `AsyncFn`, the future of the caller would not be `Send`.
     F: Future<Output = Result<R, Error>>,
 {
+    let lease = time_to_end(lease);
     let deadline = Instant::now() + lease;
     loop {
         // Each try has a limit, because a network that drops all packets must not use up the time of the next try.

@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 use tracing::Instrument as _;
 
-use super::handle::{Deadline, Lease, committed, within_a_lease};
+use super::handle::{Deadline, Lease, committed, time_to_end, within_a_lease};
 use super::options::LeaseOptions;
 use super::step::Memory;
 use super::unbegun::Unbegun;
@@ -122,7 +122,8 @@ impl LeaseOwner {
     }
 
     /// Stores the result, and every retry within the retention gets this result. The retention starts anew at this
-    /// moment. After an error of the database, the owner tries again for the length of one lease.
+    /// moment. After an error of the database, the owner tries again for the length of one lease, but at least for 3
+    /// seconds.
     ///
     /// # Errors
     ///
@@ -187,7 +188,7 @@ impl LeaseOwner {
     /// `last_error`.
     ///
     /// All clones of the [`Lease`] are lost before the release is sent. The release is tried once, for the length of
-    /// one lease, but at most for a minute. If the release fails, the claim lapses.
+    /// one lease, but at least for 3 seconds, and at most for a minute. If the release fails, the claim lapses.
     ///
     /// # Errors
     ///
@@ -283,13 +284,13 @@ impl LeaseOwner {
         lapsed
     }
 
-    /// Waits for a statement for the length of one lease, but at most a minute. Without this limit, the wait for a
-    /// network that drops all packets would last until TCP gives up.
+    /// Waits for a statement for the [`time_to_end`], but at most a minute. Without this limit, the wait for a network
+    /// that drops all packets would last until TCP gives up.
     fn for_a_lease(
         &self,
         statement: impl Future<Output = Result<(), Error>>,
     ) -> impl Future<Output = Result<(), Error>> {
-        bounded(self.leasing.policy.lease().min(ANSWER_TIME * 2), statement)
+        bounded(time_to_end(self.leasing.policy.lease()).min(ANSWER_TIME * 2), statement)
     }
 
     pub(crate) fn failed(&self, error: Error) -> Error {

@@ -211,8 +211,8 @@ impl Reconciler {
     /// Stores the answer of a probe that found the effect. A probe may find the effect at any time, also while a later
     /// probe is under way.
     ///
-    /// After an error, the function tries again to store the answer, for the length of one lease. If the answer were
-    /// lost, a later probe might find no trace.
+    /// After an error, the function tries again to store the answer, for the length of one lease, but at least for 3
+    /// seconds. If the answer were lost, a later probe might find no trace.
     async fn store(&self, pool: &PgPool, due: &Due<'_>, effect: &Effect) -> Result<Visit, Error> {
         let result =
             due.probes.step.as_ref().map(|step| effect.of_step(step).map(|result| (step, result))).transpose()?;

@@ -14,7 +14,7 @@ use super::step::fits_a_step;
 use crate::background::{Next, Passes, caught};
 use crate::limits::{RETENTION, in_range, is_in};
 use crate::outcome::{Response, encode, unquoted};
-use crate::route::has_names;
+use crate::route::{check_operation, has_names};
 use crate::{Error, Key, Misuse};
 
 /// The default pause after a search that found nothing. A search costs one statement on a small index.
@@ -217,6 +217,7 @@ impl Reconciler {
     /// - The policy is [`AtLeastOnce`](Policy::AtLeastOnce).
     /// - The options do not [store the request](LeaseOptions::store_request).
     /// - Settings of `leasing` contradict each other.
+    /// - No [`Key`](crate::Key) can have this operation.
     /// - The quiet time is under a millisecond, or over half of the difference between retention and lease.
     pub fn new(leasing: LeaseOptions, operation: &str, quiet: Duration) -> Result<Self, Error> {
         leasing.check()?;
@@ -229,6 +230,7 @@ impl Reconciler {
             let problem = "the claims do not store their requests; set LeaseOptions::store_request";
             return Err(Misuse::options(problem));
         }
+        check_operation(operation)?;
         if has_names(operation) {
             tracing::warn!(
                 operation,

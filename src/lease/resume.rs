@@ -20,6 +20,7 @@ use crate::limits::is_in;
 use crate::observe::{EXHAUSTED, FAILED, Failure, PERFORMED};
 use crate::outcome::unquoted;
 use crate::record::{Candidate, StoredAs};
+use crate::route::check_operation;
 use crate::session::{Opening, bounded, ended_or_closed, in_pooled_transaction};
 use crate::{Error, Incompatible, Misuse, OnDuplicate, observe};
 
@@ -40,9 +41,11 @@ impl Resumer {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Misuse`] under `AtMostOnce`, or without [`LeaseOptions::max_attempts`].
+    /// Returns [`Error::Misuse`] under `AtMostOnce`, without [`LeaseOptions::max_attempts`], or for an operation that
+    /// no [`Key`](crate::Key) can have.
     pub fn new(leasing: LeaseOptions, operation: &str) -> Result<Self, Error> {
         leasing.resumable_attempts()?;
+        check_operation(operation)?;
         Ok(Self { leasing, operation: operation.to_owned(), interval: INTERVAL })
     }
 
@@ -128,8 +131,8 @@ impl LeaseOptions {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`run`](Self::run), and [`Error::Misuse`] under `AtMostOnce` or without
-    /// [`max_attempts`](Self::max_attempts).
+    /// Returns the errors of [`run`](Self::run), and [`Error::Misuse`] under `AtMostOnce`, without
+    /// [`max_attempts`](Self::max_attempts), or for an operation that no [`Key`](crate::Key) can have.
     ///
     /// # Cancellation and panics
     ///
@@ -211,6 +214,7 @@ impl LeaseOptions {
         operation: &str,
         shutdown: &mut Shutdown<'_>,
     ) -> Result<Option<(LeaseOwner, Vec<u8>)>, Error> {
+        check_operation(operation)?;
         for candidate in self.candidates(pool, operation, StoredAs::Json, 0, shutdown).await? {
             if shutdown.is_ready().await {
                 break;

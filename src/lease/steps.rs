@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::PgConnection;
 
-use super::handle::{Lease, committed, within_a_lease};
+use super::handle::{Lease, committed, time_to_end, within_a_lease};
 use super::step::{Asked, Known, Step, decoded, encode_result, invalid};
 use crate::error::MAX_NAME_BYTES;
 use crate::session::{Opening, bounded, in_pooled_transaction};
@@ -176,7 +176,7 @@ impl Lease {
                 begun => {
                     // Nothing was performed, so the step is retracted. If the retraction fails, the step stays in
                     // doubt.
-                    if bounded(self.leasing.policy.lease(), self.retract_step(name)).await.is_ok() {
+                    if bounded(time_to_end(self.leasing.policy.lease()), self.retract_step(name)).await.is_ok() {
                         asked.ended = Known::Ended;
                     }
                     Err(begun.err().unwrap_or(Error::LeaseLost).into())

@@ -13,6 +13,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
+use super::handle::time_to_end;
 use crate::background::jittered;
 use crate::record::{Record, Unclaimed};
 use crate::session::{ANSWER_TIME, Opening, bounded, in_pooled_transaction};
@@ -88,10 +89,10 @@ impl Drop for Unbegun {
 }
 
 impl Given {
-    /// Tries to release the claim until the end of the claim is known, for at most the length of one lease. Between two
+    /// Tries to release the claim until the end of the claim is known, for at most the [`time_to_end`]. Between two
     /// tries, the function holds no connection.
     async fn release(self: Box<Self>) {
-        let deadline = Instant::now() + self.lease;
+        let deadline = Instant::now() + time_to_end(self.lease);
         let mut pause = FIRST_PAUSE;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());

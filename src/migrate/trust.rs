@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 
 use sha2::{Digest as _, Sha256};
 use sqlx::migrate::Migration;
-use sqlx::{Executor as _, PgConnection, Row as _};
+use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
 
 use super::{FUNCTIONS, MIGRATIONS};
 use crate::record::{self, Distrust, Known, Schema};
@@ -58,6 +58,19 @@ pub(crate) async fn trusted(conn: &mut PgConnection) -> Result<(), Error> {
 /// Fails unless the schema is trusted and complete for this release.
 pub(crate) async fn current(conn: &mut PgConnection) -> Result<(), Error> {
     standing(conn).await?.trusted()?.current(conn).await
+}
+
+/// Revokes the rights to add code that untrusted roles have. Call this function only in the transaction that has
+/// created the schema or its tables, after a check that found no such right. Only default privileges of the installing
+/// role can then have given the rights.
+pub(crate) async fn revoke_rights(conn: &mut PgConnection) -> Result<(), Error> {
+    let schema = record::schema(conn, &KNOWN).await?.unwrap_or_default();
+    for distrust in schema.distrust {
+        if let Distrust::Right { remedy, .. } = distrust {
+            conn.execute(AssertSqlSafe(remedy)).await?;
+        }
+    }
+    Ok(())
 }
 
 impl Standing {
@@ -161,19 +174,23 @@ fn reason(distrust: &Distrust) -> String {
     const DROP: &str = "stop all callers, read as that role, and as no other, which keys are unfinished (`select * from \
                         idempotency.record where completed_at is null`), and drop the schema idempotency; the database then \
                         forgets all keys, so each retry is performed again";
+    // An untrusted role has chosen these names. A name in backticks would look like the remedy.
+    let unlike_sql = |names: &str| names.replace('`', "'");
     match distrust {
         Distrust::Owner { role, objects, remedy } => format!(
-            "the role {role:?} owns {objects}, so its code could run with the rights of each role that uses them; if you know \
-             that role, migrate as it, or run as a superuser or as the owner of the database: `{remedy}`; if you do not, {DROP}"
+            "the role {role:?} owns {}, so its code could run with the rights of each role that uses them; if you know \
+             that role, migrate as it, or run as a superuser or as the owner of the database: `{remedy}`; if you do not, {DROP}",
+            unlike_sql(objects)
         ),
         Distrust::Right { role, remedy } => format!(
             "the role {role:?} may add code to the schema idempotency, which could run with the rights of each role that uses \
              it; run as the owner of the schema: `{remedy}`"
         ),
         Distrust::Functions { objects } | Distrust::Objects { objects } => format!(
-            "this release does not know {objects}, and no newer release is recorded; if you have made them, restore what \
+            "this release does not know {}, and no newer release is recorded; if you have made them, restore what \
              `idempotency-janitor migrate --print --any-language` creates, and keep your own in another schema; if you have not, find the role \
-             that has; {DROP}"
+             that has; {DROP}",
+            unlike_sql(objects)
         ),
     }
 }

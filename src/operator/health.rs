@@ -44,8 +44,8 @@ pub enum Warning {
     Replica,
     /// The schema cannot be trusted. Either an untrusted role owns a part of the schema or may add code to it, or the
     /// schema contains code that no release of this crate has created. Such code could run with the rights of each role
-    /// that uses the schema. In this case, the check reads nothing in the schema, and returns only warnings of this
-    /// kind.
+    /// that uses the schema. A table with a foreign key to the records counts as a part of the schema. If the schema
+    /// cannot be trusted, the check reads nothing in the schema, and returns only warnings of this kind.
     ///
     /// A role that may act as the owner of the database is trusted. A role is also trusted if one of its members is the
     /// database's owner or the current role. Such a membership counts only if its grantor may act as that member, or as

@@ -19,8 +19,9 @@ use crate::{Error, Key, migrate};
 ///   such an error.
 /// - with `max_attempts`, also the records that a service with this limit refuses as [exhausted](Error::Exhausted).
 /// - with `abandoned_for`, also the lapsed and released operations in lease mode, if no caller has claimed them for
-///   this time. `abandoned_for` counts from the claim or from the end of the lease, whichever is later. An abandoned
-///   operation may have taken effect, for example if its process died in a `step_at_least_once`.
+///   this time. `abandoned_for` counts from the claim or from the end of the lease, whichever is later. A time over ten
+///   years counts as ten years. An abandoned operation may have taken effect, for example if its process died in a
+///   `step_at_least_once`.
 ///
 /// The call reads the whole table. An index for this rare call would cost more, because every completion would have to
 /// update the index.
@@ -63,7 +64,7 @@ pub async fn show(pool: &PgPool, key: &Key) -> Result<Option<Shown>, Error> {
 ///
 /// A search with a scope, an operation and a beginning reads only the entries of the returned records in the primary
 /// key. Every other search may read the whole table. When the time `within` is over, the server ends the search, and
-/// the call fails. A time under a millisecond counts as a millisecond.
+/// the call fails. A time under a millisecond counts as a millisecond, and a time over 24 days as about 24 days.
 ///
 /// # Errors and cancellation
 ///

@@ -87,7 +87,7 @@ impl Shown {
 
     /// Releases an [indeterminate](crate::Error::Indeterminate) operation that did not take effect. If attempts are
     /// left (see [`grant`](Self::grant)), the next caller may claim the operation at once under any policy. The record
-    /// keeps `reason` for the next operator.
+    /// keeps the first 2000 characters of `reason` for the next operator.
     ///
     /// In an operation with steps, a release decides that **no step in doubt took effect**. The release of a step in
     /// doubt permits one more attempt, as `grant` does. The next attempt performs the steps in doubt. Finished steps
@@ -108,7 +108,7 @@ impl Shown {
     /// Permits one more attempt of an operation that was released or has lapsed, even if the attempt exceeds
     /// [`max_attempts`](crate::lease::LeaseOptions::max_attempts). Use this verb for an
     /// [exhausted](crate::Error::Exhausted) operation when the cause of its failures is repaired. The next caller or a
-    /// resumer makes the attempt. The record keeps `reason` for the next operator.
+    /// resumer makes the attempt. The record keeps the first 2000 characters of `reason` for the next operator.
     ///
     /// Finished steps stay finished. The permission ends with this attempt. A claim whose work never began does not use
     /// up the permission.
@@ -195,8 +195,8 @@ impl StepInDoubt<'_> {
         self.shown.decided(place.into(), Decision::ResolveStep { step: self.name, result: &result }).await
     }
 
-    /// Decides that the step took no effect. The next attempt performs the step. The record keeps `reason` for the next
-    /// operator. The warning at [`Shown::release`] applies to a step, too.
+    /// Decides that the step took no effect. The next attempt performs the step. The record keeps the first 2000
+    /// characters of `reason` for the next operator. The warning at [`Shown::release`] applies to a step, too.
     ///
     /// # Errors and cancellation
     ///

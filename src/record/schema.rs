@@ -1,6 +1,6 @@
 //! Checks which roles can run code of their own in the statements of this crate. The owner of a table or a function can
-//! run such code. A role that may add a trigger or a function can also run such code. A role that may create a schema
-//! could have created the schema `idempotency` before the crate did.
+//! run such code. A role that may add a trigger, a function or a foreign key can also run such code. A role that may
+//! create a schema could have created the schema `idempotency` before the crate did.
 //!
 //! This file also protects tables of the service, which may be written only inside idempotent operations. The function
 //! `idempotency.protect` creates a trigger on each of these tables. The crate finds the protected tables by this
@@ -116,6 +116,12 @@ pub(crate) async fn schema(conn: &mut PgConnection, known: &Known) -> Result<Opt
                     -- The table of a foreign key is only read, as its owner.
                     and not (part.class = 'pg_catalog.pg_constraint'::regclass::oid
                         and depend.refclassid = 'pg_catalog.pg_class'::regclass::oid)
+                union all
+                -- A table whose foreign key refers to it. If a deletion cascades, the triggers of that table run as the
+                -- role that deletes, before PostgreSQL 18.
+                select 'pg_catalog.pg_class'::regclass::oid, foreign_key.conrelid
+                from pg_catalog.pg_constraint as foreign_key
+                where part.class = 'pg_catalog.pg_class'::regclass::oid and foreign_key.confrelid = part.id
             ) as other (class, id)
         ),
         owned (class, id, owner) as (
@@ -146,12 +152,22 @@ pub(crate) async fn schema(conn: &mut PgConnection, known: &Known) -> Result<Opt
             from pg_catalog.pg_namespace, pg_catalog.aclexplode(nspacl) as acl
             where nspname = 'idempotency' and acl.privilege_type = 'CREATE' and acl.grantee <> nspowner
             union
-            select acl.grantee, pg_catalog.format('revoke trigger on %I.%I from ', space.nspname, class.relname)
+            select acl.grantee, pg_catalog.format(
+                'revoke %s on %I.%I from ', pg_catalog.lower(acl.privilege_type), space.nspname, class.relname
+            )
             from part
             join pg_catalog.pg_class as class on class.oid = part.id
             join pg_catalog.pg_namespace as space on space.oid = class.relnamespace
-            cross join lateral pg_catalog.aclexplode(class.relacl) as acl
-            where part.class = 'pg_catalog.pg_class'::regclass::oid and acl.privilege_type = 'TRIGGER'
+            cross join lateral (
+                select * from pg_catalog.aclexplode(class.relacl)
+                union all
+                -- A foreign key needs the right on the columns of the key only. A REVOKE on the table includes them.
+                select granted.*
+                from pg_catalog.pg_attribute as attribute
+                cross join lateral pg_catalog.aclexplode(attribute.attacl) as granted
+                where attribute.attrelid = class.oid
+            ) as acl
+            where part.class = 'pg_catalog.pg_class'::regclass::oid and acl.privilege_type in ('TRIGGER', 'REFERENCES')
                 and acl.grantee <> class.relowner
         ),
         doubted (role) as (

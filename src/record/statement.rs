@@ -121,12 +121,9 @@ pub(super) fn age(row: &PgRow) -> sqlx::Result<Duration> {
 /// A duration as a parameter. The interval has microseconds only, because days and months would depend on the session's
 /// time zone.
 pub(crate) fn interval(duration: Duration) -> PgInterval {
-    PgInterval { months: 0, days: 0, microseconds: microseconds(duration) }
-}
-
-/// A duration in microseconds, the unit of PostgreSQL. PostgreSQL itself refuses a time beyond its calendar.
-pub(super) fn microseconds(duration: Duration) -> i64 {
-    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+    // PostgreSQL itself refuses a time beyond its calendar.
+    let microseconds = i64::try_from(duration.as_micros()).unwrap_or(i64::MAX);
+    PgInterval { months: 0, days: 0, microseconds }
 }
 
 /// A random token from the operating system. A forked or restored process does not draw the same token again.

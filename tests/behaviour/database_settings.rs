@@ -63,6 +63,8 @@ const FORMS: &[Setting] = &[
     usual("transform_null_equals", "on"),
     usual("array_nulls", "off"),
     usual("xmlbinary", "hex"),
+    usual("xmloption", "document"),
+    usual("restrict_nonsystem_relation_kind", "'view, foreign-table'"),
 ];
 
 const TIMES: &[Setting] = &[
@@ -122,6 +124,10 @@ const PLANS: &[Setting] = &[
     usual("enable_indexonlyscan", "off"),
     usual("enable_bitmapscan", "off"),
     usual("enable_nestloop", "off"),
+    usual("enable_hashjoin", "off"),
+    usual("enable_mergejoin", "off"),
+    usual("enable_material", "off"),
+    usual("enable_memoize", "off"),
     usual("enable_sort", "off"),
     usual("enable_hashagg", "off"),
 ];

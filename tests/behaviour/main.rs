@@ -9,6 +9,7 @@ mod fingerprint;
 mod hostile;
 mod janitor;
 mod keys;
+mod limits;
 mod mark;
 mod migrations;
 mod partitions;

@@ -45,6 +45,11 @@ impl Roles {
                 'begin perform pg_catalog.nextval(''lair.bites''); return $1; end';
             create function lair.trap() returns trigger language plpgsql as
                 'begin perform pg_catalog.nextval(''lair.bites''); return null; end';
+            create function lair.trap_for_others() returns trigger language plpgsql as
+                'begin
+                    if current_user <> ''@mallory'' then perform pg_catalog.nextval(''lair.bites''); end if;
+                    return null;
+                end';
             create domain lair.word as text collate \"C\" check (lair.bite());
             reset role";
         roles.run(admin, create).await?;
@@ -162,6 +167,29 @@ fn squats() -> Vec<(&'static str, String, &'static str)> {
             ours("grant trigger on idempotency.record to @mallory"),
             "revoke trigger on idempotency.record from mallory",
         ),
+        (
+            "the right to add foreign keys",
+            ours("grant references on idempotency.record to @mallory"),
+            "revoke references on idempotency.record from mallory",
+        ),
+        (
+            "the right to add foreign keys to the columns of the key",
+            ours("grant references (scope, operation, value) on idempotency.record to public"),
+            "revoke references on idempotency.record from public",
+        ),
+        (
+            "a foreign key",
+            ours("grant references on idempotency.record to @mallory;
+                  insert into idempotency.record (mode, scope, operation, value, token, completed_at, expires_at)
+                      values ('mark', 'hers', 'o', 'v', 1, now(), '2020-01-01');
+                  set role @mallory;
+                  create table lair.child (scope text, operation text, value text, foreign key (scope, operation, value)
+                      references idempotency.record on delete cascade);
+                  insert into lair.child values ('hers', 'o', 'v');
+                  create trigger trap after delete on lair.child for each row execute function lair.trap_for_others();
+                  set role @owner; revoke references on idempotency.record from @mallory"),
+            "owns table lair.child",
+        ),
         ("functions handed over", handed(bites), "function idempotency.protect"),
         (
             "a setting handed over",
@@ -187,6 +215,11 @@ fn squats() -> Vec<(&'static str, String, &'static str)> {
             "a domain",
             handed("alter table idempotency.record alter scope type lair.word"),
             "type lair.word",
+        ),
+        (
+            "a name that looks like a remedy",
+            handed("create function idempotency.\"`drop table orders`\"() returns int language sql as 'select 1'"),
+            "function idempotency.\"'drop table orders'\"()",
         ),
         (
             "a type handed over",
@@ -356,6 +389,45 @@ async fn no_door_runs_the_code_of_a_stranger(pool: PgPool) -> anyhow::Result<()>
     }
     roles.drop(&mut admin).await?;
     assert!(wrong.is_empty(), "{}: {:#?}", wrong.len(), wrong);
+    Ok(())
+}
+
+/// Default privileges give rights on each new schema and table of a role.
+#[sqlx::test(migrations = false)]
+#[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
+async fn default_privileges_give_a_stranger_no_right_to_add_code(pool: PgPool) -> anyhow::Result<()> {
+    let mut admin = connect(&pool).await;
+    let roles = Roles::create(&mut admin).await?;
+    let (_, owner) = roles.pools(&pool).await.into_iter().nth(1).expect("the owner");
+    let privileges = "
+        alter default privileges for role @owner grant all on schemas to @mallory;
+        alter default privileges for role @owner grant all on tables to @mallory;
+        alter default privileges for role @owner grant references on tables to public";
+    roles.run(&mut admin, privileges).await?;
+    let mut wrong = Vec::new();
+    for round in ["the first", "the second"] {
+        migrate(&owner).await?;
+        for table in ["record", "_sqlx_migrations"] {
+            let rights: Vec<String> = sqlx::query_scalar(
+                "select acl.privilege_type from pg_class, aclexplode(relacl) as acl
+                 where oid = ('idempotency.' || $1)::regclass::oid and acl.grantee <> relowner
+                 union all
+                 select acl.privilege_type from pg_namespace, aclexplode(nspacl) as acl
+                 where nspname = 'idempotency' and acl.grantee <> nspowner",
+            )
+            .bind(table)
+            .fetch_all(&mut admin)
+            .await?;
+            let adds_code = |right: &String| ["CREATE", "TRIGGER", "REFERENCES"].contains(&&**right);
+            // The other rights are what the database's administrator wanted.
+            if rights.iter().any(adds_code) || !rights.contains(&"SELECT".to_owned()) {
+                wrong.push(format!("{round}, {table}: {rights:?}"));
+            }
+        }
+    }
+    owner.close().await;
+    roles.drop(&mut admin).await?;
+    assert!(wrong.is_empty(), "{wrong:#?}");
     Ok(())
 }
 

@@ -46,6 +46,10 @@ async fn a_resumer_refuses_an_operation_that_no_request_can_have(pool: PgPool) -
         let asking = LeaseOptions::new(AT_MOST_ONCE).store_request(true);
         Reconciler::new(asking, named, MINUTE)?;
     }
+    for impossible in [String::new(), "POST /a\0".to_owned(), "x".repeat(256)] {
+        let refused = RequestResumer::new(&layer, &impossible).err();
+        assert!(matches!(refused, Some(Error::Misuse(Misuse::Options { .. }))), "{impossible:?}: {refused:?}");
+    }
     for operation in [OPERATION, "POST /{*}", "POST /{{id}}", "pay"] {
         RequestResumer::new(&layer, operation)?;
     }

@@ -9,7 +9,9 @@ use pg_idempotency::lease::{LeaseOptions, Policy};
 use pg_idempotency::{Idempotency, OnDuplicate};
 use sqlx::PgPool;
 
-use crate::support::{transactional, user};
+use crate::support::{app, create_effects, effects, post_to, transactional, user};
+
+const LARGEST_RESPONSE: usize = 256 * 1024 * 1024;
 
 /// The text of the panic of a setter.
 fn refusal<R>(set: impl FnOnce() -> R) -> String {
@@ -36,6 +38,33 @@ async fn a_setter_of_the_layer_panics_for_what_no_layer_can_do(pool: PgPool) {
         assert!(refusal(|| layer().canonical_json(["/fine", pointer])).contains("JSON pointer"), "{pointer}");
     }
     assert!(refusal(|| layer().run_timeout(Duration::ZERO)).contains("run time-out"));
+    for longer in [256, usize::MAX] {
+        assert!(refusal(|| layer().shortest_key(longer)).contains("at most 255"), "{longer}");
+    }
+    for larger in [LARGEST_RESPONSE + 1, usize::MAX] {
+        assert!(refusal(|| layer().response_limit(larger)).contains("at most 256 MiB"), "{larger}");
+    }
+    assert!(refusal(|| layer().max_runs(0)).contains("one run or more"));
+    assert!(refusal(|| layer().max_runs_of_one_scope(0)).contains("one run or more"));
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_layer_answers_at_both_ends_of_its_bounds(pool: PgPool) {
+    create_effects(&pool).await;
+    let years = Duration::from_secs(3660 * 24 * 3600);
+    let least = transactional(&pool).request_limit(0).response_limit(0).shortest_key(0);
+    let least = app(least.max_runs(1).max_runs_of_one_scope(1).run_timeout(years));
+    let greatest = transactional(&pool).request_limit(usize::MAX).response_limit(LARGEST_RESPONSE).shortest_key(255);
+    let greatest = app(greatest.max_runs(usize::MAX).max_runs_of_one_scope(usize::MAX).run_timeout(years));
+    assert_eq!(post_to(&least, "/effects", "a", "").await.status, StatusCode::CREATED);
+    assert_eq!(post_to(&least, "/effects", "a", "").await.problem(), "not-replayable");
+    assert_eq!(post_to(&least, "/effects", "b", "x").await.status, StatusCode::PAYLOAD_TOO_LARGE);
+    let key = "k".repeat(255);
+    for replayed in [false, true] {
+        let answer = post_to(&greatest, "/effects", &key, &"x".repeat(100_000)).await;
+        assert_eq!((answer.status, answer.is_replayed()), (StatusCode::CREATED, replayed));
+    }
+    assert_eq!(effects(&pool).await, 2);
 }
 
 /// The order of the setters of the options does not matter, so no setter can check this.

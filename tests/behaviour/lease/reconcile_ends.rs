@@ -267,6 +267,10 @@ async fn options_that_leave_nothing_to_reconcile_are_refused(pool: PgPool) -> an
     assert!(problem(leasing().store_request(false)).contains("store_request"));
     let at_least_once = LeaseOptions::new(Policy::AtLeastOnce { lease: MINUTE }).store_request(true);
     assert!(problem(at_least_once).contains("AtLeastOnce"));
+    for impossible in [String::new(), "a\0".to_owned(), "x".repeat(256)] {
+        let refused = Reconciler::new(leasing(), &impossible, QUIET).err();
+        assert!(matches!(refused, Some(Error::Misuse(Misuse::Options { .. }))), "{impossible:?}: {refused:?}");
+    }
     for (no_trace, most) in [(0, 10), (1, 10), (3, 2)] {
         let refused = std::panic::catch_unwind(|| drop(reconciler().probes(no_trace, most)));
         assert!(refused.is_err(), "{no_trace} of {most}");

@@ -180,6 +180,12 @@ async fn options_that_cannot_be_resumed_are_refused(pool: PgPool) -> anyhow::Res
     assert!(problem(refused).contains("max_attempts"));
     let refused = Resumer::new(unlimited, "operation").expect_err("refused");
     assert!(problem(refused).contains("max_attempts"));
+    for impossible in [String::new(), "a\0".to_owned(), "x".repeat(256)] {
+        let refused = at_least_once().resume_one(&pool, &impossible, work).await.expect_err("refused");
+        assert!(problem(refused).contains("the key's operation"), "{impossible:?}");
+        let refused = Resumer::new(at_least_once(), &impossible).expect_err("refused");
+        assert!(problem(refused).contains("the key's operation"), "{impossible:?}");
+    }
     let body = Fingerprint::of_json("body")?;
     let refused = unlimited.acquire::<String, _>(&pool, &key("a"), &body).await.expect_err("refused");
     assert!(problem(refused).contains("no body"));
