@@ -72,12 +72,12 @@ pub(crate) const CASES: [Case; 12] = [
         name: first_call::NAME,
         title: "First call",
         targets: &[
-            rate(library::NAME, usual::NAME, AtLeast(0.88)).on(SOCKET),
-            rate(library::NAME, usual::NAME, AtLeast(0.8)).on(NOT_DURABLE),
+            rate(library::NAME, usual::NAME, AtLeast(0.9)).on(SOCKET),
+            rate(library::NAME, usual::NAME, AtLeast(0.82)).on(NOT_DURABLE),
             rate(library::NAME, usual::NAME, AtLeast(0.98)).on(ONE_MILLISECOND),
-            rate(library::FEWEST, usual::NAME, AtLeast(1.25)).on(ONE_MILLISECOND),
+            rate(library::FEWEST, usual::NAME, AtLeast(1.3)).on(ONE_MILLISECOND),
             p50(library::NAME, BARE, AtMost(1.75)).on(ONE_MILLISECOND),
-            p50(library::FEWEST, BARE, AtMost(1.15)).on(ONE_MILLISECOND),
+            p50(library::FEWEST, BARE, AtMost(1.2)).on(ONE_MILLISECOND),
             rate(library::NAME, by_hand::NAME, AtLeast(0.95)),
             rate(library::BY_RUN, library::FROM_POOL, AtLeast(0.97)).on(SOCKET),
             rate(library::NAME, usual::NAME, AtLeast(1.0)).of(first_call::BY_SIZE).on("4 KB"),
@@ -109,7 +109,7 @@ pub(crate) const CASES: [Case; 12] = [
         name: any_language::NAME,
         title: "Any language",
         targets: &[
-            rate(sql_functions::NAME, library::NAME, AtLeast(0.9)).of(any_language::FIRST_CALLS).on(SOCKET),
+            rate(sql_functions::NAME, library::NAME, AtLeast(0.85)).of(any_language::FIRST_CALLS).on(SOCKET),
             p50(sql_functions::RUN, BARE, AtMost(0.6)).of(any_language::ALONE).on(ONE_MILLISECOND),
             rate(sql_functions::NAME, library::NAME, AtLeast(1.0)).of(any_language::REPLAYS).on(ONE_MILLISECOND),
         ],
@@ -135,8 +135,10 @@ pub(crate) const CASES: [Case; 12] = [
         name: http::NAME,
         title: "HTTP layer",
         targets: &[
-            rate(http::FIRST_CALL, handler::NAME, AtLeast(0.9)).on(SOCKET),
-            rate(http::REPLAY, http::BY_HAND_REPLAY, AtLeast(0.85)).on(SOCKET),
+            rate(http::FIRST_CALL, handler::NAME, AtLeast(0.93)).on(SOCKET),
+            rate(http::FIRST_CALL, handler::NAME, AtLeast(0.9)).on(NOT_DURABLE),
+            rate(http::FIRST_CALL, handler::NAME, AtLeast(0.99)).on(ONE_MILLISECOND),
+            rate(http::REPLAY, http::BY_HAND_REPLAY, AtLeast(0.92)).on(SOCKET),
             rate(http::SELECT_FIRST, http::BY_HAND_REPLAY, AtLeast(1.6)).on(SOCKET),
             rate(http::FIRST_CALL, http::BARE, AtLeast(0.5)).on(SOCKET),
             rate(http::FEWEST, http::BARE, AtLeast(0.75)).on(ONE_MILLISECOND),
@@ -151,7 +153,7 @@ pub(crate) const CASES: [Case; 12] = [
         title: "Protected tables",
         targets: &[
             rate(by_hand::NAME, protect::WITHOUT, AtLeast(0.98)),
-            other("extra µs for a statement on a protected table", AtMost(10.0), |of, _| {
+            other("extra µs for a statement on a protected table", AtMost(9.0), |of, _| {
                 Some((of.p50(protect::GUARDED)? - of.p50(protect::UNGUARDED)?) * 1e3)
             })
             .of(protect::STATEMENTS),
@@ -191,7 +193,7 @@ pub(crate) const CASES: [Case; 12] = [
         name: citus::NAME,
         title: "On Citus",
         targets: &[
-            rate(citus::ON_CITUS, citus::ON_PLAIN, AtLeast(0.3)).of(citus::MAIN).on(citus::FIRST_CALL),
+            rate(citus::ON_CITUS, citus::ON_PLAIN, AtLeast(0.28)).of(citus::MAIN).on(citus::FIRST_CALL),
             rate(citus::ON_CITUS, citus::ON_PLAIN, AtLeast(0.25)).of(citus::MAIN).on(citus::REPLAY),
             rate(citus::ON_CITUS, citus::ON_PLAIN, AtLeast(0.4)).of(citus::MAIN).on(citus::ONE_MARK),
             other("p50, ms", AtMost(150.0), |of, _| of.p50(citus::ON_CITUS)).of(citus::MAIN).on(citus::OF_MANY_SCOPES),
