@@ -30,9 +30,11 @@ create table idempotency.record (
     claimed_at       timestamptz not null default now(),
     -- The deadline of a lease. Null if the transaction itself is the lease, and -infinity after the claim is released.
     lease_until      timestamptz,
-    completed_at     timestamptz,
     -- From this moment on, the key is new unless a lease is live, even if no sweep has deleted the record.
     expires_at       timestamptz not null,
+    -- A completion in transaction mode sets this column and the columns of the response. The columns come after those
+    -- that the claim has set, because the WAL of a heap-only update does not repeat the unchanged beginning of a row.
+    completed_at     timestamptz,
     -- The first response. The body is bytea, because a replay repeats every byte. jsonb rewrites numbers, and refuses \u0000.
     response_status  smallint,
     response_headers jsonb,
