@@ -1,7 +1,7 @@
 ------------------------------ MODULE Coverage ------------------------------
 \* Which messages and answers occur in which kind of state. With `Noted <- Covered`, TLC prints each of them once, and
 \* script/model compares those of the specification with those of the traces.
-EXTENDS Record, Sequences
+EXTENDS Steps, Sequences
 
 If(is, yes, no) == IF is THEN yes ELSE no
 Work(r) == If(r = None, "no record", If(r.done, "done", If(r.lease = "none", "unfinished", r.lease)))
@@ -13,7 +13,7 @@ Question(c) == If(record.mode = call[c].mode, "", If(MayFollow(record, call[c].m
            \o If(record.body = call[c].body, "", ", other body")
 Knows(c) == record # None /\ record.token = call[c].token
 
-IsAsShown == record # None /\ \A column \in {"token", "beats", "steps", "done"} : record[column] = shown[column]
+IsAsShown == record # None /\ \A column \in Compared : record[column] = shown[column]
 
 \* The kind of state: the facts that the statement reads.
 Kind(a, message) ==

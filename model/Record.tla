@@ -27,7 +27,7 @@ VARIABLES
     call,     \* For each caller: its call (Called has the fields).
     effects,  \* For each life of the record: how often the operation and each step took effect, up to 2.
     ended,    \* How many lives have ended.
-    shown     \* The record that the operator has seen (Steps.tla), or None.
+    shown     \* What the operator has seen of the record (Steps.tla), or None.
 
 rest    == <<ended, shown>>
 vars    == <<record, written, lock, call, effects, rest>>

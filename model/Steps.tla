@@ -24,13 +24,13 @@ Send(c) ==
 
 ---------------------------- \* The operator
 \* The operator sees the record, and asks the other service whether the effect has happened.
-Show == LET effect == IF record.mode = "in_steps" THEN "send" ELSE "perform" IN
-        /\ shown = None /\ record # None /\ shown' = [took |-> effects[record.life][effect] > 0] @@ record
-        /\ UNCHANGED <<record, written, lock, call, effects, ended>>
+Compared == {"token", "beats", "steps", "done"}
+Show == LET took == effects[record.life][IF record.mode = "in_steps" THEN "send" ELSE "perform"] > 0 IN
+        /\ shown = None /\ record # None /\ UNCHANGED <<record, written, lock, call, effects, ended>>
+        /\ shown' = [mode |-> record.mode, took |-> took] @@ [column \in Compared |-> record[column]]
 
 \* Each decision changes the record only as it was shown, and not under a live lease.
-AsShown == /\ record # None /\ record.lease # "live"
-           /\ \A column \in {"token", "beats", "steps", "done"} : record[column] = shown[column]
+AsShown == record # None /\ record.lease # "live" /\ \A column \in Compared : record[column] = shown[column]
 
 \* What each decision writes. It keeps the result of a step, and the key is new after it has been forgotten.
 Released(send) == [lease |-> "released", token |-> Fresh(Operator), steps |-> [record.steps EXCEPT !.send = send]]
