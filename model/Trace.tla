@@ -24,9 +24,12 @@ IsIdle(actor, message, answer) ==
        /\ (actor \in Callers => ~call[actor].beat)
     \/ message = "kill" /\ call[actor].at = "done"
 
-(* The clock's message moves past the retention, the lease, or both.         *)
-Clock == \/ LeaseLapses \/ RetentionEnds \/ UNCHANGED vars
-         \/ record # None /\ Becomes([record EXCEPT !.expired = TRUE, !.lease = IF @ = "live" THEN "lapsed" ELSE @])
+(* The clock's message moves past the retention, the lease, or both. It      *)
+(* writes the end of the lease, so the record is not as it was shown.        *)
+Clock == \/ RetentionEnds \/ UNCHANGED vars
+         \/ /\ record # None /\ record.lease = "live"
+            /\ \E ends \in {record.expired, TRUE} :
+                   Becomes([record EXCEPT !.expired = ends, !.lease = "lapsed", !.beats = @ + 1])
 
 (* Instead of Noted: an action of the specification is the next event. The   *)
 (* server does not know whether a caller has heard of its COMMIT, and what a *)
