@@ -2,11 +2,9 @@
 \* The table of answers, as the specification has it. TLC prints each kind of record with each question and its answer,
 \* and script/model compares the lines with answers.txt. A test of the library compares answers.txt with the table that
 \* the real server obeys (tests/behaviour/claim/answers.rs).
-EXTENDS Record, Sequences
+EXTENDS Check, Sequences
 
 If(is, yes, no) == IF is THEN yes ELSE no
-
-Modes == {"transaction", "mark"} \cup Leased
 
 \* The records that can be, by the constraints of the table.
 CanBe(r, inDoubt) ==
