@@ -48,6 +48,21 @@ pub(crate) enum Way {
     Lease(Leased),
 }
 
+impl Way {
+    /// The mode in the words of `model/`, which has no operation with three steps.
+    fn mode(self) -> Option<&'static str> {
+        match self {
+            Self::Transaction(_) => Some("transaction"),
+            Self::Mark => Some("mark"),
+            Self::Lease(leased) => match leased.promise {
+                Promise::AtLeastOnce => Some("at_least_once"),
+                Promise::AtMostOnce | Promise::Reconciled => Some("at_most_once"),
+                Promise::InSteps => None,
+            },
+        }
+    }
+}
+
 /// The times of a caller.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
@@ -181,7 +196,7 @@ impl Callers {
         let before = world.history.calls();
         let decided = self.settle().await?;
         if matches!(self.way, Way::Lease(Leased { promise: Promise::Reconciled, .. })) {
-            return Ok((in_doubt::check(world, decided).await?, String::new()));
+            return Ok((in_doubt::check(world, self.way.mode(), decided).await?, String::new()));
         }
         let after = world.aftermath().await?;
         let must_be_true = |call: &Call| answers == Answers::All || call.name.starts_with(SETTLER);
@@ -208,6 +223,10 @@ impl Callers {
                 let by_operator = format!("{decided} keys settled by an operator");
                 world.finding(checked.violations, register()).note(doubles).note(by_operator)
             }
+        };
+        let finding = match answers {
+            Answers::All => finding.tell(self.way.mode(), &calls, &after),
+            Answers::AfterTheFault => finding,
         };
         let lost = lost(&before, stored.as_ref().unwrap_or(&after));
         let given = before.iter().filter(|call| call.response().is_some()).count();

@@ -4,8 +4,10 @@
 //!
 //! - [`marks`], [`leases`] and [`steps`] are the promises of the other modes.
 //! - [`register`] gives the answers to a checker that others wrote.
+//! - [`histories`] writes them for the specification.
 //! - `tests` has a bad history for each rule.
 
+pub(crate) mod histories;
 pub(crate) mod leases;
 pub(crate) mod marks;
 pub(crate) mod register;

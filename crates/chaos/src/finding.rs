@@ -2,6 +2,10 @@
 
 use std::time::Duration;
 
+use crate::checker::Aftermath;
+use crate::checker::histories::{self, Told};
+use crate::history::Call;
+
 #[derive(Debug, Default)]
 pub(crate) struct Finding {
     pub(crate) operations: usize,
@@ -13,6 +17,8 @@ pub(crate) struct Finding {
     /// The keys whose answers were checked as a register, and those with too many unknown results.
     pub(crate) registers: usize,
     pub(crate) registers_left_out: usize,
+    /// The histories for the specification.
+    pub(crate) told: Told,
     /// Counts that are no violations.
     pub(crate) notes: Vec<String>,
     /// The reason why the scenario did not run.
@@ -26,6 +32,12 @@ impl Finding {
 
     pub(crate) fn note(mut self, note: impl ToString) -> Self {
         self.notes.push(note.to_string());
+        self
+    }
+
+    /// Keeps histories of these calls, which are all calls of a world.
+    pub(crate) fn tell(mut self, mode: Option<&str>, calls: &[Call], after: &Aftermath) -> Self {
+        self.told = histories::of(mode, calls, after, &self.violations);
         self
     }
 
@@ -43,6 +55,7 @@ impl Finding {
         self.longest_outage = self.longest_outage.max(other.longest_outage);
         self.registers += other.registers;
         self.registers_left_out += other.registers_left_out;
+        self.told.add(other.told);
         self.notes.extend(other.notes);
     }
 

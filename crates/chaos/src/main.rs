@@ -39,6 +39,7 @@ mod trials;
 mod worker;
 mod world;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -77,6 +78,9 @@ struct Arguments {
     /// Plays every broken variant, and fails if its scenario does not catch it.
     #[arg(long)]
     mutants: bool,
+    /// Writes histories of calls to this file, for `script/model --histories`.
+    #[arg(long, value_name = "FILE")]
+    histories: Option<PathBuf>,
 }
 
 impl Arguments {
@@ -117,7 +121,9 @@ async fn start() -> anyhow::Result<bool> {
     let seed = arguments.seed.unwrap_or_else(|| history::now() % 1_000_000);
     let cluster = Arc::new(Cluster::start(&[]).await?);
     if arguments.mutants {
-        return trials::hold(&cluster, &scenarios, seed, PATIENCE).await;
+        let (all_well, told) = trials::hold(&cluster, &scenarios, seed, PATIENCE).await?;
+        report::tell(arguments.histories.as_deref(), told.iter().map(|(of, told)| (&**of, told)))?;
+        return Ok(all_well);
     }
     let weights: u32 = scenarios.iter().map(|scenario| scenario.weight).sum();
     let mut rows = Vec::new();
@@ -137,5 +143,6 @@ async fn start() -> anyhow::Result<bool> {
         rows.push((scenario.name, finding));
     }
     report::table(&rows, seed);
+    report::tell(arguments.histories.as_deref(), rows.iter().map(|(of, finding)| (*of, &finding.told)))?;
     Ok(rows.iter().all(|(_, finding)| finding.violations.is_empty()))
 }

@@ -1,8 +1,10 @@
 //! The table on standard output, and the histories on disk.
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::Path;
 
+use crate::checker::histories::{Told, module};
 use crate::finding::Finding;
 
 /// Enough to see the kind of the violation.
@@ -31,6 +33,25 @@ pub(crate) fn keep_histories(name: &str, seed: u64, lines: &[String]) -> std::io
     let file = directory.join(format!("{name}-{seed}.txt"));
     println!("  the histories of their keys: {}", file.display());
     std::fs::write(file, lines.join("\n") + "\n")
+}
+
+/// Writes the histories for the specification to this file, and prints how many keys have none.
+pub(crate) fn tell<'a>(
+    file: Option<&Path>,
+    all: impl Iterator<Item = (&'a str, &'a Told)> + Clone,
+) -> std::io::Result<()> {
+    let Some(file) = file else { return Ok(()) };
+    let histories = all.clone().flat_map(|(of, told)| told.histories.iter().map(move |history| (of, history)));
+    std::fs::write(file, module(histories.clone()))?;
+    println!("\n{} histories for the specification: {}", histories.count(), file.display());
+    let mut left_out: BTreeMap<&str, usize> = BTreeMap::new();
+    for (reason, count) in all.flat_map(|(_, told)| &told.left_out) {
+        *left_out.entry(reason).or_default() += count;
+    }
+    for (reason, count) in left_out {
+        println!("{count} keys are left out: {reason}");
+    }
+    Ok(())
 }
 
 /// The table of `docs/reliability.md`, and a line with the faults and the counts of each scenario.

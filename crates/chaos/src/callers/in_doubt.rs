@@ -215,7 +215,7 @@ pub(super) async fn doubt(pool: &PgPool, value: &str) -> anyhow::Result<Doubt> {
 }
 
 /// `decided` keys were settled by hand.
-pub(super) async fn check(world: &World, decided: usize) -> anyhow::Result<Finding> {
+pub(super) async fn check(world: &World, mode: Option<&str>, decided: usize) -> anyhow::Result<Finding> {
     deliver(world).await?;
     let (mut calls, mut after) = (world.history.calls(), world.aftermath().await?);
     let mut violations = lost_keys(world, &mut calls, &mut after).await?;
@@ -228,7 +228,8 @@ pub(super) async fn check(world: &World, decided: usize) -> anyhow::Result<Findi
     )
     .fetch_one(&world.observer)
     .await?;
-    Ok(world.finding(violations, register::check(&calls)).note(keys).note(requests))
+    let finding = world.finding(violations, register::check(&calls));
+    Ok(finding.tell(mode, &calls, &after).note(keys).note(requests))
 }
 
 /// Waits until the last request has taken effect.

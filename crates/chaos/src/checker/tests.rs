@@ -3,7 +3,7 @@
 
 use super::leases::{Promise, check};
 use super::steps::{CHARGE, Checked, OVERTAKEN, Part, ROW, TEXT};
-use super::{Aftermath, Effect, Stored, lost, marks, register, steps, violations};
+use super::{Aftermath, Effect, Stored, histories, lost, marks, register, steps, violations};
 use crate::history::{Event, What, calls};
 
 /// A world with one key in it.
@@ -190,6 +190,37 @@ fn each_bad_history_of_a_lease_is_caught() {
     ] {
         bad.lease_must_be_caught(Promise::AtLeastOnce, by);
     }
+}
+
+#[test]
+fn a_history_for_the_specification_has_each_call_that_matters() {
+    let in_flight = || What::Refused("in flight".to_owned());
+    let mut world = World::default().invoked("a").invoked("b");
+    for caller in ["c", "d", "e", "f"] {
+        world = world.invoked(caller).then(caller, in_flight());
+    }
+    world = world.performed("b").effect("b");
+    for caller in ["g", "h", "i"] {
+        world = world.invoked(caller).replayed(caller, "b");
+    }
+    let told = histories::of(Some("transaction"), &calls(&world.events), &world.after, &[]);
+    let [history] = &*told.histories else { panic!("not one history: {told:?}") };
+    // Neither the first refusal nor the last replay.
+    let names = "\"A\", \"B\", \"C\", \"C\", \"D\", \"D\", \"E\", \"E\", \"B\", \"F\", \"F\", \"G\", \"G\"";
+    assert!(history.text.ends_with(&format!("events |-> <<{names}>>]")), "{}", history.text);
+    for call in
+        ["A |-> [end |-> \"unknown\", of |-> \"\"", "B |-> [end |-> \"performed\", of |-> \"B\", effect |-> TRUE"]
+    {
+        assert!(history.text.contains(call), "{call}: {}", history.text);
+    }
+    for more in ["j", "k", "l", "m", "n"] {
+        world = world.invoked(more);
+    }
+    // A transaction that was rolled back can only be seen in a refusal.
+    let told = histories::of(Some("transaction"), &calls(&world.events), &world.after, &[]);
+    assert!(told.histories[0].text.ends_with("events |-> <<\"A\", \"A\", \"B\", \"B\", \"C\", \"C\">>]"));
+    let told = histories::of(Some("at_least_once"), &calls(&world.events), &world.after, &[]);
+    assert_eq!((told.histories.len(), told.left_out.len()), (0, 1));
 }
 
 /// `a` was killed after two steps, and `b` has performed the others.
