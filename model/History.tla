@@ -1,12 +1,12 @@
 ------------------------------- MODULE History -------------------------------
-\* Whether Steps.tla allows what the callers of script/chaos have seen. A caller sees when its call begins and returns,
+\* Whether Check.tla allows what the callers of script/chaos have seen. A caller sees when its call begins and returns,
 \* and the result. TLC searches for the messages between.
 \*
 \* Histories.tla contains a history for each key: the mode, the number of effects that the database contains at the end,
 \* each call, and the events. The first event of a call is its begin, and the second one its return. A call whose result
 \* is unknown never returns: it may go on, or may be dead. Of a call, a history has the `end`, the call `of` which it
 \* got the answer, and whether a row says that the call had the `effect`.
-EXTENDS Histories, Steps, Sequences
+EXTENDS Histories, Check, Sequences
 
 VARIABLES which, lie, at   \* The history, what is changed in it, and how many of its events have happened.
 
@@ -33,8 +33,8 @@ Begun(c) == \E event \in 1..at : Events[event] = c
 \* A history is allowed if TLC finds one behavior with its events. So the search leaves out behaviors that permit no
 \* other result. An actor reaches one of these places before another actor acts. No call waits, and each COMMIT is
 \* answered. A process is killed only where the kill unlocks the key or ends the call.
-Places == {"claim", "perform", "complete", "done"}
-Busy   == {c \in Callers : call[c].at \notin Places}
+Places == {"claim", "perform", "complete", "complete lease", "done"}
+Busy   == {c \in Callers : call[c].at \notin Places \/ call[c].beat}
           \cup (IF shown = None /\ written[Operator] = None THEN {} ELSE {Operator})
 
 \* The calls that can get their result now. They get it first, because this changes nothing for other calls.
@@ -48,8 +48,7 @@ Seers == {c \in DOMAIN Calls : Begun(c) /\ call[c].at = "claim" /\ Sees(c)}
 Suits(c, message, answer) ==
     LET told   == Told(c)
         ends   == call'[c].at = "done"
-        by     == call'[c].by
-        leased == Mode \in Leased
+        by     == IF call'[c].by = None THEN None ELSE call'[c].by[1]   \* The actor of this token.
         fails  == told.end \in {"failed", "unknown"}
     IN
     /\ CASE message = "claim" -> TRUE
@@ -59,7 +58,7 @@ Suits(c, message, answer) ==
          [] message \in {"complete", "complete lease"} -> told.effect /\ answer = "stored"
          [] message = "commit" -> answer = "heard"
          [] message = "kill" -> fails /\ call[c].at \in Places
-                                /\ (told.effect => leased /\ call[c].at = "complete")
+                                /\ (told.effect => call[c].at = "complete lease")
                                 /\ (told.end = "unknown" => lock = c)
          [] message = "release" -> Mode = "at_most_once" /\ fails /\ ~told.effect /\ answer = "stored"
          \* A suspended owner renews its lease after another caller has been told that the key is indeterminate.
@@ -92,24 +91,24 @@ Fits(actor, message, answer) ==
 \* The next event can happen. At the end, there are the effects that the database contains.
 Due ==
     IF at < Len(Events) THEN LET c == Events[at + 1] IN Begun(c) => call[c].at = "done"
-    ELSE /\ effects[0] = IF Effects > 2 THEN 2 ELSE Effects
-         /\ \A c \in DOMAIN Calls : Told(c).effect => call[c].at \in {"complete", "done"}
+    ELSE /\ effects[0].perform = IF Effects > 2 THEN 2 ELSE Effects
+         /\ \A c \in DOMAIN Calls : Told(c).effect => call[c].at \in {"complete lease", "done"}
 
 Happens ==
     /\ at' = at + 1
-    /\ IF at = Len(Events) \/ Begun(Events[at + 1]) THEN UNCHANGED allVars
+    /\ IF at = Len(Events) \/ Begun(Events[at + 1]) THEN UNCHANGED vars
        ELSE LET c == Events[at + 1] IN
             /\ call' = [call EXCEPT ![c] = Called([mode |-> Mode, body |-> Told(c).body])]
-            /\ UNCHANGED <<record, written, lock, effects, rest, steps>>
+            /\ UNCHANGED <<record, written, lock, effects, rest>>
 
-HistoryInit == StepsInit /\ at = 0 /\ which \in DOMAIN Histories /\ lie \in Lies(which)
+HistoryInit == Init /\ at = 0 /\ which \in DOMAIN Histories /\ lie \in Lies(which)
 
 \* An event happens as soon as it can, because a message that may come before it may also come after it.
 HistoryNext ==
     /\ at <= Len(Events) /\ UNCHANGED <<which, lie>>
-    /\ IF Due THEN Happens ELSE StepsNext /\ UNCHANGED at
+    /\ IF Due THEN Happens ELSE Next /\ UNCHANGED at
 
-HistorySpec == HistoryInit /\ [][HistoryNext]_<<allVars, which, lie, at>>
+HistorySpec == HistoryInit /\ [][HistoryNext]_<<vars, which, lie, at>>
 
 \* Prints how far each history has come, and each change that is accepted.
 ASSUME \A h \in DOMAIN Histories : TLCSet(h, 0)

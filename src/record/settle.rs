@@ -14,6 +14,7 @@ use super::statement::{
 };
 use crate::error::MAX_STEPS_BYTES;
 use crate::outcome::Response;
+use crate::state::State;
 use crate::{Error, InvalidStep, Misuse};
 
 /// A decision about an operation, or about one of its steps.
@@ -61,11 +62,16 @@ macro_rules! as_shown {
 
 impl Shown {
     /// Carries out a decision about the record as it was shown, and returns the changed record. Returns `None` if the
-    /// record has changed since it was shown, is under a live lease, or does not permit this decision.
+    /// record has changed since it was shown, was or is under a live lease, or does not permit this decision.
     ///
     /// Each decision gives the record a new token, so an owner that was only suspended is fenced. If the transaction of
     /// a decision is rolled back, a record that was shown in that transaction cannot be used to settle anything.
     pub(crate) async fn settle(&self, conn: &mut PgConnection, decision: Decision<'_>) -> Result<Option<Self>, Error> {
+        // The owner may have sent its request after the record was shown, and the record does not show this. Nor does a
+        // lapse of the lease change the record.
+        if self.state == State::InFlight {
+            return Ok(None);
+        }
         let update = match decision {
             Decision::Resolve { response, retention } => self.resolving(response, retention)?,
             Decision::ResolveStep { step, result } => self.resolving_step(step, result)?,

@@ -244,6 +244,23 @@ async fn a_decision_about_a_record_that_has_changed_since_it_was_shown_changes_n
     Ok(())
 }
 
+/// The owner may have worked after the record was shown. The lapse of its lease leaves the record as it was.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_record_that_was_shown_under_a_live_lease_is_not_settled_after_the_lease(pool: PgPool) -> anyhow::Result<()> {
+    let indeterminate = waiting(&pool, "release").await;
+    let live = "update idempotency.record set lease_until = clock_timestamp() + interval '500 ms'";
+    sqlx::query(live).execute(&pool).await?;
+    let in_flight = shown(&pool, &indeterminate.key).await;
+    assert_eq!(in_flight.state, State::InFlight);
+    sqlx::query("select pg_sleep(0.6)").execute(&pool).await?;
+    let again = shown(&pool, &indeterminate.key).await;
+    assert_eq!((again.version(), again.state), (in_flight.version(), State::Indeterminate));
+    let settled = in_flight.release(&pool, "the gateway has no such text").await;
+    assert!(matches!(settled, Err(SettleError::Changed)), "{settled:?}");
+    assert_eq!(again.release(&pool, "the gateway has no such text").await?.state, State::Released);
+    Ok(())
+}
+
 /// The list of steps is public, so a caller may take it out or change it.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_decision_is_about_the_steps_that_were_shown_whatever_the_caller_did_to_the_list(
