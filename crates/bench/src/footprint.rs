@@ -13,6 +13,8 @@ use crate::way::Way;
 
 pub(crate) const ROUND_TRIPS: &str = "round trips";
 pub(crate) const WAL: &str = "WAL, B";
+pub(crate) const HEAP: &str = "heap, B";
+pub(crate) const INDEX: &str = "index, B";
 
 /// The first calls prepare statements and fill caches; from the sixth on, plans are generic.
 const WARM: usize = 8;
@@ -33,7 +35,11 @@ pub(crate) async fn footprints(
     for way in ways {
         rows.push(Row { way: way.name.clone(), speed: None, costs: footprint(bench, &counted, way).await? });
     }
-    Ok(Table::new(format!("What one {unit} takes"), "", "", rows))
+    Ok(Table::new(title(unit), "", "", rows))
+}
+
+pub(crate) fn title(unit: &str) -> String {
+    format!("What one {unit} takes")
 }
 
 async fn footprint(bench: &Bench, counted: &(Setting, Proxy), way: &Way) -> anyhow::Result<BTreeMap<String, f64>> {
@@ -66,7 +72,7 @@ async fn footprint(bench: &Bench, counted: &(Setting, Proxy), way: &Way) -> anyh
         let made = (WARM + TRIPS + together * batches) as f64;
         let sizes = sqlx::query_as("select pg_table_size($1::text::regclass), pg_indexes_size($1::text::regclass)");
         let (heap, indexes): (i64, i64) = sizes.bind(table).fetch_one(&mut observer).await?;
-        costs.extend([("heap, B".to_owned(), heap as f64 / made), ("index, B".to_owned(), indexes as f64 / made)]);
+        costs.extend([(HEAP.to_owned(), heap as f64 / made), (INDEX.to_owned(), indexes as f64 / made)]);
     }
     costs.values_mut().for_each(|cost| *cost = rounded(*cost / way.units as f64));
     Ok(costs)

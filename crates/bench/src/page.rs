@@ -10,6 +10,7 @@ use crate::cases::{
     CASES, citus, first_call, growth, http, janitor, lease, marks, protect, replay, soak, storm, storm_adds,
 };
 use crate::figures::cell;
+use crate::footprint::{self, HEAP, INDEX, WAL};
 use crate::results::{MAIN, NOT_DURABLE, ONE_MILLISECOND, Results, SOCKET, Table, figure, median};
 use crate::template::filled;
 
@@ -84,6 +85,7 @@ fn value(name: &str, results: &Results) -> anyhow::Result<String> {
         "runs" => Some(runs(results)),
         "summary" => Some(summary(results)),
         "comparison" => Some(comparison(results)),
+        "costs" => Some(costs(results)),
         "first call added" => added(results, first_call::NAME, BARE, library::NAME),
         "fewest added" => added(results, first_call::NAME, BARE, library::FEWEST),
         "http added" => added(results, http::NAME, http::BARE, http::FIRST_CALL),
@@ -199,6 +201,28 @@ fn comparison(results: &Results) -> String {
         let rate = |table: &Table| Some(figure(table.speed(way)?.rate()));
         let cells: String = columns.iter().map(|(_, table)| cell(&table.and_then(rate).unwrap_or_default())).collect();
         let _ = writeln!(text, "| {way} |{cells} {crash} |");
+    }
+    text.trim_end().to_owned()
+}
+
+/// What one call of each kind writes, beside the code without the crate.
+fn costs(results: &Results) -> String {
+    let mark = marks::name(1);
+    let units = [
+        (first_call::NAME, "call", "first call", [library::NAME, usual::NAME]),
+        (replay::NAME, "replay", "replay", [library::NAME, usual::NAME]),
+        (marks::NAME, "key", "mark", [&*mark, marks::BARE]),
+        (lease::NAME, "lease", "leased operation", [library::NAME, lease::BARE]),
+    ];
+    let columns = [WAL, HEAP, INDEX];
+    let heads: String = columns.iter().map(|column| cell(column)).collect();
+    let mut text = format!("| | |{heads}\n|---|---|{}\n", "--:|".repeat(columns.len()));
+    for (case, unit, what, ways) in units {
+        for way in ways {
+            let cost = |column: &&str| results.find(case, &footprint::title(unit), "")?.cost(way, column).map(figure);
+            let cells: String = columns.iter().map(|column| cell(&cost(column).unwrap_or_default())).collect();
+            let _ = writeln!(text, "| {what} | {way} |{cells}");
+        }
     }
     text.trim_end().to_owned()
 }

@@ -13,6 +13,7 @@ use crate::way::Way;
 pub(crate) const NAME: &str = "marks";
 
 pub(crate) const TITLE: &str = "8 clients";
+pub(crate) const BARE: &str = "bare insert, one by one";
 
 pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     let mut conn = bench.plain().connect(None).await?;
@@ -34,7 +35,7 @@ pub(crate) fn name(batch: u64) -> String {
 }
 
 fn bare() -> Way {
-    Way::new("bare insert, one by one", |client, call| {
+    Way::new(BARE, |client, call| {
         Box::pin(async move {
             let mut tx = client.conn.begin().await?;
             let query =
