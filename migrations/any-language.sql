@@ -33,54 +33,68 @@ declare
     part text; bytes bytea;
     keyed bytea := '';
     refusal text;
-    patience interval := coalesce($6, least(interval '5 s', greatest($5 / 2::float8, interval '1 ms')));
+    patience interval;
     -- A clock that has jumped back must not give an expired record another answer than its state.
     asked constant timestamptz := greatest(clock_timestamp(), statement_timestamp());
-    waits_until timestamptz;
     milliseconds int8; lock_id int8;
-    -- 62 of its bits are random. random() is not used, because its seed is a setting.
-    drawn constant int8 := ('x'::text || encode(substr(uuid_send(gen_random_uuid()), 9), 'hex'))::bit(64)::int8;
+    -- A hash of 122 random bits. random() is not used, because its seed is a setting.
+    drawn constant int8 := uuid_hash_extended(gen_random_uuid(), 0);
     remembered interval;
     next_attempt int4;
     may_claim boolean := true;
     looks int4 := 0;
     seen record;
 begin
-    foreach part in array array[$1, $2, $3] loop
-        bytes := convert_to(part, 'UTF8');
-        if octet_length(bytes) between 1 and 255 and encode(bytes, 'hex') !~ '^(..)*([01].|7f|c2[89].)'
-            -- Not only white space and invisible characters, in UTF-8: the list of src/key.rs.
-            and encode(bytes, 'hex') !~ '^(20|c2a[0d]|cd8f|d89c|e185(9f|a0)|e19a80|e19eb[45]|e1a08[b-f]|e280(8.|a[89a-f])|e281(9f|a.)|'
-                'e38080|e385a4|efb88.|efbbbf|efbea0|efbfb[0-8]|f09bb2a[0-3]|f09d85b[3-9a]|f3a0....)+$'
-        then
-            keyed := keyed || set_byte(decode('00', 'hex'), 0, octet_length(bytes)) || bytes;
-        else
-            refusal := 'scope, operation and value have 1 to 255 bytes each, no control characters, and a character that can be seen';
-        end if;
-    end loop;
-    refusal := case
-        when refusal is not null then refusal
-        when (octet_length($4) = 33) is not true then 'a fingerprint has 33 bytes, as idempotency.fingerprint returns them'
-        when ($5 between interval '1 ms' and interval '3660 days') is not true then 'a retention lasts from a millisecond to ten years'
-        when not (patience = interval '0' or patience between interval '1 ms' and interval '1 hour') or $6 >= $5
-            then 'a wait is 0, or lasts from a millisecond to an hour, and is shorter than the retention'
-    end;
-    if refusal is not null then
-        raise exception 'idempotency.ensure does not take these arguments' using errcode = 'IK008', hint = refusal;
+    -- A faster way for the usual keys, which have up to 127 ASCII characters in each part.
+    if greatest(length($1), length($2), length($3)) < 128
+        and $1 || chr(10) || $2 || chr(10) || $3 ~ '^[ -~]*[!-~][^ -~][ -~]*[!-~][^ -~][ -~]*[!-~]$'
+    then
+        keyed := convert_to(chr(length($1)) || $1 || chr(length($2)) || $2 || chr(length($3)) || $3, 'UTF8');
+    else
+        foreach part in array array[$1, $2, $3] loop
+            bytes := convert_to(part, 'UTF8');
+            if octet_length(bytes) between 1 and 255 and encode(bytes, 'hex') !~ '^(..)*([01].|7f|c2[89].)'
+                -- Not only white space and invisible characters, in UTF-8: the list of src/key.rs.
+                and encode(bytes, 'hex') !~ '^(20|c2a[0d]|cd8f|d89c|e185(9f|a0)|e19a80|e19eb[45]|e1a08[b-f]|e280(8.|a[89a-f])|'
+                    'e281(9f|a.)|e38080|e385a4|efb88.|efbbbf|efbea0|efbfb[0-8]|f09bb2a[0-3]|f09d85b[3-9a]|f3a0....)+$'
+            then
+                keyed := keyed || set_byte(decode('00', 'hex'), 0, octet_length(bytes)) || bytes;
+            else
+                refusal := 'scope, operation and value have 1 to 255 bytes each, no control characters, and a character that can be seen';
+            end if;
+        end loop;
     end if;
-    waits_until := clock_timestamp() + patience;
+    -- In each transaction, PL/pgSQL prepares each expression anew that it evaluates, with all branches of the expression. So
+    -- the reasons of a refusal are an expression of their own.
+    if (refusal is null and octet_length($4) = 33 and $5 between interval '1 ms' and interval '3660 days' and $6 is null) is not true
+    then
+        refusal := case
+            when refusal is not null then refusal
+            when (octet_length($4) = 33) is not true then 'a fingerprint has 33 bytes, as idempotency.fingerprint returns them'
+            when ($5 between interval '1 ms' and interval '3660 days') is not true
+                then 'a retention lasts from a millisecond to ten years'
+            when not ($6 = interval '0' or $6 between interval '1 ms' and interval '1 hour') or $6 >= $5
+                then 'a wait is 0, or lasts from a millisecond to an hour, and is shorter than the retention'
+        end;
+        if refusal is not null then
+            raise exception 'idempotency.ensure does not take these arguments' using errcode = 'IK008', hint = refusal;
+        end if;
+    end if;
     -- The statements add it to the beginning of the statement. Without days, whose length would depend on the session's time zone.
-    remembered := make_interval(secs => extract(epoch from $5)::float8 + extract(epoch from asked - statement_timestamp())::float8);
+    remembered := make_interval(secs => date_part('epoch', $5 + (asked - statement_timestamp())));
     -- As src/key.rs and src/observe.rs. What is no traceparent counts as none.
     lock_id := ('x'::text || encode(substr(sha256(keyed), 1, 8), 'hex'))::bit(64)::int8;
-    trace := case
-        when trace ~ '^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}($|-)'
-            and (length(trace) = 55 or trace not like '00%') then left(trace, 55)
-    end;
+    if trace is not null then
+        trace := case
+            when trace ~ '^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}($|-)'
+                and (length(trace) = 55 or trace not like '00%') then left(trace, 55)
+        end;
+    end if;
     -- As src/claim.rs.
     loop
         if may_claim and idempotency.try_claim($1, $2, $3, drawn, $4, remembered, null, 'transaction', lock_id, $7) then
-            select 'claimed', drawn into outcome, token;
+            outcome := 'claimed';
+            token := drawn;
             return;
         end if;
         exit when looks = 10;
@@ -170,7 +184,8 @@ begin
                 end if;
             end if;
         end if;
-        milliseconds := ceil(extract(epoch from least(waits_until - clock_timestamp(), patience)) * 1000);
+        patience := coalesce(patience, $6, least(interval '5 s', greatest($5 / 2::float8, interval '1 ms')));
+        milliseconds := ceil(extract(epoch from least(asked + patience - clock_timestamp(), patience)) * 1000);
         if outcome = 'held' then
             exit when milliseconds <= 0;
             outcome := idempotency.await_key($1, $2, $3, lock_id, milliseconds, asked, 'transaction');
@@ -195,29 +210,33 @@ create or replace function idempotency.complete(
 returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     -- As src/http/replay.rs.
-    never_replayed constant text[] := array[
-        'authentication-info', 'authorization', 'connection', 'content-length', 'date', 'idempotency-key', 'idempotent-replayed',
-        'keep-alive', 'proxy-authenticate', 'proxy-authorization', 'set-cookie', 'te', 'trailer', 'transfer-encoding', 'upgrade',
-        'www-authenticate'
-    ];
-    refusal constant text := case
-        when token is null then 'ensure returns a token with the outcome claimed; otherwise there is nothing to complete'
-        when status not between 200 and 599 then 'a status is between 200 and 599, because a response with a lower one is not the last'
-        when headers is not null and (status is null or jsonb_typeof(headers) <> 'array' or exists (
+    never_replayed constant text := 'authentication-info, authorization, connection, content-length, date, idempotency-key, '
+        'idempotent-replayed, keep-alive, proxy-authenticate, proxy-authorization, set-cookie, te, trailer, transfer-encoding, '
+        'upgrade, www-authenticate';
+    refusal text;
+begin
+    if token is null then
+        refusal := 'ensure returns a token with the outcome claimed; otherwise there is nothing to complete';
+    elsif status not between 200 and 599 then
+        refusal := 'a status is between 200 and 599, because a response with a lower one is not the last';
+    elsif headers is not null then
+        -- A statement of its own, because calls without headers would otherwise pay for its query, too.
+        if status is null or jsonb_typeof(headers) <> 'array' or exists (
             select from jsonb_array_elements(case jsonb_typeof(headers) when 'array' then headers end) as header
             where case
                 when jsonb_typeof(header) <> 'array' then true
                 when jsonb_array_length(header) <> 2 then true
                 else jsonb_typeof(header -> 0) <> 'string' or jsonb_typeof(header -> 1) <> 'string'
                     or (header ->> 0) !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'
-                    or lower((header ->> 0) collate "C") = any (never_replayed)
+                    or lower((header ->> 0) collate "C") = any (string_to_array(never_replayed, ', '))
                     -- Each character of a value stands for one byte (src/http/replay.rs), and none for a control character.
                     or encode(convert_to(header ->> 1, 'UTF8'), 'hex') ~ '^(..)*(0[0-8a-f]|1.|7f|c[4-9a-f]|[def].)'
             end
-        )) then 'headers come with a status, and are [["name", "value"], ...], as HTTP permits them; no replay may repeat '
-            || array_to_string(never_replayed, ', ')
-    end;
-begin
+        ) then
+            refusal := 'headers come with a status, and are [["name", "value"], ...], as HTTP permits them; no replay may repeat '
+                || never_replayed;
+        end if;
+    end if;
     if refusal is not null then
         raise exception 'idempotency.complete does not take these arguments' using errcode = 'IK008', hint = refusal;
     end if;

@@ -10,7 +10,7 @@ use crate::scenarios::{Scenario, With};
 use crate::statement;
 use crate::trace::{Step, Tree};
 use crate::words::letter;
-use crate::world::{Choice, Sight, World};
+use crate::world::{Choice, Sight, Stuck, World};
 
 /// The most steps of a schedule. A call that does not end takes more.
 const LONGEST: usize = 200;
@@ -141,7 +141,7 @@ impl<'w> Search<'w> {
                     return Ok(trace);
                 }
                 let choices = self.world.choices(self.scenario, faulty);
-                anyhow::ensure!(!choices.is_empty(), "nobody can go on after {trace}");
+                anyhow::ensure!(!choices.is_empty(), Stuck(format!("nobody can go on after {trace}")));
                 self.path.push(Node { choices, at: 0, step });
             } else {
                 self.world.board.lock().events.clear();
@@ -152,7 +152,7 @@ impl<'w> Search<'w> {
             trace.push(choice, name);
             last = Some(choice);
         }
-        anyhow::bail!("no end after {trace}")
+        anyhow::bail!(Stuck(format!("no end after {trace}")))
     }
 
     /// What has happened since the last state.

@@ -11,7 +11,7 @@ use crate::record::{self, Record};
 use crate::scenarios::Scenario;
 use crate::threads::share;
 use crate::trace::{Module, Tree};
-use crate::world::{self, World};
+use crate::world::{self, Stuck, World};
 
 const FILE: &str = "mutants.txt";
 const FOUND: &str = "found by ";
@@ -161,34 +161,46 @@ async fn find(
         }
         function = original;
     }
-    let mut finder = None;
-    for searched in candidates {
-        // Twice, because a busy machine may keep actors from coming to rest, too.
-        if shows(database, mutant, searched).await.is_some()
-            && let Some(tree) = shows(database, mutant, searched).await
-        {
-            finder = Some((searched.0.name.clone(), tree));
-            break;
-        }
-    }
+    let finder = first(database, mutant, candidates).await;
     if let Some(original) = function {
         world::execute(database, original).await?;
     }
-    Ok(finder)
+    finder
 }
 
-/// The traces of the search, if it finds something with this edit. Actors that come to no rest, and many more schedules
-/// than without the edit, show it too.
-async fn shows(database: &PgConnectOptions, mutant: &Mutant, (scenario, plain): &Searched) -> Option<Tree> {
+async fn first(
+    database: &PgConnectOptions,
+    mutant: &Mutant,
+    candidates: &[&Searched],
+) -> anyhow::Result<Option<(String, Tree)>> {
+    for searched in candidates {
+        // Twice, because a busy machine may keep actors from coming to rest, too.
+        if shows(database, mutant, searched).await?.is_some()
+            && let Some(tree) = shows(database, mutant, searched).await?
+        {
+            return Ok(Some((searched.0.name.clone(), tree)));
+        }
+    }
+    Ok(None)
+}
+
+/// The traces of the search, if it finds something with this edit. A schedule that comes to no end, and many more
+/// schedules than without the edit, show it too. Another error, such as a refusal of the schema, shows nothing.
+async fn shows(
+    database: &PgConnectOptions,
+    mutant: &Mutant,
+    (scenario, plain): &Searched,
+) -> anyhow::Result<Option<Tree>> {
     let edits = Edits { inside: scenario.is_inside(), mutant: Some(mutant.clone()) };
-    let Ok(mut world) = World::open(database, edits).await else { return None };
+    let mut world = World::open(database, edits).await?;
     let has_shown = |found: &Found| {
         !found.violations.is_empty() || !found.ends.is_subset(&plain.ends) || found.begun() > MORE * plain.begun()
     };
     let found = Search::new(&mut world, scenario).run(has_shown).await;
     let _ = world.close().await;
-    found.map_or_else(
-        |_| Some(Tree::default()),
-        |found| (has_shown(&found) || found.ends != plain.ends).then_some(found.tree),
-    )
+    match found {
+        Ok(found) => Ok((has_shown(&found) || found.ends != plain.ends).then_some(found.tree)),
+        Err(error) if error.is::<Stuck>() => Ok(Some(Tree::default())),
+        Err(error) => Err(error.context(format!("{mutant:?} in {}", scenario.name))),
+    }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use pg_idempotency::{Fingerprint, Idempotency, OnDuplicate, Outcome, ensure_idempotent};
 use rig::functions::{complete, ensure};
 use serde_json::Value;
-use sqlx::{Connection as _, PgConnection, PgPool};
+use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::support::{connect, create_effects, effects, key, leave_effect, records, setting};
 
@@ -110,13 +110,22 @@ async fn the_retention_counts_from_the_call_also_in_a_long_statement(pool: PgPoo
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn an_open_call_of_one_door_is_in_flight_for_the_other(pool: PgPool) -> anyhow::Result<()> {
-    for (at, value) in ["a", "é", "漢字", &"x".repeat(255)].into_iter().enumerate() {
-        let key = pg_idempotency::Key::new(value, "POST /ü", format!("{value:.85}"))?;
+    // If the doors tried two locks, the second call would wait for the row of the first one.
+    const BOUNDED: &str = "set local lock_timeout = '5s'";
+    // `ensure` has a faster way for keys whose parts have up to 127 ASCII characters.
+    let long = [127, 128, 255].map(|bytes| "x".repeat(bytes));
+    let mut keys = vec![["a", "POST /u", "a"], ["é", "POST /u", "a"], ["漢字", "POST /ü", "漢字"]];
+    for long in &long {
+        keys.extend([[long, "POST /u", "a"], ["a", long, "a"], ["a", "POST /u", long]]);
+    }
+    for (at, [scope, operation, value]) in keys.into_iter().enumerate() {
+        let key = pg_idempotency::Key::new(scope, operation, value)?;
         let mut owner = pool.begin().await?;
         let owned = ensure(&mut owner, &key, fingerprint().as_bytes(), None).await?;
         assert_eq!(owned.outcome, "claimed");
         let reject = Idempotency::new().on_duplicate(OnDuplicate::Reject);
         let mut tx = pool.begin().await?;
+        tx.execute(BOUNDED).await?;
         let refused = reject.ensure(&mut tx, &key, fingerprint(), async |_| Ok::<_, pg_idempotency::Error>(1)).await;
         assert!(matches!(refused, Err(pg_idempotency::Error::InFlight { .. })), "{refused:?}");
         tx.rollback().await?;
@@ -125,6 +134,7 @@ async fn an_open_call_of_one_door_is_in_flight_for_the_other(pool: PgPool) -> an
         let mut owner = pool.begin().await?;
         let _ = reject.ensure(&mut owner, &key, fingerprint(), async |_| Ok::<_, pg_idempotency::Error>(1)).await?;
         let mut tx = pool.begin().await?;
+        tx.execute(BOUNDED).await?;
         let refused = ensure(&mut tx, &key, fingerprint().as_bytes(), Some("0")).await?;
         assert_eq!(
             (&*refused.outcome, refused.retry_after.map(|after| after.microseconds)),
@@ -193,5 +203,38 @@ async fn every_vector_of_the_fingerprint_of_bytes_is_computed_alike(pool: PgPool
         assert_eq!(Fingerprint::of_bytes(&request).as_bytes(), asked);
     }
     assert!(vectors.len() > 5, "{vectors:?}");
+    Ok(())
+}
+
+#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
+async fn a_claim_stores_the_known_part_of_its_trace_and_no_text_that_is_no_trace(pool: PgPool) -> anyhow::Result<()> {
+    let rest = &TRACE[2..];
+    let newer = format!("cc{rest}");
+    let long = format!("{newer}-more");
+    for (trace, stored) in [
+        (TRACE, Some(TRACE)),
+        (&long, Some(&*newer)),
+        (&format!("{TRACE}-more"), None),
+        (&format!("ff{rest}"), None),
+        ("a trace", None),
+    ] {
+        let mut tx = pool.begin().await?;
+        // The second call takes over the record, which has expired with another trace.
+        for before in [
+            "delete from idempotency.record",
+            "update idempotency.record
+            set expires_at = now(), trace = '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00'",
+        ] {
+            tx.execute(before).await?;
+            let ensure =
+                "select outcome from idempotency.ensure('s', 'o', 'v', idempotency.fingerprint('x'), trace => $1)";
+            let outcome: String = sqlx::query_scalar(ensure).bind(trace).fetch_one(&mut *tx).await?;
+            assert_eq!(outcome, "claimed", "{trace}");
+            let found: Option<String> =
+                sqlx::query_scalar("select trace from idempotency.record").fetch_one(&mut *tx).await?;
+            assert_eq!(found.as_deref(), stored, "{trace}");
+        }
+    }
     Ok(())
 }
