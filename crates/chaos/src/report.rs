@@ -42,7 +42,8 @@ pub(crate) fn tell<'a>(
 ) -> std::io::Result<()> {
     let Some(file) = file else { return Ok(()) };
     let histories = all.clone().flat_map(|(of, told)| told.histories.iter().map(move |history| (of, history)));
-    std::fs::write(file, module(histories.clone()))?;
+    std::fs::write(file, module(histories.clone()))
+        .map_err(|error| std::io::Error::new(error.kind(), format!("{} cannot be written: {error}", file.display())))?;
     println!("\n{} histories for the specification: {}", histories.count(), file.display());
     let mut left_out: BTreeMap<&str, usize> = BTreeMap::new();
     for (reason, count) in all.flat_map(|(_, told)| &told.left_out) {
