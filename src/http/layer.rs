@@ -284,8 +284,8 @@ impl IdempotencyLayer {
     }
 
     /// Adds this header, with all its lines, to the fingerprint. Add a header by which the handler selects an account,
-    /// a currency or a language. Do not add a header that a client or a proxy changes with each attempt, such as a trace
-    /// or a date. Some proxies also change `Host`. If the header is `Host`, the authority of the URI is also in the
+    /// a currency or a language. Do not add a header that a client or a proxy changes with each attempt, such as a
+    /// trace or a date. Some proxies also change `Host`. If the header is `Host`, the authority of the URI is also in the
     /// fingerprint, because HTTP/2 sends the host there. An authority that equals the header is not added.
     pub fn fingerprint_header(mut self, name: HeaderName) -> Self {
         self.fingerprint.add_header(name);
@@ -420,8 +420,8 @@ impl IdempotencyLayer {
     /// scopes.**
     ///
     /// Until its handler runs, a request of a client also needs a place among the requests with its key. A replay needs
-    /// this place until the replay ends. A key has seven eighths of the places of its scope, but not more places than the
-    /// pool has connections, and at least one place.
+    /// this place until the replay ends. A key has seven eighths of the places of its scope, but not more places than
+    /// the pool has connections, and at least one place.
     ///
     /// # Panics
     ///

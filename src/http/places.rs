@@ -247,8 +247,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Place<'_> {
-    /// Takes all places of the request, unless the client hangs up first. After a drop of this future, the request counts
-    /// as one whose client has gone.
+    /// Takes all places of the request, unless the client hangs up first. After a drop of this future, the request
+    /// counts as one whose client has gone.
     async fn take(&mut self, deadline: Instant) -> Result<(), Rejection> {
         let mut client = self.client.take();
         let taken = match &mut client {

@@ -66,9 +66,10 @@ impl Shown {
     ///
     /// # Errors
     ///
-    /// [`SettleError::Changed`] if the record has changed since it was shown, is completed, was shown under a live lease
-    /// or is under one now, or has no attempt yet (attempt 0). The other errors are [`Unencodable`](crate::Error::Unencodable),
-    /// [`Misuse`](crate::Misuse) for a connection without a transaction, and errors of the database.
+    /// [`SettleError::Changed`] if the record has changed since it was shown, is completed, was shown under a live
+    /// lease or is under one now, or has no attempt yet (attempt 0). The other errors are
+    /// [`Unencodable`](crate::Error::Unencodable), [`Misuse`](crate::Misuse) for a connection without a transaction,
+    /// and errors of the database.
     ///
     /// # Cancellation
     ///
@@ -185,9 +186,9 @@ impl StepInDoubt<'_> {
     /// # Errors and cancellation
     ///
     /// [`SettleError::Changed`] if this step is not in doubt, or if the record has changed since it was shown, is
-    /// completed, or was shown under a live lease or is under one now. [`Misuse::Step`](crate::Misuse::Step) if the result exceeds 64 KiB, or if
-    /// all results together would exceed 256 KiB. The other errors, and the effect of a cancellation, are those of
-    /// [`Shown::resolve`].
+    /// completed, or was shown under a live lease or is under one now. [`Misuse::Step`](crate::Misuse::Step) if the
+    /// result exceeds 64 KiB, or if all results together would exceed 256 KiB. The other errors, and the effect of a
+    /// cancellation, are those of [`Shown::resolve`].
     pub async fn resolve<T>(self, place: impl Into<PoolOrTransaction<'_>>, result: &T) -> Result<Shown, SettleError>
     where
         T: Serialize + DeserializeOwned,

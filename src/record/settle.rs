@@ -67,8 +67,8 @@ impl Shown {
     /// Each decision gives the record a new token, so an owner that was only suspended is fenced. If the transaction of
     /// a decision is rolled back, a record that was shown in that transaction cannot be used to settle anything.
     pub(crate) async fn settle(&self, conn: &mut PgConnection, decision: Decision<'_>) -> Result<Option<Self>, Error> {
-        // The owner may have sent its request after the record was shown, and the record does not show this. Nor does a
-        // lapse of the lease change the record.
+        // The owner may have sent its request after the record was shown. A lapse of the lease does not change the
+        // version, so the statement would not notice.
         if self.state == State::InFlight {
             return Ok(None);
         }

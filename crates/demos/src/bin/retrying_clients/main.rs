@@ -37,8 +37,8 @@ async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A proxy redirects the order to a page. The service is overloaded, fails, sends half an answer, loses an answer, and then refuses a duplicate of the running
-/// order. `None` is the loop in Rust.
+/// A proxy redirects the order to a page. The service is overloaded, fails, sends half an answer, loses an answer, and
+/// then refuses a duplicate of the running order. `None` is the loop in Rust.
 async fn retries_until_one_order(
     schema: &Schema,
     pool: &PgPool,
