@@ -15,8 +15,9 @@ Same(r, seen) ==
          /\ r.done \/ r.steps = seen.steps
          /\ r.mode = "in_steps" \/ seen.by = None \/ r.token[1] = seen.by  \* The response of steps names no call.
 
-(* The events without an action here change nothing.                         *)
-Silent == {"nothing", "pause", "ask", "has stored", "read steps", "read request", "store request", "candidates"}
+(* The events without an action here change nothing. If a response is read,  *)
+(* the event is a look.                                                      *)
+Silent == {"nothing", "response", "pause", "ask", "has stored", "read steps", "read request", "store request", "candidates"}
 IsIdle(actor, message, answer) ==
     \/ message \in Silent
     \/ message = "read" /\ (shown # None \/ written[Operator] # None \/ answer = "nothing")

@@ -1,6 +1,7 @@
 //! The loop in which a call of any mode wins or loses a claim. The call first tries to claim the key. If the claim
-//! fails, or if the table is distributed, the call looks at the record, and `answer` decides what the record means. If
-//! an open transaction holds the key, the call waits for the end of that transaction, and looks again.
+//! fails, the call asks for the response of a replay. If there is none, or if the table is distributed, the call looks
+//! at the record, and `answer` decides what the record means. If an open transaction holds the key, the call waits for
+//! the end of that transaction, and looks again.
 
 mod answer;
 
@@ -44,8 +45,15 @@ pub(crate) async fn contend(
 ) -> Result<Claimed, Error> {
     // On a distributed table, a claim cannot check for a record itself, so a look comes first. The look also finds the
     // response for a replay.
-    let looks_first = record.deployment.looks_first();
-    let mut tried = if looks_first { Tried::Unread } else { record.claim(conn, terms, asked).await? };
+    let mut tried = Tried::Unread;
+    if !record.deployment.looks_first() {
+        tried = record.claim(conn, terms, asked).await?;
+        if matches!(tried, Tried::Unread)
+            && let Some(response) = record.response(conn, terms, asked).await?
+        {
+            return Ok(Claimed::Replayed(response));
+        }
+    }
     let mut patience = Patience::of(terms.on_duplicate, terms.retention);
     let mut looks = 0;
     loop {

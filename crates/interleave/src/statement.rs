@@ -32,6 +32,7 @@ const NAMES: &[(&str, &str, &str)] = &[
 /// Statements that never wait for another transaction.
 const NEVER_WAIT: &[&str] = &[
     "claim",
+    "response",
     "look",
     "take over",
     "mark batch",

@@ -66,9 +66,15 @@ impl Event {
     pub(crate) fn of(actor: usize, message: &str, heard: Heard) -> Self {
         // A COMMIT of a transaction that has failed rolls it back.
         let message = if message == "commit" && heard.tag == "ROLLBACK" { "rollback" } else { message };
+        // The specification has one statement that reads the record.
+        let (message, replayed) = match message {
+            "response" if heard.has_rows() => ("look", true),
+            _ => (message, false),
+        };
         let either = |yes: &'static str, no: &'static str| if heard.has_rows() { yes } else { no };
         let answer = match message {
             "claim" => either("won", "nothing"),
+            "look" if replayed => "replayed",
             "look" => match heard.flag(3) {
                 None => "found",
                 Some(true) => "free",

@@ -352,13 +352,15 @@ impl World {
     fn begins_lease(&self, board: &wire::Inner, at: usize) -> bool {
         let heard = &board.players[at].heard;
         let is = |part: &Part, name: &str| matches!(part, Part::Text(text) if text == name);
-        // A replay may have to commit, too, because of a lock. Its last statement is a look.
-        let decided = heard.iter().rfind(|part| ["claim", "take over", "look"].iter().any(|name| is(part, name)));
+        // A replay may have to commit, too, because of a lock. Its last statement reads the record.
+        let reads = ["response", "look"];
+        let names = ["claim", "take over"].into_iter().chain(reads);
+        let decided = heard.iter().rfind(|part| names.clone().any(|name| is(part, name)));
         let mut lanes = board.lanes.values().filter(|lane| lane.actor == at && lane.at == At::Held);
         self.leased
             && lanes.any(|lane| lane.statement == "commit")
             && !heard.iter().any(|part| is(part, "commit"))
-            && decided.is_some_and(|part| !is(part, "look"))
+            && decided.is_some_and(|part| !reads.iter().any(|name| is(part, name)))
     }
 
     /// The connections on which the server works, if no client computes.
