@@ -24,7 +24,7 @@ impl Deployment {
     /// session mode.
     #[must_use]
     pub const fn new() -> Self {
-        // Only our own tests (`script/prove --citus`) set this cfg.
+        // Only our own tests (`script/citus`) set this cfg.
         Self { prepared: true, distributed: cfg!(idempotency_distributed) }
     }
 

@@ -14,10 +14,10 @@ pub(crate) const RETENTION: RangeInclusive<Duration> =
 
 /// The default wait is long enough for the first call of an ordinary request to finish, and shorter than the time-outs
 /// of common proxies.
-pub(crate) const DEFAULT_WAIT: Duration = Duration::from_secs(5);
+const DEFAULT_WAIT: Duration = Duration::from_secs(5);
 /// PostgreSQL's `lock_timeout` counts milliseconds, and a value of 0 means no limit. The longest wait is an hour,
 /// because a call that waits holds a connection.
-pub(crate) const WAIT: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60 * 60);
+const WAIT: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60 * 60);
 
 /// The behaviour of a call while another caller is performing the same operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

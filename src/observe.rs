@@ -288,7 +288,7 @@ impl fmt::Debug for Trace {
 }
 
 /// Returns the version, the ids of the trace and of the parent, and the flags. A version after 00 may append further
-/// parts.
+/// parts. The SQL function `idempotency.ensure` repeats these rules.
 fn known_part(traceparent: &str) -> Option<&str> {
     let (known, rest) = traceparent.split_at_checked(LENGTH)?;
     let parts: Vec<&str> = known.split('-').collect();

@@ -419,20 +419,3 @@ fn no_example_was_wrapped_as_prose() {
     }
     assert!(rust > 30, "{rust} blocks of Rust, {json} of JSON");
 }
-
-/// A program that cuts a signature, for example at its first `=`, leaves a bracket open.
-#[test]
-fn the_code_in_llms_txt_closes_its_brackets() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let text = fs::read_to_string(root.join("llms.txt")).expect("a text");
-    let mut spans = 0;
-    for code in quoted(&text) {
-        spans += 1;
-        for (open, close) in [('(', ')'), ('[', ']'), ('{', '}')] {
-            assert_eq!(code.matches(open).count(), code.matches(close).count(), "llms.txt: `{code}`");
-        }
-        let arrows = code.matches("->").count() + code.matches("=>").count();
-        assert_eq!(code.matches('<').count(), code.matches('>').count() - arrows, "llms.txt: `{code}`");
-    }
-    assert!(spans > 20, "{spans} spans of code");
-}

@@ -59,9 +59,7 @@ impl Error {
             _ => error.into(),
         }
     }
-}
 
-impl Error {
     /// Whether a read-only transaction has refused a write. After a fail-over a retry may succeed. If the service
     /// itself makes the transaction read only, a retry gets the same error.
     #[cfg(feature = "http")]

@@ -54,9 +54,8 @@ impl Deleted {
     }
 }
 
-/// Deletes at most `limit` due records, the oldest first. `leaf` is the table or one of its [`leaves`]. A record is due
-/// if its retention ended at least `grace` ago, and if it has no live lease. `since` is the [`Deleted::until`] of the
-/// previous batch.
+/// Does the same as [`Part::sweep`](super::distributed::Part::sweep), for `leaf`, which is the table or one of its
+/// [`leaves`]. The statement deletes at most `limit` records.
 ///
 /// The sweep skips a row that another transaction has locked, for example to take it over. The next pass deletes this
 /// row if it is still due. A batch that selects by primary key instead of `ctid` would be five times slower.

@@ -168,9 +168,7 @@ impl Now {
 }
 
 impl Found {
-    /// Derives the state of a record by the conditions of [`state`](super::statement::state), in the same order. If SQL
-    /// derived the state, the server would prepare the expression for every look, and on a distributed table, a worker
-    /// would evaluate the expression by its own clock.
+    /// Derives the state of a record by the conditions of [`state`](super::statement::state), in the same order.
     pub(super) fn at(row: &PgRow, asked: DateTime<Utc>, now: &Now) -> sqlx::Result<Self> {
         let token: i64 = row.try_get("token")?;
         let expires_at = readable(row.try_get_unchecked("expires_at")?);

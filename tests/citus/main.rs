@@ -1,5 +1,5 @@
 //! Every public operation on a table that Citus distributes, on the cluster whose coordinator `CITUS_DATABASE_URL`
-//! names. Without it each test says that it is skipped. `script/prove --citus` runs them.
+//! names. Without it each test says that it is skipped. `script/citus` runs them.
 
 mod deadlocks;
 mod leases;

@@ -1,6 +1,6 @@
 //! What the crate costs beside the bare transaction, and beside what people would use instead. `script/bench` runs it
-//! on a server of its own. docs/performance.md answers the questions of a reader with pictures, and docs/performance-figures.md
-//! contains every figure.
+//! on a server of its own. docs/performance.md answers the questions of a reader with pictures, and
+//! docs/performance-figures.md contains every figure.
 
 mod alternatives;
 mod arguments;

@@ -37,6 +37,8 @@ use crate::world::{PAUSE, World, pool, pool_that_waits};
 use in_doubt::Doubt;
 pub(crate) use lease::Leased;
 
+const IN_STEPS: Leased = Leased { promise: Promise::InSteps, lease: Duration::from_millis(400), work: 60 };
+
 /// Makes a request what the scenario needs.
 pub(crate) type Choose = fn(&mut Random, &mut Request);
 
@@ -132,10 +134,9 @@ impl Callers {
     /// Callers of operations in steps beside the other calls, in the same database and under the same fault. The steps
     /// of a call run side by side at times, so there are more connections than callers.
     pub(crate) fn in_steps_beside(world: &World) -> Self {
-        let leased = Leased { promise: Promise::InSteps, lease: Duration::from_millis(400), work: 60 };
         let world = world.beside(&[], None);
         let pool = pool_that_waits(&world.options, 12, Duration::from_millis(250));
-        Self::start(&world, Way::Lease(leased), pool, "steps", 3)
+        Self::start(&world, Way::Lease(IN_STEPS), pool, "steps", 3)
     }
 
     fn reconcile(&mut self, name: &str) {

@@ -104,7 +104,7 @@ impl Request {
         Fingerprint::of_json(&self.key).expect("a string")
     }
 
-    pub(crate) fn options(&self) -> Result<Idempotency, Error> {
+    pub(crate) fn options(&self) -> Idempotency {
         let deployment = Deployment::new().distributed(self.distributed);
         let options = Idempotency::new().deployment(deployment);
         let options = options.round_trips(match self.door {
@@ -113,7 +113,7 @@ impl Request {
             Door::Layer(round_trips) => round_trips,
             _ => RoundTrips::Plain,
         });
-        Ok(if self.reject { options.on_duplicate(OnDuplicate::Reject) } else { options })
+        if self.reject { options.on_duplicate(OnDuplicate::Reject) } else { options }
     }
 
     pub(crate) async fn effect(&self, conn: &mut PgConnection) -> Result<String, Failure> {

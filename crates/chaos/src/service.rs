@@ -42,10 +42,8 @@ impl Service {
 
     /// Makes the call of a request, whose effect is in the layer's transaction.
     pub(crate) async fn transactional(&self, mutant: Option<Mutant>, request: &Request) -> Called {
-        let options = request.options()?;
         let in_flight = if request.reject { OnDuplicate::Reject } else { OnDuplicate::Wait(WAIT) };
-        let options = options.on_duplicate(in_flight);
-        let layer = self.layer(options);
+        let layer = self.layer(request.options().on_duplicate(in_flight));
         let (shared, pool) = (Arc::new(request.clone()), self.pool.clone());
         let (early, mut answered_early) = mpsc::unbounded_channel();
         let perform = move |extensions: Extensions| {

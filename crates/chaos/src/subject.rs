@@ -28,7 +28,7 @@ pub(crate) async fn call(mutant: Option<Mutant>, service: &Service, request: &Re
 }
 
 async fn by_the_crate(pool: &PgPool, request: &Request) -> Called {
-    let (options, key, body) = (request.options()?, key(&request.key), request.fingerprint());
+    let (options, key, body) = (request.options(), key(&request.key), request.fingerprint());
     match request.door {
         Door::Run | Door::RunFewest | Door::RunSelectFirst => {
             options.run(pool, &key, &body, async |conn| request.effect(conn).await).await

@@ -72,9 +72,9 @@ impl Service {
     /// Starts the service, and waits until it listens.
     pub(crate) async fn start(&mut self) -> Result<(), Error> {
         let (host, port) = &self.address;
-        let (program, arguments) = self.command.split_first().unwrap_or((&self.command[0], &[]));
+        let program = &self.command[0];
         let mut child = Command::new(program)
-            .args(arguments)
+            .args(&self.command[1..])
             .env(&self.environment.0, &self.environment.1)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

@@ -291,7 +291,7 @@ impl KeyArguments {
 }
 
 /// Parses a duration such as `500ms`, `90s`, `1h 30m` or `7d`.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|error| format!("{text:?} is not a duration ({error}); write 500ms, 30s, 5m, 1h 30m or 7d"))
 }

@@ -15,8 +15,7 @@ use tokio::time::timeout;
 
 use crate::actors::{self, Seat};
 use crate::edits::{Edits, Sql};
-use crate::scenarios::Scenario;
-use crate::scenarios::With;
+use crate::scenarios::{Scenario, With};
 use crate::statement;
 use crate::trace::Seen;
 use crate::wire::{self, At, Board, Part};

@@ -64,7 +64,7 @@ impl Fixture {
         Ok(Self { deadline: Deadline::Passed, ..Self::leased(key, body, policy)? })
     }
 
-    /// In transaction mode, unless `with_mode` says otherwise.
+    /// In transaction mode.
     pub fn released<B: Body + ?Sized>(key: &Key, body: &B) -> Result<Self, Error> {
         Ok(Self { deadline: Deadline::Released, ..Self::indeterminate(key, body)? })
     }
@@ -94,10 +94,6 @@ impl Fixture {
             request: None,
             probes: None,
         }
-    }
-
-    pub fn with_mode(self, mode: Mode) -> Self {
-        Self { mode, ..self }
     }
 
     /// A live lease still protects the record.

@@ -184,16 +184,16 @@ pub(super) const BEGIN_DURABLE_ALL_ROWS: &str = concat!(
 );
 
 /// The coordinator's answer to a statement that names no table.
-pub(super) struct Coordinator {
-    pub(super) now: Now,
+struct Coordinator {
+    now: Now,
     /// Whether this transaction has the key's lock. `None` if the statement did not try the lock.
-    pub(super) mine: Option<bool>,
-    pub(super) has_lock_timeout: bool,
+    mine: Option<bool>,
+    has_lock_timeout: bool,
 }
 
 /// Passes the session's `lock_timeout` on to the workers until the end of the transaction. Does nothing if the session
 /// has no `lock_timeout`. Citus passes on a `set local`, but only while `citus.propagate_set_commands` is `local`.
-pub(super) async fn pass_on_lock_timeout(conn: &mut PgConnection) -> Result<(), Error> {
+async fn pass_on_lock_timeout(conn: &mut PgConnection) -> Result<(), Error> {
     let passed_on = conn.execute(
         "
         do /* pg_idempotency: pass on lock_timeout */ $$
@@ -234,7 +234,7 @@ pub(super) async fn pass_on_synchronous_commit(conn: &mut PgConnection) -> Resul
 }
 
 /// Adds a token to the claims of this transaction. The claims are stored in a setting on the coordinator.
-pub(super) async fn note_claim(conn: &mut PgConnection, deployment: Deployment, token: i64) -> Result<(), Error> {
+async fn note_claim(conn: &mut PgConnection, deployment: Deployment, token: i64) -> Result<(), Error> {
     let sql = concat! {
         "
         select /* pg_idempotency: note claim */
@@ -245,7 +245,7 @@ pub(super) async fn note_claim(conn: &mut PgConnection, deployment: Deployment, 
 }
 
 /// Removes a token from the claims of this transaction.
-pub(super) async fn forget_claim(conn: &mut PgConnection, deployment: Deployment, token: i64) -> Result<(), Error> {
+async fn forget_claim(conn: &mut PgConnection, deployment: Deployment, token: i64) -> Result<(), Error> {
     let sql = "
         select /* pg_idempotency: forget claim */
             pg_catalog.set_config('idempotency.claim', pg_catalog.array_to_string(pg_catalog.array_remove(
@@ -266,11 +266,11 @@ async fn ask_setting(
 }
 
 /// Takes the key's lock until the end of the transaction. Returns `false` if another transaction has the key's lock.
-pub(super) async fn try_lock(record: Record<'_>, conn: &mut PgConnection) -> Result<bool, Error> {
+async fn try_lock(record: Record<'_>, conn: &mut PgConnection) -> Result<bool, Error> {
     Ok(ask(record, conn, true).await?.mine == Some(true))
 }
 
-pub(super) async fn ask(record: Record<'_>, conn: &mut PgConnection, lock: bool) -> Result<Coordinator, Error> {
+async fn ask(record: Record<'_>, conn: &mut PgConnection, lock: bool) -> Result<Coordinator, Error> {
     sqlx::query(
         "
         select /* pg_idempotency: coordinator */

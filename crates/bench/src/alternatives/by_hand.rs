@@ -1,7 +1,7 @@
 //! The crate's own SQL, by hand through sqlx. The difference to it is what the crate adds to its statements.
 //!
-//! The texts are those that the crate has just prepared. The parameters are bound as in `src/record.rs` and
-//! `src/record/claim.rs`.
+//! The texts are those that the crate has just prepared. The parameters are bound as in `src/record/claim.rs` and
+//! `src/record/ends.rs`.
 
 use anyhow::{Context as _, ensure};
 use pg_idempotency::{Error, Fingerprint, Key, ensure_idempotent};

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Answers, Callers, Leased, Pace, Way};
+use super::{Answers, Callers, IN_STEPS, Leased, Pace, Way};
 use crate::checker::leases::Promise;
 use crate::finding::Finding;
 use crate::request::SAFE_TO_DROP;
@@ -13,7 +13,6 @@ use crate::world::{KEYS, KEYS_IN_STEPS, Setup, World, outside, pool_that_waits};
 
 /// Shorter than many faults, so that the leases of callers that are cut off lapse.
 const LEASE: Duration = Duration::from_secs(2);
-const IN_STEPS: Leased = Leased { promise: Promise::InSteps, lease: Duration::from_millis(400), work: 60 };
 /// How long a call waits for a connection.
 const ACQUIRE: Duration = Duration::from_secs(1);
 /// The servers share the machine with the callers.

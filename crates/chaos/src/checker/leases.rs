@@ -59,7 +59,7 @@ fn one_result_is_stored(one: &OneKey<'_>, say: &mut impl FnMut(String)) {
             }
             others => say(format!("{} got {response}, and {} results are stored", call.name, others.len())),
         }
-        if !one.effects.iter().any(|effect| effect.call == response) {
+        if !one.has_effect_of(response) {
             say(format!("{} got {response}, which has no effect", call.name));
         }
         if matches!(call.end, What::Performed(_))
@@ -71,7 +71,7 @@ fn one_result_is_stored(one: &OneKey<'_>, say: &mut impl FnMut(String)) {
     }
     for record in &stored {
         let response = record.response.as_deref().unwrap_or("nothing");
-        if !one.effects.iter().any(|effect| effect.call == response) {
+        if !one.has_effect_of(response) {
             say(format!("{response} is stored, without an effect"));
         }
     }

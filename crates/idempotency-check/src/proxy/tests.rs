@@ -60,7 +60,7 @@ async fn three(cut: Cut, then: Option<Then>) -> (usize, Vec<String>) {
             Ok(message) if message.kind() == b'C' => {
                 assert!(Message::read(&mut client).await.is_ok_and(|it| it.ready().is_some()))
             }
-            Ok(message) => panic!("{}", message.front_name()),
+            Ok(message) => panic!("{message:?}"),
             Err(_) => break,
         }
         answers += 1;

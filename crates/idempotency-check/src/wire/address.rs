@@ -1,4 +1,3 @@
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
@@ -48,15 +47,6 @@ impl Address {
                 Ok(Box::new(stream))
             }
             Self::Unix(socket) => Ok(Box::new(UnixStream::connect(socket).await?)),
-        }
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(host, port) => write!(f, "{host}:{port}"),
-            Self::Unix(socket) => write!(f, "{}", socket.display()),
         }
     }
 }

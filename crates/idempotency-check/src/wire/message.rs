@@ -114,29 +114,6 @@ impl Message {
         request
     }
 
-    /// The name of a client's message in PostgreSQL's documentation.
-    #[must_use]
-    pub fn front_name(&self) -> &'static str {
-        match self.kind() {
-            0 => "Startup",
-            b'B' => "Bind",
-            b'C' => "Close",
-            b'D' => "Describe",
-            b'E' => "Execute",
-            b'F' => "FunctionCall",
-            b'H' => "Flush",
-            b'P' => "Parse",
-            b'Q' => "Query",
-            b'S' => "Sync",
-            b'X' => "Terminate",
-            b'c' => "CopyDone",
-            b'd' => "CopyData",
-            b'f' => "CopyFail",
-            b'p' => "Password",
-            _ => "unknown",
-        }
-    }
-
     /// The text of a Query or a Parse.
     #[must_use]
     pub fn sql(&self) -> Option<Cow<'_, str>> {
@@ -196,12 +173,12 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_message_is_read_whole_and_named() {
+    async fn a_message_is_read_whole() {
         let mut bytes = Message::new(b'Q', b"select 1\0").bytes().to_vec();
         bytes.extend(Message::new(b'P', b"s1\0select $1\0\0\0").bytes());
         let mut from = bytes.as_slice();
         let query = Message::read(&mut from).await.expect("a message");
-        assert_eq!((query.kind(), query.front_name(), query.sql().as_deref()), (b'Q', "Query", Some("select 1")));
+        assert_eq!((query.kind(), query.sql().as_deref()), (b'Q', Some("select 1")));
         let parse = Message::read(&mut from).await.expect("a message");
         assert_eq!((parse.sql().as_deref(), parse.statement().as_deref()), (Some("select $1"), Some("s1")));
         assert!(Message::read(&mut from).await.is_err(), "the connection has ended");
