@@ -46,11 +46,12 @@
 //!    - If the body breaks off, ends before its announced length, or comes [too slowly](#runs), the answer is 400
 //!      `broken-body`.
 //!    - If the body cannot be decoded, the answer is 400 `invalid-body`.
-//!    - If other requests that wait hold [too many bytes](#runs), the answer is 503 `overloaded`.
+//!    - If other requests that wait hold [too many bytes](#runs), the answer is 503 `overloaded`, or 429
+//!      `too-many-requests` if these requests are of the same scope.
 //! 5. The request becomes a *run*, which is a task of its own and claims the key. **If the client hangs up, a run that
 //!    has its [place](#runs) continues**, and a retry of the client gets the answer.
-//!    - If no place becomes free in time, because the limit of all runs or the limit of the runs of this scope is
-//!      reached, the answer is 503 `overloaded`.
+//!    - If no place becomes free in time, because the limit of the runs of this scope is reached, the answer is 429
+//!      `too-many-requests`. If the limit of all runs is reached, the answer is 503 `overloaded`.
 //!    - If the database is unreachable, the answer is 503 `unavailable`, and the handler does not run.
 //!    - If the table is missing, the answer is 500 `misconfigured`. If the database refuses a statement and would
 //!      refuse it again, the answer is also 500 `misconfigured`.
