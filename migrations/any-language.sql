@@ -211,8 +211,8 @@ returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
     -- As src/http/replay.rs.
     never_replayed constant text := 'authentication-info, authorization, connection, content-length, date, idempotency-key, '
-        'idempotent-replayed, keep-alive, proxy-authenticate, proxy-authorization, set-cookie, te, trailer, transfer-encoding, '
-        'upgrade, www-authenticate';
+        'idempotent-replayed, keep-alive, proxy-authenticate, proxy-authorization, proxy-connection, set-cookie, te, trailer, '
+        'transfer-encoding, upgrade, www-authenticate';
     refusal text;
 begin
     if token is null then

@@ -46,11 +46,12 @@
 //!    - If the body breaks off, ends before its announced length, or comes [too slowly](#runs), the answer is 400
 //!      `broken-body`.
 //!    - If the body cannot be decoded, the answer is 400 `invalid-body`.
-//!    - If other requests that wait hold [too many bytes](#runs), the answer is 503 `overloaded`.
+//!    - If other requests that wait hold [too many bytes](#runs), the answer is 503 `overloaded`, or 429
+//!      `too-many-requests` if these requests are of the same scope.
 //! 5. The request becomes a *run*, which is a task of its own and claims the key. **If the client hangs up, a run that
 //!    has its [place](#runs) continues**, and a retry of the client gets the answer.
-//!    - If no place becomes free in time, because the limit of all runs or the limit of the runs of this scope is
-//!      reached, the answer is 503 `overloaded`.
+//!    - If no place becomes free in time, because the limit of the runs of this scope is reached, the answer is 429
+//!      `too-many-requests`. If the limit of all runs is reached, the answer is 503 `overloaded`.
 //!    - If the database is unreachable, the answer is 503 `unavailable`, and the handler does not run.
 //!    - If the table is missing, the answer is 500 `misconfigured`. If the database refuses a statement and would
 //!      refuse it again, the answer is also 500 `misconfigured`.
@@ -134,10 +135,12 @@
 //! requests:
 //!
 //! - **A client does not know how many copies of its request exist.** A copy that meets a running copy gets the 409
-//!   `in-flight`, and the proxy may pass this answer on to a client that has sent one request. With
-//!   [`on_duplicate`](crate::Idempotency::on_duplicate), the second copy waits instead. After a 4xx of the handler, a
-//!   delayed copy may still be performed, unless the status is one of [`store_errors`](IdempotencyLayer::store_errors).
-//!   Under a lease, each retry of a proxy after a 5xx can use up an attempt.
+//!   `in-flight`, and the proxy may pass this answer on to a client that has sent one request. A proxy that hedges its
+//!   requests then cancels the first copy, whose run continues. With
+//!   [`on_duplicate`](crate::Idempotency::on_duplicate), the second copy waits instead.
+//! - **A delayed copy may still be performed.** This happens after a 4xx of the handler, unless the status is one of
+//!   [`store_errors`](IdempotencyLayer::store_errors). Under a lease, each retry of a proxy after a 5xx can use up an
+//!   attempt.
 //! - **A rewritten path may lead to another operation.** If both `/payments` and `/api/payments` are routes, and only
 //!   some requests lose their prefix, a retry by the other route is performed again. If only the query, the body or a
 //!   header of the fingerprint is rewritten, the answer to the retry is a 422.
@@ -150,7 +153,10 @@
 //!   keys, and would send the answer of one client to another client. Let no proxy replace the bodies of errors,
 //!   because the client needs `retryable`. Let the proxy refuse bodies over the
 //!   [`request_limit`](IdempotencyLayer::request_limit). If the layer refuses a much larger body, the proxy may answer
-//!   502, which clients retry.
+//!   502 or 503, which clients retry.
+//! - **A proxy can take a host out of service.** Envoy's outlier detection does this after five 5xx in a row. So the
+//!   requests of a scope that exceed its share get a 429. But the answers `timed-out`, `unavailable` and `overloaded`,
+//!   and each 5xx of a handler, count against the host.
 //!
 //! # What makes two requests the same
 //!

@@ -326,6 +326,8 @@ pub(crate) const EXHAUSTED: &str = "exhausted";
 pub(crate) const REFUSED: &str = "refused";
 #[cfg(feature = "http")]
 pub(crate) const OVERLOADED: &str = "overloaded";
+#[cfg(feature = "http")]
+pub(crate) const TOO_MANY_REQUESTS: &str = "too_many_requests";
 const LEASE_LOST: &str = "lease_lost";
 
 impl<T> Outcome<T> {

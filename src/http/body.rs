@@ -60,6 +60,8 @@ pub(super) enum Unread<B> {
     Broken(Broken),
     TooLarge(LayerBody<B>),
     NoRoom(LayerBody<B>),
+    /// The requests of the same scope hold too many bytes.
+    NoRoomInShare(LayerBody<B>),
 }
 
 impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
@@ -73,8 +75,10 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
             if body.data.len().max(usize::try_from(announced).unwrap_or(usize::MAX)) > limit {
                 return Err(Unread::TooLarge(body));
             }
-            if !hold.grow_to(body.data.len()) {
-                return Err(Unread::NoRoom(body));
+            match hold.grow_to(body.data.len()) {
+                Room::Held => {}
+                Room::Full => return Err(Unread::NoRoom(body)),
+                Room::ShareFull => return Err(Unread::NoRoomInShare(body)),
             }
             let due = arrived + UPLOAD_TIME + Duration::from_millis(body.data.len() as u64 / UPLOAD_PACE);
             if !body.read_frame_until(announced, due).await.map_err(Unread::Broken)? {
@@ -319,14 +323,24 @@ impl HeldBytes {
     }
 }
 
+enum Room {
+    Held,
+    Full,
+    /// The requests of this scope hold the half of all bytes.
+    ShareFull,
+}
+
 impl Hold {
-    /// Raises the number of bytes that the request holds to `bytes`. Returns `false` if there is no room.
-    fn grow_to(&mut self, bytes: usize) -> bool {
+    /// Raises the number of bytes that the request holds to `bytes`, if there is room.
+    fn grow_to(&mut self, bytes: usize) -> Room {
         let added = bytes.saturating_sub(self.bytes);
         let mut counts = self.held.counts();
         let of_scope = counts.of_scopes.get(&self.scope).copied().unwrap_or(0);
-        if counts.all.saturating_add(added) > self.most || of_scope.saturating_add(added) > self.most / 2 {
-            return false;
+        if of_scope.saturating_add(added) > self.most / 2 {
+            return Room::ShareFull;
+        }
+        if counts.all.saturating_add(added) > self.most {
+            return Room::Full;
         }
         if added > 0 {
             counts.all += added;
@@ -334,7 +348,7 @@ impl Hold {
         }
         drop(counts);
         self.bytes += added;
-        true
+        Room::Held
     }
 }
 

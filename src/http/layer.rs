@@ -398,7 +398,7 @@ impl IdempotencyLayer {
     /// pool may have. With the recommended `acquire_timeout` of 3 seconds, each run then gets a connection in time if a
     /// transaction takes at most 90 ms. Raise the limit for a leased layer whose handlers wait for other services,
     /// because such handlers hold no connection. A request that gets no place in time is rejected as
-    /// [`Overloaded`](Rejection::Overloaded).
+    /// [`Overloaded`](Rejection::Overloaded), or as [`TooManyRequests`](Rejection::TooManyRequests).
     ///
     /// A replay counts as a run. A duplicate that waits for another request has a place only during a poll of the
     /// database. A layer and its clones share their places, but a clone with another limit has places of its own.

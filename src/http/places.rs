@@ -72,7 +72,7 @@ pub(super) struct Ticket {
 #[derive(Clone, Copy)]
 pub(super) struct Bounds {
     all: usize,
-    of_one_scope: usize,
+    pub(super) of_one_scope: usize,
     /// For each key, the number of places for the requests that do not run their handler.
     of_one_key: usize,
 }
@@ -268,7 +268,7 @@ impl Place<'_> {
         let Bounds { all, of_one_scope, .. } = self.bounds;
         let scope = self.ticket.map(|ticket| ticket.key.scope().into());
         let mut of_scope = self.places.queue(Of::Scope(scope, of_one_scope), of_one_scope);
-        of_scope.admitted(deadline).await.ok_or(Rejection::Overloaded { limit: of_one_scope })?;
+        of_scope.admitted(deadline).await.ok_or(Rejection::TooManyRequests { limit: of_one_scope })?;
         let mut of_all = self.places.queue(Of::All(all), all);
         of_all.admitted(deadline).await.ok_or(Rejection::Overloaded { limit: all })?;
         self.run = Some(Run::counted(self.places.runs(), vec![of_scope, of_all]));

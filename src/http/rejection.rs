@@ -110,15 +110,22 @@ pub enum Rejection {
     /// happened although no answer is stored. A retry may then perform the operation again, or be `indeterminate`.
     #[error("the service cannot process this request at the moment; ask again with the same key")]
     Unavailable(#[source] Arc<Error>),
-    /// `overloaded`, 503 with `Retry-After`: no place became free in time, because the limit of all runs or the limit
-    /// of the runs of this scope was reached. Another reason is that the requests that upload or wait [hold too many
-    /// bytes](super#runs). No handler began.
+    /// `overloaded`, 503 with `Retry-After`: no place became free in time, because the limit of all runs was reached.
+    /// Another reason is that all requests that upload or wait [hold too many bytes](super#runs). No handler began.
     #[error("too many requests are in progress; ask again with the same key")]
     #[non_exhaustive]
     Overloaded {
-        /// The limit of [all runs](super::IdempotencyLayer::max_runs), or of [the runs of one
-        /// scope](super::IdempotencyLayer::max_runs_of_one_scope). If there were too many bytes, this is the limit of
-        /// all runs.
+        /// The limit of [all runs](super::IdempotencyLayer::max_runs), even if there were too many bytes.
+        limit: usize,
+    },
+    /// `too-many-requests`, 429 with `Retry-After`: no place became free in time, because the limit of the runs of this
+    /// scope was reached. Another reason is that the requests of this scope that upload or wait [hold too many
+    /// bytes](super#runs). No handler began.
+    #[error("too many requests of this client are in progress; ask again with the same key")]
+    #[non_exhaustive]
+    TooManyRequests {
+        /// The limit of [the runs of one scope](super::IdempotencyLayer::max_runs_of_one_scope), even if there were too
+        /// many bytes.
         limit: usize,
     },
     /// `timed-out`, 503 with `Retry-After`: the handler took too long and was dropped. In a transactional layer, the
@@ -218,6 +225,8 @@ impl Rejection {
             Self::Gone => ("gone", StatusCode::GONE),
             Self::Unavailable(_) => ("unavailable", StatusCode::SERVICE_UNAVAILABLE),
             Self::Overloaded { .. } => ("overloaded", StatusCode::SERVICE_UNAVAILABLE),
+            // A load balancer takes a host with several 5xx out of service, and one account must not cause this.
+            Self::TooManyRequests { .. } => ("too-many-requests", StatusCode::TOO_MANY_REQUESTS),
             Self::TimedOut { .. } => ("timed-out", StatusCode::SERVICE_UNAVAILABLE),
             Self::Misconfigured(_) => ("misconfigured", StatusCode::INTERNAL_SERVER_ERROR),
         }
@@ -234,7 +243,9 @@ impl Rejection {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::InFlight { retry_after } => Some(*retry_after),
-            Self::Unavailable(_) | Self::Overloaded { .. } | Self::TimedOut { .. } => Some(RETRY_AFTER),
+            Self::Unavailable(_) | Self::Overloaded { .. } | Self::TooManyRequests { .. } | Self::TimedOut { .. } => {
+                Some(RETRY_AFTER)
+            }
             _ => None,
         }
     }
@@ -293,6 +304,7 @@ impl Rejection {
             Self::Misconfigured(error) if matches!(error.downcast_ref(), Some(Error::OtherMode { .. })) => "other_mode",
             Self::TimedOut { .. } => observe::FAILED,
             Self::Overloaded { .. } => observe::OVERLOADED,
+            Self::TooManyRequests { .. } => observe::TOO_MANY_REQUESTS,
             _ => observe::ERROR,
         }
     }

@@ -34,12 +34,12 @@ pub(super) const REPLAYED: [HeaderName; 13] = [
 /// request, belongs to one connection (RFC 9110, section 7.6.1), or is computed for each response by the server or the
 /// layer. The SQL function `idempotency.complete` refuses the same names.
 #[rustfmt::skip]
-pub(super) const NEVER_REPLAYED: [HeaderName; 16] = [
+pub(super) const NEVER_REPLAYED: [HeaderName; 17] = [
     header::AUTHORIZATION, header::CONNECTION, header::CONTENT_LENGTH, header::DATE, header::PROXY_AUTHENTICATE,
     header::PROXY_AUTHORIZATION, header::SET_COOKIE, header::TE, header::TRAILER, header::TRANSFER_ENCODING,
     header::UPGRADE, header::WWW_AUTHENTICATE,
-    HeaderName::from_static("authentication-info"), HeaderName::from_static("keep-alive"), IDEMPOTENCY_KEY,
-    IDEMPOTENT_REPLAYED,
+    HeaderName::from_static("authentication-info"), HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"), IDEMPOTENCY_KEY, IDEMPOTENT_REPLAYED,
 ];
 
 /// Returns the record of a response. The record has the headers and the body, unless the body must not be stored.

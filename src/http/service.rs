@@ -244,6 +244,7 @@ async fn read<B: ByteBody>(
         Err(Unread::Broken(broken)) => return Err(Rejection::of_body(&broken)),
         Err(Unread::TooLarge(body)) => (body, Rejection::BodyTooLarge { limit: Some(limit) }),
         Err(Unread::NoRoom(body)) => (body, Rejection::Overloaded { limit: layer.max_runs }),
+        Err(Unread::NoRoomInShare(body)) => (body, Rejection::TooManyRequests { limit: layer.bounds().of_one_scope }),
     };
     // If the connection were closed while the client still writes, the client would see a reset instead of the answer.
     // But a client that waits for `100 Continue` sends nothing until the body is read.
@@ -316,7 +317,11 @@ async fn run<H: Handler>(
 
 /// Counts a request that was refused before it had a run. Any other request is counted by its run.
 fn count_without_run(layer: &IdempotencyLayer, operation: Option<&str>, rejection: &Rejection) {
-    if let Rejection::InFlight { .. } | Rejection::KeyReused | Rejection::Overloaded { .. } = rejection {
+    if let Rejection::InFlight { .. }
+    | Rejection::KeyReused
+    | Rejection::Overloaded { .. }
+    | Rejection::TooManyRequests { .. } = rejection
+    {
         observe::outcome(layer.mode.of_records(), operation.unwrap_or_default(), rejection.outcome());
     }
 }

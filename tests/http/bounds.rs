@@ -17,14 +17,18 @@ use tokio::time::timeout;
 use tower::ServiceExt as _;
 
 use crate::support::{
-    Answer, app, app_without_layer, create_effects, effects, insert, leased, options, pool_of, post_to, recorded,
+    Answer, app, app_without_layer, create_effects, effects, insert, leased, of, options, pool_of, post_to, recorded,
     records, request, send, spawned_post, stops_at, transactional, until_nothing_is_open, until_runs,
 };
 
 const LIMIT: Duration = Duration::from_millis(100);
 
 fn assert_is(answer: &Answer, kind: &str) {
-    assert_eq!((answer.status, &*answer.problem()), (StatusCode::SERVICE_UNAVAILABLE, kind));
+    assert_is_with(answer, StatusCode::SERVICE_UNAVAILABLE, kind);
+}
+
+fn assert_is_with(answer: &Answer, status: StatusCode, kind: &str) {
+    assert_eq!((answer.status, &*answer.problem()), (status, kind));
     assert_eq!(answer.headers["retry-after"], "1");
     assert!(answer.rejection.as_ref().is_some_and(Rejection::is_retryable));
 }
@@ -44,11 +48,15 @@ async fn a_run_over_the_limit_is_refused_before_it_begins(pool: PgPool) {
     let app = stops_at(&gate).merge(app_without_layer()).layer(layer.optional_key(true));
     let first = spawned_post(&app, "/gate", "key-1", "x");
     gate.reached().await;
-    for key in [Some("key-2"), None] {
-        let refused = send(&app, request("POST", "/effects", key, "x")).await;
+    for other in [of("bob", request("POST", "/effects", Some("key-2"), "x")), request("POST", "/effects", None, "x")] {
+        let refused = send(&app, other).await;
         assert_is(&refused, "overloaded");
         assert!(matches!(refused.rejection, Some(Rejection::Overloaded { limit: 1, .. })));
     }
+    // The same account has used up its own share. A load balancer must not count this answer against the host.
+    let refused = post_to(&app, "/effects", "key-2", "x").await;
+    assert_is_with(&refused, StatusCode::TOO_MANY_REQUESTS, "too-many-requests");
+    assert!(matches!(refused.rejection, Some(Rejection::TooManyRequests { limit: 1, .. })));
     assert_eq!(runs.count(), 1);
     // An answer that needs no run is still given.
     assert_eq!(post_to(&app, "/gate", "key-1", "x").await.problem(), "in-flight");

@@ -67,7 +67,9 @@ async fn stalled_uploads_of_one_account_leave_room_for_others(pool: PgPool) {
         let key = |name: &str| format!("{mode}-{name}");
         let uploads: Vec<_> = (0..2).map(|n| stall(&app, "eve", &key(&format!("stalled-{n}")), LIMIT - 1)).collect();
         let refused = send(&app, of("eve", Some(&key("more")), stalled(LIMIT - 1))).await;
-        assert_eq!((refused.status, &*refused.problem()), (StatusCode::SERVICE_UNAVAILABLE, "overloaded"), "{mode}");
+        let expected = (StatusCode::TOO_MANY_REQUESTS, "too-many-requests");
+        assert_eq!((refused.status, &*refused.problem()), expected, "{mode}");
+        assert_eq!(refused.headers["retry-after"], "1", "{mode}");
         for (user, key) in [("ada", Some(key("ada"))), ("bob", Some(key("bob"))), ("ada", None)] {
             let answer = send(&app, of(user, key.as_deref(), whole())).await;
             assert_eq!((answer.status, &*answer.body), (StatusCode::OK, &b"1000"[..]), "{mode}: {user}");
@@ -86,9 +88,11 @@ async fn all_uploads_together_have_a_bound(pool: PgPool) {
     let mut without_key = Box::pin(app.clone().oneshot(of("ada", None, stalled(LIMIT))));
     assert!(without_key.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     uploads.push(stall(&app, "eve", "also", LIMIT / 2));
-    for (user, key, bytes) in [("bob", Some("bob"), LIMIT), ("eve", Some("eve"), LIMIT), ("bob", None, LIMIT)] {
-        let refused = send(&app, of(user, key, stalled(bytes))).await;
-        assert_eq!(refused.problem(), "overloaded", "{user}");
+    for (user, key, kind) in
+        [("bob", Some("bob"), "overloaded"), ("eve", Some("eve"), "too-many-requests"), ("bob", None, "overloaded")]
+    {
+        let refused = send(&app, of(user, key, stalled(LIMIT))).await;
+        assert_eq!(refused.problem(), kind, "{user}");
     }
     // Some bytes are left.
     assert_eq!(send(&app, of("bob", Some("bob"), Body::from("x"))).await.status, StatusCode::OK);
@@ -111,7 +115,7 @@ async fn requests_that_wait_hold_their_bytes(pool: PgPool) {
         yield_now().await;
     }
     let refused = send(&app, request("POST", "/gate", Some("key-1"), "0123456789")).await;
-    assert_eq!(refused.problem(), "overloaded");
+    assert_eq!(refused.problem(), "too-many-requests");
     gate.open();
     assert_eq!(first.await.expect("joined").status, StatusCode::OK);
     for duplicate in duplicates {

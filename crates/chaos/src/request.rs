@@ -181,7 +181,9 @@ fn of_error(error: &Error) -> What {
 
 fn of_rejection(rejection: &Rejection) -> What {
     match rejection {
-        Rejection::InFlight { .. } | Rejection::Overloaded { .. } => What::Refused(rejection.kind().to_owned()),
+        Rejection::InFlight { .. } | Rejection::Overloaded { .. } | Rejection::TooManyRequests { .. } => {
+            What::Refused(rejection.kind().to_owned())
+        }
         Rejection::Indeterminate { .. } => What::Barred(INDETERMINATE.to_owned()),
         Rejection::Unavailable(error) => of_error(error),
         Rejection::Misconfigured(mistake) => match mistake.downcast_ref() {

@@ -5,7 +5,7 @@ use sha2::{Digest as _, Sha256};
 use super::{FUNCTIONS, KNOWN, functions};
 
 /// The digest of each file that a release has, under its number. The last line may change until a release has it.
-const RELEASED: [(i32, &str); 1] = [(1, "23a04d520b86b18da51c9acfdab0c765cac6755a1d74462956a97b0f8febda0e")];
+const RELEASED: [(i32, &str); 1] = [(1, "af3989803790bfe3566e6e655b40593874c3b9bcafeefc6e5bd3f0cb86d59326")];
 
 /// A process of another release calls the functions by these.
 const SIGNATURES: [&str; 5] = [

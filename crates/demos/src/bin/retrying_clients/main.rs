@@ -37,8 +37,8 @@ async fn demo(schema: &Schema, books: &mut Books) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A proxy redirects the order to a page. The service is overloaded, fails, sends half an answer, loses an answer, and
-/// then refuses a duplicate of the running order. `None` is the loop in Rust.
+/// A proxy redirects the order to a page. The service limits the account, fails, sends half an answer, loses an answer,
+/// and then refuses a duplicate of the running order. `None` is the loop in Rust.
 async fn retries_until_one_order(
     schema: &Schema,
     pool: &PgPool,
@@ -59,7 +59,7 @@ async fn retries_until_one_order(
     let mut answers = service.answers().clone();
     // While the first order is in flight, a loop may get several refusals.
     answers.dedup_by(|next, last| next == last && next == "409");
-    books.check("the service's answers", answers.join(", "), "a redirect, 503, 500, a half, a cut, 409, a replay, 422");
+    books.check("the service's answers", answers.join(", "), "a redirect, 429, 500, a half, a cut, 409, a replay, 422");
     let orders: i64 = sqlx::query_scalar("select count(*) from client_order where item like '%' || $1")
         .bind(&key)
         .fetch_one(pool)

@@ -81,8 +81,8 @@ async fn fail_at_first(State(service): State<Arc<Service>>, request: Request, ne
             return Redirect::to("/login").into_response();
         }
         1 => {
-            service.answers().push("503".to_owned());
-            return StatusCode::SERVICE_UNAVAILABLE.into_response();
+            service.answers().push("429".to_owned());
+            return StatusCode::TOO_MANY_REQUESTS.into_response();
         }
         // As of a program that failed, or of a proxy: without a problem document.
         2 => {
