@@ -15,9 +15,9 @@ use sqlx::PgPool;
 use crate::arguments::{Answer, KeyArguments, Resolve, ResponseArguments};
 use crate::connection::{ANSWER, Database, ask, look};
 use crate::failure::Failure;
-use crate::keys::{in_text, names_in_doubt};
+use crate::keys::{as_arguments, in_text, names_in_doubt, seen};
 use crate::process::{Ending, print};
-use crate::time::span;
+use crate::time::{moment, span};
 
 const EXPIRED: &str = "the key is new again, and the next call performs the operation";
 
@@ -110,7 +110,7 @@ impl Agreed {
     pub(crate) fn means(&self) -> String {
         let Self { decision, shown } = self;
         let in_doubt = names_in_doubt(shown);
-        match decision {
+        let consequence = match decision {
             Decision::Resolve { response } => format!(
                 "This decides that the operation took effect: each retry gets this response of {} bytes for \
                  {}, and nothing is performed. Resolve it?",
@@ -148,6 +148,15 @@ impl Agreed {
                 };
                 format!("Forgetting it means that the next call with this key is performed again{steps}. Forget it?")
             }
+        };
+        match (decision, shown.lease_until) {
+            // A look-up proves nothing about a request that the owner sent afterwards.
+            (Decision::Release | Decision::ReleaseStep { .. } | Decision::Forget, Some(lapsed)) => format!(
+                "The lease lapsed at {}. If you looked the key up at the other service before that time, look again. \
+                 {consequence}",
+                moment(lapsed)
+            ),
+            _ => consequence,
         }
     }
 
@@ -269,8 +278,14 @@ pub(crate) async fn settle(
     answer: &Answer,
 ) -> Result<Ending, Failure> {
     let pool = database.pool().await?;
-    let agreed = decision.about(look(&pool, &key).await?)?;
-    if !answer.yes {
+    let shown = look(&pool, &key).await?;
+    // A decision under `--seen` is about the record that `show` printed. Another attempt may have begun since, or an
+    // owner that was in flight may have died after its last request.
+    if answer.seen.as_ref().is_some_and(|printed| *printed != seen(&shown)) {
+        return Err(Failure::Changed);
+    }
+    let agreed = decision.about(shown)?;
+    if answer.seen.is_none() {
         confirm(&agreed)?;
     }
     let settled = agreed.settle(&pool, reason).await?;
@@ -328,7 +343,8 @@ fn confirm(agreed: &Agreed) -> Result<(), Failure> {
     if !stdin().is_terminal() {
         return Err(Failure::NotConfirmed);
     }
-    let question = format!("{}\n{} [y/N] ", in_text(&agreed.shown), agreed.means());
+    let Agreed { shown, .. } = agreed;
+    let question = format!("{}\n{}\n{} [y/N] ", as_arguments(shown), in_text(shown), agreed.means());
     stderr().write_all(question.as_bytes()).map_err(Failure::Output)?;
     let mut answer = String::new();
     stdin().lock().read_line(&mut answer).map_err(Failure::Output)?;
