@@ -23,8 +23,16 @@ pub(crate) enum Failure {
     Login(#[source] sqlx::Error),
     #[error("the server gave no answer within {}; check host, port and firewall", span(*.0))]
     Silence(Duration),
-    #[error("the server did not answer in time; the server may still have carried out the command")]
+    #[error(
+        "the server did not answer in time, and may still have carried out the command; before you repeat a decision, \
+         look at the key with `show`"
+    )]
     Unanswered,
+    #[error(
+        "the connection was lost during the decision, which may have taken effect; look at the key with `show` before \
+         you repeat it"
+    )]
+    LostInDecision(#[source] sqlx::Error),
     #[error(transparent)]
     Idempotency(Error),
     #[error(transparent)]
@@ -77,7 +85,10 @@ pub(crate) enum Failure {
     NoSteps { mode: Mode },
     #[error("nothing was done: the step {step:?} is not in doubt: {why}; `show` lists the steps")]
     StepNotInDoubt { step: String, why: &'static str },
-    #[error("nothing was done: the record has changed since it was shown; look again")]
+    #[error(
+        "nothing was done now, because the record has changed since it was shown, perhaps by an earlier decision; look \
+         again"
+    )]
     Changed,
     #[error(
         "nothing was done: the question was not answered with yes; without a terminal, run `show`, and add --seen with \

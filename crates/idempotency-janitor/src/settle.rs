@@ -7,7 +7,7 @@ use std::io::{BufRead as _, IsTerminal as _, Write as _, stderr, stdin};
 
 use chrono::{DateTime, Utc};
 use pg_idempotency::operator::{Shown, State};
-use pg_idempotency::{DEFAULT_RETENTION, Key, Mode};
+use pg_idempotency::{DEFAULT_RETENTION, Key, Mode, SettleError};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use sqlx::PgPool;
@@ -171,31 +171,40 @@ impl Agreed {
         let (decision, step) = match decision {
             Decision::Resolve { response } => {
                 // If the record's own retention ends later than the default retention, the record keeps its own.
-                ask(ANSWER, shown.resolve(pool, &response, DEFAULT_RETENTION)).await?;
+                decided(shown.resolve(pool, &response, DEFAULT_RETENTION)).await?;
                 ("resolved", None)
             }
             Decision::ResolveStep { step, result } => {
-                ask(ANSWER, shown.step(&step).resolve(pool, &result)).await?;
+                decided(shown.step(&step).resolve(pool, &result)).await?;
                 ("resolved", Some(step))
             }
             Decision::ReleaseStep { step } => {
-                ask(ANSWER, shown.step(&step).release(pool, reason)).await?;
+                decided(shown.step(&step).release(pool, reason)).await?;
                 ("released", Some(step))
             }
             Decision::Release => {
-                ask(ANSWER, shown.release(pool, reason)).await?;
+                decided(shown.release(pool, reason)).await?;
                 ("released", None)
             }
             Decision::Grant => {
-                ask(ANSWER, shown.grant(pool, reason)).await?;
+                decided(shown.grant(pool, reason)).await?;
                 ("granted", None)
             }
             Decision::Forget => {
-                ask(ANSWER, shown.forget(pool)).await?;
+                decided(shown.forget(pool)).await?;
                 ("forgotten", None)
             }
         };
         Ok(Settled { at: Utc::now(), decision, step, before, reason: reason.to_owned() })
+    }
+}
+
+/// Waits for a decision. A connection that is lost during the COMMIT does not show whether the decision was made.
+async fn decided<R>(deciding: impl Future<Output = Result<R, SettleError>>) -> Result<(), Failure> {
+    match ask(ANSWER, deciding).await {
+        Ok(_) => Ok(()),
+        Err(Failure::Connection(cause)) => Err(Failure::LostInDecision(cause)),
+        Err(failure) => Err(failure),
     }
 }
 

@@ -217,6 +217,19 @@ async fn a_decision_that_was_made_is_no_failure(pool: PgPool) -> anyhow::Result<
     Ok(())
 }
 
+/// The advice to check the URL would hide that the decision may be made.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_connection_that_is_lost_at_the_commit_leaves_the_decision_open(pool: PgPool) -> anyhow::Result<()> {
+    lapsed(&pool, &key(), AT_MOST_ONCE).await?;
+    let cut = "create function cut() returns trigger language plpgsql as
+                   $$ begin perform pg_terminate_backend(pg_backend_pid()); return null; end $$;
+               create constraint trigger cut after update on idempotency.record initially deferred
+                   for each row execute function cut()";
+    sqlx::raw_sql(cut).execute(&pool).await?;
+    assert_fails(&decide_on(&pool, &release(&[])), 1, "may have taken effect; look at the key with `show`");
+    Ok(())
+}
+
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn release_lets_the_next_call_perform(pool: PgPool) -> anyhow::Result<()> {
     lapsed(&pool, &key(), AT_MOST_ONCE).await?;
@@ -254,9 +267,7 @@ async fn an_exhausted_operation_can_be_resolved(pool: PgPool) -> anyhow::Result<
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_indeterminate_transaction_is_settled_too(pool: PgPool) -> anyhow::Result<()> {
     let call = async || Idempotency::new().run(&pool, &key(), "body", async |_| -> anyhow::Result<i64> { Ok(8) }).await;
-    for (command, becomes) in
-        [(resolve("7", &[]), Outcome::Replayed(7)), (release(&[]), Outcome::Performed(8))]
-    {
+    for (command, becomes) in [(resolve("7", &[]), Outcome::Replayed(7)), (release(&[]), Outcome::Performed(8))] {
         committed_after_an_error(&pool, &key()).await?;
         call().await.expect_err("indeterminate");
         let output = decide_on(&pool, &command);
