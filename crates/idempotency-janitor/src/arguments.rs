@@ -156,9 +156,10 @@ pub(crate) struct Output {
 
 #[derive(Args)]
 pub(crate) struct Answer {
-    /// Do not ask for confirmation
+    /// Do not ask for confirmation, because you have seen the record; give the `seen` that `show` prints. If the record
+    /// has changed since then, nothing is done
     #[arg(long)]
-    pub(crate) yes: bool,
+    pub(crate) seen: Option<String>,
     #[command(flatten)]
     pub(crate) output: Output,
 }

@@ -44,12 +44,13 @@ use tokio::time::timeout;
 use crate::arguments::ConsoleOptions;
 use crate::connection::{CONNECT_TIMEOUT, Database, ask, look};
 use crate::failure::Failure;
+use crate::keys::seen;
 use crate::process::{Ending, Signals, log, print};
 use crate::server::Server;
 use crate::settle::{Agreed, json};
 use access::{Access, Visitor, guard};
 use decisions::{Decisions, Made};
-use order::{Order, decision, in_words, version};
+use order::{Order, decision, in_words};
 use pages::Found;
 use refusal::Refusal;
 use samples::Samples;
@@ -226,7 +227,7 @@ async fn find(State(console): App, Form(parts): Form<Parts>) -> Result<Response,
     });
     let found = match found.await {
         Ok(found) => Found::All(console.linked(found)),
-        Err(failure) if failure.is_of_time() => Found::NotInTime,
+        Err(Failure::Stopped(_)) => Found::NotInTime,
         Err(failure) => return Err(failure.into()),
     };
     Ok(pages::find(parts.each_ref().map(|part| &**part), Some((&found, console.max_attempts))).into_response())
@@ -314,7 +315,7 @@ impl Console {
         let key = self.key(link)?;
         let of_key = |failure| Refusal::Failure(Some(link.to_owned()), failure);
         let shown = match look(&self.pool, &key).await {
-            Ok(shown) if version(&shown) == order.seen => shown,
+            Ok(shown) if seen(&shown) == order.seen => shown,
             Ok(_) | Err(Failure::NoRecord) => return Err(of_key(Failure::Changed)),
             Err(failure) => return Err(of_key(failure)),
         };

@@ -23,8 +23,16 @@ pub(crate) enum Failure {
     Login(#[source] sqlx::Error),
     #[error("the server gave no answer within {}; check host, port and firewall", span(*.0))]
     Silence(Duration),
-    #[error("the server did not answer in time; the server may still have carried out the command")]
+    #[error(
+        "the server did not answer in time, and may still have carried out the command; before you repeat a decision, \
+         look at the key with `show`"
+    )]
     Unanswered,
+    #[error(
+        "the connection was lost during the decision, which may have taken effect; look at the key with `show` before \
+         you repeat it"
+    )]
+    LostInDecision(#[source] sqlx::Error),
     #[error(transparent)]
     Idempotency(Error),
     #[error(transparent)]
@@ -45,6 +53,16 @@ pub(crate) enum Failure {
          idempotency and select on idempotency._sqlx_migrations"
     )]
     MayNotProtect(#[source] sqlx::Error),
+    #[error(
+        "the server lacks disk space or memory; free some first, because a deletion needs space, too, and returns none \
+         to the disk"
+    )]
+    Full(#[source] sqlx::Error),
+    #[error(
+        "the server stopped the statement; if the statement_timeout of the role is the cause, use a role with a longer \
+         one, such as the operator's, or a smaller --batch-size for a sweep"
+    )]
+    Stopped(#[source] sqlx::Error),
     #[error("the server refused the statement")]
     Database(#[source] sqlx::Error),
     #[error(transparent)]
@@ -67,9 +85,15 @@ pub(crate) enum Failure {
     NoSteps { mode: Mode },
     #[error("nothing was done: the step {step:?} is not in doubt: {why}; `show` lists the steps")]
     StepNotInDoubt { step: String, why: &'static str },
-    #[error("nothing was done: the record has changed since it was shown; look again")]
+    #[error(
+        "nothing was done now, because the record has changed since it was shown, perhaps by an earlier decision; look \
+         again"
+    )]
     Changed,
-    #[error("nothing was done: the question was not answered with yes; without a terminal, add --yes")]
+    #[error(
+        "nothing was done: the question was not answered with yes; without a terminal, run `show`, and add --seen with \
+         the value that it prints"
+    )]
     NotConfirmed,
     #[error(
         "the response is not valid JSON, see line {line}, column {column}; give the JSON that the service would have \
@@ -139,12 +163,6 @@ impl Failure {
             | Self::NotConfirmed => 2,
             _ => 1,
         }
-    }
-
-    /// Whether the server has ended a statement because it took too long.
-    pub(crate) fn is_of_time(&self) -> bool {
-        matches!(self, Self::Database(cause)
-            if cause.as_database_error().and_then(|cause| cause.code()).is_some_and(|code| code == "57014"))
     }
 
     /// The error and its causes. The text of the server's error occurs in several causes of sqlx, and is printed once.
@@ -239,10 +257,12 @@ impl From<Error> for Failure {
         match error {
             Error::Database(cause) => match cause.as_database_error().and_then(|cause| cause.code()).as_deref() {
                 Some("42501") => Self::Refused(cause),
+                Some("53100" | "53200") => Self::Full(cause),
+                Some("57014") => Self::Stopped(cause),
                 // A pool connects when it is first used, so a statement can fail because of its connection. These
-                // SQLSTATE classes mean a lost connection, a refused login, a wrong database, a lack of resources, or a
-                // server that is starting or stopping.
-                Some(code) if ["08", "28", "3D", "53", "57P"].iter().any(|class| code.starts_with(class)) => {
+                // SQLSTATE codes and classes mean a lost connection, a refused login, a wrong database, too many
+                // connections, or a server that is starting or stopping.
+                Some(code) if ["08", "28", "3D", "53300", "57P"].iter().any(|class| code.starts_with(class)) => {
                     of_connecting(cause)
                 }
                 Some(_) => Self::Database(cause),

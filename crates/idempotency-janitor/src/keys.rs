@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use pg_idempotency::Mode;
 use pg_idempotency::operator::{self, Shown, ShownProbes, ShownRequest, ShownStep};
 use serde_json::json;
+use sha2::{Digest as _, Sha256};
 
 use crate::arguments::{KeyArguments, Unsettled};
 use crate::connection::{Database, LONG_ANSWER, ask, look};
@@ -47,6 +48,7 @@ fn in_json(shown: &Shown) -> serde_json::Value {
         "state": shown.state.to_string(),
         // The token is a string, because many readers of JSON round numbers beyond 2^53.
         "token": shown.token.to_string(),
+        "seen": seen(shown),
         "attempt": shown.attempt,
         "granted_attempt": shown.granted_attempt,
         "claimed_at": shown.claimed_at.to_rfc3339(),
@@ -115,11 +117,14 @@ pub(crate) fn in_text(shown: &Shown) -> String {
         ("state", shown.state.to_string()),
         ("attempt", shown.attempt.to_string()),
         ("token", shown.token.to_string()),
+        ("seen", seen(shown)),
         ("claimed at", moment(shown.claimed_at)),
         ("expires at", moment(shown.expires_at)),
     ];
     lines.extend(shown.completed_at.map(|at| ("completed at", moment(at))));
     lines.extend(shown.lease_left.map(|left| ("lease left", span(left))));
+    let lapsed = shown.lease_until.filter(|_| shown.lease_left.is_none());
+    lines.extend(lapsed.map(|at| ("lease lapsed", moment(at))));
     lines.extend(shown.response_bytes.map(|bytes| ("response", format!("{bytes} bytes"))));
     lines.extend(shown.granted_attempt.map(|attempt| ("permitted", format!("attempt {attempt}, by an operator"))));
     lines.extend(shown.downstream_key.as_ref().map(|key| ("downstream key", key.clone())));
@@ -200,7 +205,7 @@ fn list_in_text(found: &[Shown], more_left: bool, most: Option<NonZeroU32>) -> S
         let of_these = if more_left { "of these, " } else { "" };
         format!(
             "{of_these}the first to expire is {}, at {expires_at}: then its key is new, and a repeat performs\n",
-            named(record)
+            as_arguments(record)
         )
     });
     let more = if more_left { "there are more: settle these, or raise --limit\n" } else { "" };
@@ -220,11 +225,11 @@ fn record_in_text(record: &Shown, most: Option<NonZeroU32>) -> String {
     facts.extend(record.last_error.as_deref().map(|error| format!("last error: {}", printable(error))));
     facts.extend(record.probes.iter().map(|probes| format!("reconciler: {}", probes_in_words(probes))));
     let facts: String = facts.iter().map(|fact| format!("  {fact}\n")).collect();
-    format!("{}\n{facts}", named(record))
+    format!("{}\n{facts}", as_arguments(record))
 }
 
 /// Returns the key in the form of shell arguments, for the commands that settle the key.
-fn named(record: &Shown) -> String {
+pub(crate) fn as_arguments(record: &Shown) -> String {
     [record.key.scope(), record.key.operation(), record.key.value()].map(as_argument).join(" ")
 }
 
@@ -257,6 +262,13 @@ fn as_argument(part: &str) -> String {
         });
         format!("$'{escaped}'")
     }
+}
+
+/// The state and the version of a record, as one short word. A decision that gives the word back is refused if the
+/// record has changed since. The version alone does not show that a lease has lapsed.
+pub(crate) fn seen(shown: &Shown) -> String {
+    let digest = Sha256::digest(format!("{} {}", shown.state, shown.version()));
+    digest[..6].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// The names of all steps in doubt.

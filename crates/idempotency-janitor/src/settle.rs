@@ -7,7 +7,7 @@ use std::io::{BufRead as _, IsTerminal as _, Write as _, stderr, stdin};
 
 use chrono::{DateTime, Utc};
 use pg_idempotency::operator::{Shown, State};
-use pg_idempotency::{DEFAULT_RETENTION, Key, Mode};
+use pg_idempotency::{DEFAULT_RETENTION, Key, Mode, SettleError};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use sqlx::PgPool;
@@ -15,9 +15,9 @@ use sqlx::PgPool;
 use crate::arguments::{Answer, KeyArguments, Resolve, ResponseArguments};
 use crate::connection::{ANSWER, Database, ask, look};
 use crate::failure::Failure;
-use crate::keys::{in_text, names_in_doubt};
+use crate::keys::{as_arguments, in_text, names_in_doubt, seen};
 use crate::process::{Ending, print};
-use crate::time::span;
+use crate::time::{moment, span};
 
 const EXPIRED: &str = "the key is new again, and the next call performs the operation";
 
@@ -110,7 +110,7 @@ impl Agreed {
     pub(crate) fn means(&self) -> String {
         let Self { decision, shown } = self;
         let in_doubt = names_in_doubt(shown);
-        match decision {
+        let consequence = match decision {
             Decision::Resolve { response } => format!(
                 "This decides that the operation took effect: each retry gets this response of {} bytes for \
                  {}, and nothing is performed. Resolve it?",
@@ -148,6 +148,15 @@ impl Agreed {
                 };
                 format!("Forgetting it means that the next call with this key is performed again{steps}. Forget it?")
             }
+        };
+        match (decision, shown.lease_until) {
+            // A look-up proves nothing about a request that the owner sent afterwards.
+            (Decision::Release | Decision::ReleaseStep { .. } | Decision::Forget, Some(lapsed)) => format!(
+                "The lease lapsed at {}. If you looked the key up at the other service before that time, look again. \
+                 {consequence}",
+                moment(lapsed)
+            ),
+            _ => consequence,
         }
     }
 
@@ -162,31 +171,40 @@ impl Agreed {
         let (decision, step) = match decision {
             Decision::Resolve { response } => {
                 // If the record's own retention ends later than the default retention, the record keeps its own.
-                ask(ANSWER, shown.resolve(pool, &response, DEFAULT_RETENTION)).await?;
+                decided(shown.resolve(pool, &response, DEFAULT_RETENTION)).await?;
                 ("resolved", None)
             }
             Decision::ResolveStep { step, result } => {
-                ask(ANSWER, shown.step(&step).resolve(pool, &result)).await?;
+                decided(shown.step(&step).resolve(pool, &result)).await?;
                 ("resolved", Some(step))
             }
             Decision::ReleaseStep { step } => {
-                ask(ANSWER, shown.step(&step).release(pool, reason)).await?;
+                decided(shown.step(&step).release(pool, reason)).await?;
                 ("released", Some(step))
             }
             Decision::Release => {
-                ask(ANSWER, shown.release(pool, reason)).await?;
+                decided(shown.release(pool, reason)).await?;
                 ("released", None)
             }
             Decision::Grant => {
-                ask(ANSWER, shown.grant(pool, reason)).await?;
+                decided(shown.grant(pool, reason)).await?;
                 ("granted", None)
             }
             Decision::Forget => {
-                ask(ANSWER, shown.forget(pool)).await?;
+                decided(shown.forget(pool)).await?;
                 ("forgotten", None)
             }
         };
         Ok(Settled { at: Utc::now(), decision, step, before, reason: reason.to_owned() })
+    }
+}
+
+/// Waits for a decision. A connection that is lost during the COMMIT does not show whether the decision was made.
+async fn decided<R>(deciding: impl Future<Output = Result<R, SettleError>>) -> Result<(), Failure> {
+    match ask(ANSWER, deciding).await {
+        Ok(_) => Ok(()),
+        Err(Failure::Connection(cause)) => Err(Failure::LostInDecision(cause)),
+        Err(failure) => Err(failure),
     }
 }
 
@@ -269,8 +287,14 @@ pub(crate) async fn settle(
     answer: &Answer,
 ) -> Result<Ending, Failure> {
     let pool = database.pool().await?;
-    let agreed = decision.about(look(&pool, &key).await?)?;
-    if !answer.yes {
+    let shown = look(&pool, &key).await?;
+    // A decision under `--seen` is about the record that `show` printed. Another attempt may have begun since, or an
+    // owner that was in flight may have died after its last request.
+    if answer.seen.as_ref().is_some_and(|printed| *printed != seen(&shown)) {
+        return Err(Failure::Changed);
+    }
+    let agreed = decision.about(shown)?;
+    if answer.seen.is_none() {
         confirm(&agreed)?;
     }
     let settled = agreed.settle(&pool, reason).await?;
@@ -328,7 +352,8 @@ fn confirm(agreed: &Agreed) -> Result<(), Failure> {
     if !stdin().is_terminal() {
         return Err(Failure::NotConfirmed);
     }
-    let question = format!("{}\n{} [y/N] ", in_text(&agreed.shown), agreed.means());
+    let Agreed { shown, .. } = agreed;
+    let question = format!("{}\n{}\n{} [y/N] ", as_arguments(shown), in_text(shown), agreed.means());
     stderr().write_all(question.as_bytes()).map_err(Failure::Output)?;
     let mut answer = String::new();
     stdin().lock().read_line(&mut answer).map_err(Failure::Output)?;

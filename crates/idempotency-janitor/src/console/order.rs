@@ -13,7 +13,7 @@ pub(super) const TOOK_EFFECT: &str = "took_effect";
 /// confirmation sends the same decision again.
 #[derive(Deserialize)]
 pub(super) struct Order {
-    /// The [`version`] of the record that the page showed.
+    /// The [`seen`](crate::keys::seen) of the record that the page showed.
     pub(super) seen: String,
     pub(super) action: String,
     #[serde(default)]
@@ -48,12 +48,6 @@ pub(super) fn decision(action: &str, shown: &Shown, json: Box<RawValue>) -> Opti
         ("forget", _) => Some(Decision::Forget),
         _ => None,
     }
-}
-
-/// The state and the version of a record. A form sends the value that its page has shown, so that the decision is
-/// refused if the record has changed.
-pub(super) fn version(shown: &Shown) -> String {
-    format!("{} {}", shown.state, shown.version())
 }
 
 /// The decision in a few words, for the log.

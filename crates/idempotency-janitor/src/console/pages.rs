@@ -13,11 +13,11 @@ use pg_idempotency::operator::{Shown, ShownProbes, ShownStep, Stats, Warning};
 use pg_idempotency::{Key, Mode};
 
 use super::decisions::{Decisions, KEPT, Made};
-use super::order::{Order, TOOK_EFFECT, decision, version};
+use super::order::{Order, TOOK_EFFECT, decision};
 use super::pictures::{chart, timeline};
 use super::samples::Sample;
 use super::text::{age, count, lines, shortened, shortened_after, span, time, visible};
-use crate::keys::{names_in_doubt, probes_in_words, waits_as};
+use crate::keys::{names_in_doubt, probes_in_words, seen, waits_as};
 use crate::settle::Agreed;
 use crate::stats::size;
 
@@ -489,7 +489,7 @@ pub(super) fn decide(link: &str, shown: &Shown, visitor: Option<&str>) -> Markup
     }
     html! {
         form method="post" action={ "/key/" (link) "/confirm" } {
-            input type="hidden" name="seen" value=(version(shown));
+            input type="hidden" name="seen" value=(seen(shown));
             fieldset {
                 legend { "Look the key up at the service that the operation called. Then choose:" }
                 @for ((action, label), refused) in choices.iter().zip(&refused) {

@@ -61,6 +61,8 @@ impl Refusal {
                 | Failure::Login(_)
                 | Failure::Silence(_)
                 | Failure::Unanswered
+                | Failure::LostInDecision(_)
+                | Failure::Full(_)
                 | Failure::Idempotency(Error::SchemaMissing { .. }) => StatusCode::SERVICE_UNAVAILABLE,
                 _ => StatusCode::INTERNAL_SERVER_ERROR,
             },

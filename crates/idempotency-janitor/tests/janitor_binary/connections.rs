@@ -12,8 +12,8 @@ const COMMANDS: [&[&str]; 8] = [
     &["unsettled"],
     &["migrate"],
     &["show", "scope", "operation", "value"],
-    &["resolve", "scope", "operation", "value", "--response", "1", "--reason", "a test", "--yes"],
-    &["release", "scope", "operation", "value", "--reason", "a test", "--yes"],
+    &["resolve", "scope", "operation", "value", "--response", "1", "--reason", "a test", "--seen", "nothing"],
+    &["release", "scope", "operation", "value", "--reason", "a test", "--seen", "nothing"],
 ];
 
 fn assert_says_no(output: &Output, code: i32, says: &str) {

@@ -205,7 +205,7 @@ async fn health_and_migrate_notice_a_schema_that_somebody_else_has_created() -> 
     .execute(&mut eve)
     .await?;
     sqlx::raw_sql("create table orders (id int)").execute(&mut conn).await?;
-    let decided = ["s", "o", "v", "--reason", "a test", "--yes"];
+    let decided = ["s", "o", "v", "--reason", "a test", "--seen", "nothing"];
     for arguments in [
         &["migrate"][..],
         &["migrate", "--distributed"],

@@ -7,7 +7,7 @@ use rig::lease::owner;
 use sqlx::PgPool;
 
 use crate::console::{Console, Visitor};
-use crate::support::{AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, in_doubt, janitor_on, json, lapsed, text};
+use crate::support::{AT_LEAST_ONCE, AT_MOST_ONCE, assert_fails, decide_on, in_doubt, janitor_on, json, lapsed, text};
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn show_and_forget_one_key(pool: PgPool) -> anyhow::Result<()> {
@@ -20,15 +20,15 @@ async fn show_and_forget_one_key(pool: PgPool) -> anyhow::Result<()> {
     let shown = json(&janitor_on(&pool, &[&["show", "--json"], &named[..]].concat()));
     assert_eq!((&shown["mode"], &shown["state"]), (&"transaction".into(), &"completed".into()));
 
-    let forget = [&["forget", "--reason", "a test"], &named[..]].concat();
-    assert_fails(&janitor_on(&pool, &forget), 2, "--yes");
-    let output = janitor_on(&pool, &[&forget[..], &["--yes"]].concat());
+    let forget = [&["forget"], &named[..], &["--reason", "a test"]].concat();
+    assert_fails(&janitor_on(&pool, &forget), 2, "--seen");
+    let output = decide_on(&pool, &forget);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains("because a test"), "{}", text(&output.stdout));
     assert_fails(&janitor_on(&pool, &[&["show"], &named[..]].concat()), 1, "no record");
 
     let _lease = owner(&pool, LeaseOptions::new(AT_MOST_ONCE), &key).await;
-    assert_fails(&janitor_on(&pool, &[&forget[..], &["--yes"]].concat()), 1, "live lease");
+    assert_fails(&decide_on(&pool, &forget), 1, "live lease");
     Ok(())
 }
 

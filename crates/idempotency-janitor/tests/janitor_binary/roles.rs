@@ -4,7 +4,7 @@ use pg_idempotency::Key;
 use rig::role::with_role;
 use sqlx::{AssertSqlSafe, PgPool};
 
-use crate::support::{AT_MOST_ONCE, assert_fails, expired, granted_to, janitor_as, lapsed, text};
+use crate::support::{AT_MOST_ONCE, assert_fails, expired, granted_to, janitor_as, lapsed, seen_on, text};
 
 /// The least that a janitor's role needs, and the clear word where it lacks it.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
@@ -61,13 +61,15 @@ async fn the_operators_grants_are_enough_to_settle(pool: PgPool) -> anyhow::Resu
     for value in ["a", "b", "c"] {
         lapsed(&pool, &Key::new("scope", "operation", value)?, AT_MOST_ONCE).await?;
     }
-    let decided = ["--reason", "a test", "--yes"];
+    let seen = |value| seen_on(&pool, &["scope", "operation", value]);
+    let seen = ["a", "b", "c"].map(seen);
+    let decided = |of: usize| ["--reason", "a test", "--seen", &seen[of]];
     let commands = [
         (&["unsettled"][..], 3),
         (&["show", "scope", "operation", "a"], 0),
-        (&[&["resolve", "scope", "operation", "a", "--response", "1"], &decided[..]].concat(), 0),
-        (&[&["release", "scope", "operation", "b"], &decided[..]].concat(), 0),
-        (&[&["forget", "scope", "operation", "c"], &decided[..]].concat(), 0),
+        (&[&["resolve", "scope", "operation", "a", "--response", "1"], &decided(0)[..]].concat(), 0),
+        (&[&["release", "scope", "operation", "b"], &decided(1)[..]].concat(), 0),
+        (&[&["forget", "scope", "operation", "c"], &decided(2)[..]].concat(), 0),
     ];
     assert_codes_as("shop_operator", &pool, &commands).await;
     Ok(())
@@ -78,7 +80,8 @@ async fn a_role_that_may_not_settle_is_told_what_is_missing(pool: PgPool) -> any
     lapsed(&pool, &Key::new("scope", "operation", "a")?, AT_MOST_ONCE).await?;
     let reads = "grant usage on schema idempotency to @role; grant select on idempotency.record to @role";
     with_role(&pool, reads, async |role| {
-        let named = ["scope", "operation", "a", "--reason", "a test", "--yes"];
+        let seen = seen_on(&pool, &["scope", "operation", "a"]);
+        let named = ["scope", "operation", "a", "--reason", "a test", "--seen", &seen];
         for command in [&["release"][..], &["resolve", "--response", "1"]] {
             let refused = janitor_as(&pool, role, &[command, &named].concat());
             assert_fails(&refused, 1, "a role that settles needs select, update and delete");

@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 use sqlx::PgPool;
 
 use crate::support::{
-    AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS, committed_after_an_error, in_doubt, in_doubt_at, janitor_on, lapsed, text,
+    AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS, committed_after_an_error, decide_on, in_doubt, in_doubt_at, janitor_on,
+    lapsed, text,
 };
 
 fn schema() -> Value {
@@ -163,25 +164,25 @@ async fn each_output_is_as_the_schema_says_and_the_schema_says_no_more(pool: PgP
     let both = key("both");
     in_doubt_at(&pool, &both, &["text", "email"]).await?;
     committed_after_an_error(&pool, &key("transaction")).await?;
-    let settle = |arguments: [&'static str; 2], more: &[&'static str]| {
-        let [command, value] = arguments;
-        [&[command, "user:1", "POST /texts", value, "--reason", "ticket 4711", "--yes"][..], more].concat()
+    let settle = |outputs: &mut Outputs<'_>, [command, value]: [&str; 2], more: &[&str]| {
+        let seen = outputs.check(&["show", "user:1", "POST /texts", value])["seen"].clone();
+        let seen = ["--seen", seen.as_str().expect("text")];
+        let decision = [command, "user:1", "POST /texts", value, "--reason", "ticket 4711"];
+        outputs.check(&[&decision[..], &seen, more].concat())
     };
-    let resolved = outputs.check(&settle(["resolve", "both"], &["--response", "1", "--step", "text"]));
+    let resolved = settle(&mut outputs, ["resolve", "both"], &["--response", "1", "--step", "text"]);
     assert_eq!((&resolved["steps_left_in_doubt"], &resolved["step"]["name"]), (&json!(["email"]), &json!("text")));
-    outputs.check(&settle(["release", "both"], &["--step", "email"]));
-    let resolved = outputs.check(&settle(["resolve", "at_most_once"], &["--response", "1"]));
+    settle(&mut outputs, ["release", "both"], &["--step", "email"]);
+    let resolved = settle(&mut outputs, ["resolve", "at_most_once"], &["--response", "1"]);
     assert_eq!((&resolved["value"], &resolved["state_before"]), (&json!("at_most_once"), &json!("indeterminate")));
-    outputs.check(&settle(["release", "transaction"], &[]));
-    outputs.check(&settle(["grant", "released"], &[]));
+    settle(&mut outputs, ["release", "transaction"], &[]);
+    settle(&mut outputs, ["grant", "released"], &[]);
     outputs.check(&["show", "user:1", "POST /texts", "released"]);
     for value in ["lapsed", "released", "completed", "mark", "expired"] {
-        outputs.check(&settle(["forget", value], &[]));
+        settle(&mut outputs, ["forget", value], &[]);
     }
-    assert!(
-        janitor_on(&pool, &settle(["forget", "in_flight"], &["--json"])).stdout.is_empty(),
-        "an error is no output"
-    );
+    let leased = ["forget", "user:1", "POST /texts", "in_flight", "--reason", "ticket 4711", "--json"];
+    assert!(decide_on(&pool, &leased).stdout.is_empty(), "an error is no output");
 
     sqlx::query("update idempotency.record set expires_at = now() - interval '2 h'").execute(&pool).await?;
     outputs.check(&["sweep", "--batch-size", "1", "--pause", "1h", "--max-duration", "100ms"]);

@@ -12,8 +12,8 @@ use rig::lease::owner;
 use sqlx::{ConnectOptions as _, PgPool};
 
 use crate::support::{
-    AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS, assert_fails, command_on, committed_after_an_error, in_doubt, in_doubt_at,
-    janitor, janitor_on, json, lapsed, text,
+    AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS, assert_fails, command_on, committed_after_an_error, decide_on, in_doubt,
+    in_doubt_at, janitor, janitor_on, json, lapsed, seen_on, text,
 };
 
 const NAMED: [&str; 3] = ["user:1", "POST /texts", "abc"];
@@ -38,7 +38,7 @@ async fn stored(pool: &PgPool) -> anyhow::Result<String> {
 async fn resolve_gives_every_repeat_the_response(pool: PgPool) -> anyhow::Result<()> {
     lapsed(&pool, &key(), AT_MOST_ONCE).await?;
 
-    assert_fails(&janitor_on(&pool, &resolve("7", &[])), 2, "--yes");
+    assert_fails(&janitor_on(&pool, &resolve("7", &[])), 2, "--seen");
     let Err(Error::Indeterminate { .. }) =
         LeaseOptions::new(AT_MOST_ONCE).acquire::<i64, _>(&pool, &key(), "body").await
     else {
@@ -48,7 +48,7 @@ async fn resolve_gives_every_repeat_the_response(pool: PgPool) -> anyhow::Result
     let shown = json(&janitor_on(&pool, &[&["show", "--json"], &NAMED[..]].concat()));
     // More digits than a number in memory keeps, and members that a map would sort.
     let response = r#"{"z": 12345678901234567890123, "a": "\u00e9"}"#;
-    let output = janitor_on(&pool, &resolve(response, &["--yes"]));
+    let output = decide_on(&pool, &resolve(response, &[]));
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let receipt = text(&output.stdout);
     let time = receipt.split(' ').next().expect("a word");
@@ -72,7 +72,7 @@ async fn resolve_gives_every_repeat_the_response(pool: PgPool) -> anyhow::Result
         panic!("not performed")
     };
     assert_eq!(replayed["a"], "\u{e9}");
-    assert_fails(&janitor_on(&pool, &resolve("8", &["--yes"])), 1, "completed");
+    assert_fails(&decide_on(&pool, &resolve("8", &[])), 1, "completed");
     Ok(())
 }
 
@@ -85,7 +85,7 @@ async fn resolve_does_not_shorten_the_protection(pool: PgPool) -> anyhow::Result
             .bind(left)
             .execute(&pool)
             .await?;
-        let output = janitor_on(&pool, &resolve("7", &["--yes"]));
+        let output = decide_on(&pool, &resolve("7", &[]));
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
         let longer: bool = sqlx::query_scalar("select expires_at > now() + $1::text::interval from idempotency.record")
             .bind(kept)
@@ -103,8 +103,8 @@ async fn resolve_reads_the_response_from_a_file(pool: PgPool) -> anyhow::Result<
     let file = std::env::temp_dir().join(format!("response-{}", uuid::Uuid::new_v4()));
     std::fs::write(&file, "{\"receipt\": \"r-1\"}\n")?;
     let path = file.display().to_string();
-    let arguments = [&["resolve"], &NAMED[..], &["--response-file", &path, "--reason", "a test", "--yes"]].concat();
-    let output = janitor_on(&pool, &arguments);
+    let arguments = [&["resolve"], &NAMED[..], &["--response-file", &path, "--reason", "a test"]].concat();
+    let output = decide_on(&pool, &arguments);
     std::fs::remove_file(&file)?;
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert_eq!(stored(&pool).await?, r#"{"receipt": "r-1"}"#);
@@ -115,7 +115,7 @@ async fn resolve_reads_the_response_from_a_file(pool: PgPool) -> anyhow::Result<
 /// Nothing listens at this address: what is typed wrong is found before.
 #[test]
 fn wrong_usage_is_said_before_anything_is_connected_to() {
-    let nowhere = ["--database-url", "postgres://me@127.0.0.1:1/db", "--yes"];
+    let nowhere = ["--database-url", "postgres://me@127.0.0.1:1/db"];
     let says = |arguments: &[&str], says: &str| assert_fails(&janitor(arguments), 2, says);
     for broken in ["{receipt: 1}", "", "NaN", "1 2", "{\"a\": 1"] {
         says(&resolve(broken, &nowhere), "the response is not valid JSON");
@@ -136,18 +136,18 @@ fn wrong_usage_is_said_before_anything_is_connected_to() {
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_step_in_doubt_is_resolved_or_released(pool: PgPool) -> anyhow::Result<()> {
-    let step = |name: &'static str, result: &'static str| resolve(result, &["--step", name, "--yes"]);
+    let step = |name: &'static str, result: &'static str| resolve(result, &["--step", name]);
     // Digits that a number in memory would lose.
     for (command, said, becomes) in [
         (step("text", "12345678901234567890123"), "which is released", "12345678901234567890123"),
-        (release(&["--yes"]), "which was indeterminate", "8"),
+        (release(&[]), "which was indeterminate", "8"),
     ] {
         in_doubt(&pool, &key()).await?;
-        assert_fails(&janitor_on(&pool, &resolve("7", &["--yes"])), 1, "is the step \"text\"");
-        assert_fails(&janitor_on(&pool, &step("ride", "2")), 1, "its result is stored");
-        assert_fails(&janitor_on(&pool, &step("none", "2")), 1, "no step of this name");
-        assert_fails(&janitor_on(&pool, &resolve("2", &["--step", "text"])), 2, "--yes");
-        let output = janitor_on(&pool, &command);
+        assert_fails(&decide_on(&pool, &resolve("7", &[])), 1, "is the step \"text\"");
+        assert_fails(&decide_on(&pool, &step("ride", "2")), 1, "its result is stored");
+        assert_fails(&decide_on(&pool, &step("none", "2")), 1, "no step of this name");
+        assert_fails(&janitor_on(&pool, &resolve("2", &["--step", "text"])), 2, "--seen");
+        let output = decide_on(&pool, &command);
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
         assert!(text(&output.stdout).contains(said), "{}", text(&output.stdout));
         let lease = owner(&pool, LeaseOptions::new(IN_STEPS), &key()).await;
@@ -160,10 +160,10 @@ async fn a_step_in_doubt_is_resolved_or_released(pool: PgPool) -> anyhow::Result
 
     in_doubt(&pool, &key()).await?;
     sqlx::query("update idempotency.record set expires_at = now() - interval '1 s'").execute(&pool).await?;
-    assert_fails(&janitor_on(&pool, &step("text", "1")), 1, "key is new again");
+    assert_fails(&decide_on(&pool, &step("text", "1")), 1, "key is new again");
     sqlx::query("delete from idempotency.record").execute(&pool).await?;
     lapsed(&pool, &key(), AT_MOST_ONCE).await?;
-    assert_fails(&janitor_on(&pool, &step("text", "1")), 1, "no step of this name");
+    assert_fails(&decide_on(&pool, &step("text", "1")), 1, "no step of this name");
     Ok(())
 }
 
@@ -172,8 +172,8 @@ async fn a_step_in_doubt_is_resolved_or_released(pool: PgPool) -> anyhow::Result
 async fn each_of_several_steps_in_doubt_is_settled_by_its_name(pool: PgPool) -> anyhow::Result<()> {
     in_doubt_at(&pool, &key(), &["text", "email"]).await?;
     let both = r#"the steps ["email", "text"]"#;
-    assert_fails(&janitor_on(&pool, &release(&["--yes"])), 1, both);
-    assert_fails(&janitor_on(&pool, &resolve("7", &["--yes"])), 1, both);
+    assert_fails(&decide_on(&pool, &release(&[])), 1, both);
+    assert_fails(&decide_on(&pool, &resolve("7", &[])), 1, both);
     let listed = text(&janitor_on(&pool, &["unsettled"]).stdout);
     assert!(listed.contains("email text"), "{listed}");
     let report = json(&janitor_on(&pool, &["unsettled", "--json"]));
@@ -181,19 +181,19 @@ async fn each_of_several_steps_in_doubt_is_settled_by_its_name(pool: PgPool) -> 
     let in_doubt: Vec<_> = steps.filter(|step| step["state"] == "in_doubt").collect();
     assert_eq!(in_doubt.len(), 2, "{report}");
 
-    assert_fails(&janitor_on(&pool, &release(&["--step", "ride", "--yes"])), 1, "its result is stored");
-    assert_fails(&janitor_on(&pool, &release(&["--step", "none", "--yes"])), 1, "no step of this name");
-    assert_fails(&janitor_on(&pool, &release(&["--step", "email"])), 2, "--yes");
+    assert_fails(&decide_on(&pool, &release(&["--step", "ride"])), 1, "its result is stored");
+    assert_fails(&decide_on(&pool, &release(&["--step", "none"])), 1, "no step of this name");
+    assert_fails(&janitor_on(&pool, &release(&["--step", "email"])), 2, "--seen");
     for (command, said) in [
-        (release(&["--step", "email", "--yes"]), r#"released: the step "email" with downstream key "#),
-        (resolve("7", &["--step", "text", "--yes"]), "which is released"),
+        (release(&["--step", "email"]), r#"released: the step "email" with downstream key "#),
+        (resolve("7", &["--step", "text"]), "which is released"),
     ] {
-        let output = janitor_on(&pool, &command);
+        let output = decide_on(&pool, &command);
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
         assert!(text(&output.stdout).contains(said), "{}", text(&output.stdout));
         let waits = text(&output.stdout).contains(r#"which still waits for ["text"]"#);
         assert_eq!(waits, command[0] == "release", "{}", text(&output.stdout));
-        let again = janitor_on(&pool, &release(&["--step", "email", "--yes"]));
+        let again = decide_on(&pool, &release(&["--step", "email"]));
         assert_fails(&again, 1, "no step of this name");
     }
     let lease = owner(&pool, LeaseOptions::new(IN_STEPS), &key()).await;
@@ -208,7 +208,8 @@ async fn each_of_several_steps_in_doubt_is_settled_by_its_name(pool: PgPool) -> 
 async fn a_decision_that_was_made_is_no_failure(pool: PgPool) -> anyhow::Result<()> {
     lapsed(&pool, &key(), AT_MOST_ONCE).await?;
     let full = std::fs::File::create("/dev/full")?;
-    let output = command_on(&pool).args(release(&["--yes"])).stdout(full).output()?;
+    let seen = seen_on(&pool, &NAMED);
+    let output = command_on(&pool).args(release(&["--seen", &seen])).stdout(full).output()?;
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let receipt = text(&output.stderr);
     let (time, done) = receipt.split_once(' ').expect("the time, and what was done");
@@ -216,16 +217,29 @@ async fn a_decision_that_was_made_is_no_failure(pool: PgPool) -> anyhow::Result<
     Ok(())
 }
 
+/// The advice to check the URL would hide that the decision may be made.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_connection_that_is_lost_at_the_commit_leaves_the_decision_open(pool: PgPool) -> anyhow::Result<()> {
+    lapsed(&pool, &key(), AT_MOST_ONCE).await?;
+    let cut = "create function cut() returns trigger language plpgsql as
+                   $$ begin perform pg_terminate_backend(pg_backend_pid()); return null; end $$;
+               create constraint trigger cut after update on idempotency.record initially deferred
+                   for each row execute function cut()";
+    sqlx::raw_sql(cut).execute(&pool).await?;
+    assert_fails(&decide_on(&pool, &release(&[])), 1, "may have taken effect; look at the key with `show`");
+    Ok(())
+}
+
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn release_lets_the_next_call_perform(pool: PgPool) -> anyhow::Result<()> {
     lapsed(&pool, &key(), AT_MOST_ONCE).await?;
-    assert_fails(&janitor_on(&pool, &release(&[])), 2, "--yes");
-    let output = janitor_on(&pool, &release(&["--yes"]));
+    assert_fails(&janitor_on(&pool, &release(&[])), 2, "--seen");
+    let output = decide_on(&pool, &release(&[]));
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains("released"), "{}", text(&output.stdout));
     let kept: String = recorded(&pool, "last_error").await;
     assert_eq!(kept, "ticket 4712");
-    assert_fails(&janitor_on(&pool, &release(&["--yes"])), 1, "released");
+    assert_fails(&decide_on(&pool, &release(&[])), 1, "released");
     let lease = owner(&pool, LeaseOptions::new(AT_MOST_ONCE), &key()).await;
     assert_eq!(lease.attempt(), 2);
     Ok(())
@@ -234,9 +248,9 @@ async fn release_lets_the_next_call_perform(pool: PgPool) -> anyhow::Result<()> 
 /// A poison message; to release it would change nothing, so it is resolved.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_exhausted_operation_can_be_resolved(pool: PgPool) -> anyhow::Result<()> {
-    for command in [resolve("7", &["--yes"]), release(&["--yes"])] {
+    for command in [resolve("7", &[]), release(&[])] {
         lapsed(&pool, &key(), AT_LEAST_ONCE).await?;
-        let output = janitor_on(&pool, &command);
+        let output = decide_on(&pool, &command);
         assert_eq!(output.status.code(), Some(0), "lapsed: {}", text(&output.stderr));
         sqlx::query("delete from idempotency.record").execute(&pool).await?;
     }
@@ -244,7 +258,7 @@ async fn an_exhausted_operation_can_be_resolved(pool: PgPool) -> anyhow::Result<
     lease.release("the gateway said no").await?;
     let once = LeaseOptions::new(AT_LEAST_ONCE).max_attempts(std::num::NonZeroU32::MIN);
     let Err(Error::Exhausted { .. }) = once.acquire::<i64, _>(&pool, &key(), "body").await else { panic!("exhausted") };
-    let output = janitor_on(&pool, &resolve("7", &["--yes"]));
+    let output = decide_on(&pool, &resolve("7", &[]));
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let Acquired::Replayed(7) = once.acquire::<i64, _>(&pool, &key(), "body").await? else { panic!("resolved") };
     Ok(())
@@ -253,12 +267,10 @@ async fn an_exhausted_operation_can_be_resolved(pool: PgPool) -> anyhow::Result<
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_indeterminate_transaction_is_settled_too(pool: PgPool) -> anyhow::Result<()> {
     let call = async || Idempotency::new().run(&pool, &key(), "body", async |_| -> anyhow::Result<i64> { Ok(8) }).await;
-    for (command, becomes) in
-        [(resolve("7", &["--yes"]), Outcome::Replayed(7)), (release(&["--yes"]), Outcome::Performed(8))]
-    {
+    for (command, becomes) in [(resolve("7", &[]), Outcome::Replayed(7)), (release(&[]), Outcome::Performed(8))] {
         committed_after_an_error(&pool, &key()).await?;
         call().await.expect_err("indeterminate");
-        let output = janitor_on(&pool, &command);
+        let output = decide_on(&pool, &command);
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
         assert_eq!(call().await?, becomes);
         sqlx::query("delete from idempotency.record").execute(&pool).await?;
@@ -269,8 +281,8 @@ async fn an_indeterminate_transaction_is_settled_too(pool: PgPool) -> anyhow::Re
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_record_that_does_not_wait_for_an_operator_is_refused(pool: PgPool) -> anyhow::Result<()> {
     let both_fail = |says: &str| {
-        for command in [resolve("7", &["--yes"]), release(&["--yes"])] {
-            assert_fails(&janitor_on(&pool, &command), 1, says);
+        for command in [resolve("7", &[]), release(&[])] {
+            assert_fails(&decide_on(&pool, &command), 1, says);
         }
     };
     both_fail("no record");
@@ -298,12 +310,42 @@ async fn a_record_that_does_not_wait_for_an_operator_is_refused(pool: PgPool) ->
     // Past its retention an unfinished one is new again: free for the next call, and late, not wrong, to resolve.
     lapsed(&pool, &key(), AT_MOST_ONCE).await?;
     sqlx::query("update idempotency.record set expires_at = now() - interval '1 s'").execute(&pool).await?;
-    assert_fails(&janitor_on(&pool, &release(&["--yes"])), 1, "key is new again");
-    let output = janitor_on(&pool, &resolve("7", &["--yes"]));
+    assert_fails(&decide_on(&pool, &release(&[])), 1, "key is new again");
+    let output = decide_on(&pool, &resolve("7", &[]));
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let Acquired::Replayed(7) = LeaseOptions::new(AT_MOST_ONCE).acquire::<i64, _>(&pool, &key(), "body").await? else {
         panic!("resolved")
     };
+    Ok(())
+}
+
+/// A person looks, asks the gateway, and types the decision later. Meanwhile the owner has sent its request and died, or
+/// another operator has released the key and the next attempt has died, too.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_decision_is_refused_if_the_record_is_not_as_it_was_seen(pool: PgPool) -> anyhow::Result<()> {
+    let stale = async |seen: &str| {
+        for command in [resolve("7", &["--seen", seen]), release(&["--seen", seen])] {
+            assert_fails(&janitor_on(&pool, &command), 1, "has changed since it was shown");
+        }
+        assert_eq!(recorded::<String>(&pool, "mode").await, "at_most_once");
+    };
+    drop(owner(&pool, LeaseOptions::new(AT_MOST_ONCE), &key()).await);
+    sqlx::query("update idempotency.record set lease_until = now() + interval '2 s'").execute(&pool).await?;
+    let in_flight = json(&janitor_on(&pool, &[&["show", "--json"], &NAMED[..]].concat()));
+    assert_eq!(in_flight["state"], "in_flight");
+    while !recorded::<bool>(&pool, "lease_until <= statement_timestamp()").await {}
+    stale(in_flight["seen"].as_str().expect("text")).await;
+
+    let first = seen_on(&pool, &NAMED);
+    assert_eq!(decide_on(&pool, &release(&[])).status.code(), Some(0));
+    lapsed(&pool, &key(), AT_MOST_ONCE).await?;
+    stale(&first).await;
+
+    let shown = text(&janitor_on(&pool, &[&["show"], &NAMED[..]].concat()).stdout);
+    assert!(shown.contains("lease lapsed   "), "{shown}");
+    let seen = shown.lines().find_map(|line| line.strip_prefix("seen           ")).expect("a line");
+    let output = janitor_on(&pool, &release(&["--seen", seen]));
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     Ok(())
 }
 
@@ -351,7 +393,10 @@ async fn a_terminal_is_asked_and_a_changed_record_is_left_alone(pool: PgPool) ->
                 assert!(read > 0, "it asks: {screen}");
                 screen.push_str(&text(&bytes[..read]));
             }
-            assert!(screen.contains(means) && screen.contains("downstream key"), "{screen}");
+            for part in [means, "user:1 'POST /texts' abc", "downstream key"] {
+                assert!(screen.contains(part), "{part}: {screen}");
+            }
+            assert_eq!(screen.contains("before that time, look again"), command[0] == "release", "{screen}");
             sqlx::raw_sql(meanwhile).execute(&pool).await?;
             terminal.stdin.as_mut().expect("piped").write_all(answer.as_bytes())?;
             std::io::Read::read_to_string(&mut output, &mut screen)?;

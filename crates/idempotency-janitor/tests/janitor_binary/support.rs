@@ -103,6 +103,19 @@ pub(crate) fn assert_fails(output: &Output, code: i32, says: &str) {
     assert!(error.contains(says), "{error}");
 }
 
+/// The `seen` of a record as `show` prints it now. A key without a record has none.
+pub(crate) fn seen_on(pool: &PgPool, named: &[&str]) -> String {
+    let shown = janitor_on(pool, &[&["show", "--json"], named].concat());
+    let seen = |shown: serde_json::Value| shown["seen"].as_str().expect("text").to_owned();
+    serde_json::from_slice(&shown.stdout).map_or_else(|_| "nothing".to_owned(), seen)
+}
+
+/// Looks, and decides about what it saw, as a script does. The key comes after the name of the command.
+pub(crate) fn decide_on(pool: &PgPool, arguments: &[&str]) -> Output {
+    let seen = seen_on(pool, &arguments[1..4]);
+    janitor_on(pool, &[arguments, &["--seen", &seen]].concat())
+}
+
 pub(crate) fn json(output: &Output) -> serde_json::Value {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }

@@ -5,9 +5,9 @@ use std::process::{Command, Stdio};
 use pg_idempotency::Key;
 use rig::database::records;
 use rig::fixture::Fixture;
-use sqlx::{Executor as _, PgPool};
+use sqlx::{AssertSqlSafe, Executor as _, PgPool};
 
-use crate::support::{command_on, committed_after_an_error, expired, janitor_on, json, text};
+use crate::support::{assert_fails, command_on, committed_after_an_error, expired, janitor_on, json, text};
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn sweep_deletes_what_is_expired(pool: PgPool) -> anyhow::Result<()> {
@@ -55,6 +55,26 @@ async fn a_sweep_that_fails_later_has_said_what_nobody_had_settled(pool: PgPool)
     let output = janitor_on(&pool, &["sweep", "--batch-size", "1"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("deleted indeterminate records"), "{}", text(&output.stderr));
+    Ok(())
+}
+
+/// The connection is well, so advice about the URL or the login would mislead.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_full_disk_and_a_time_out_are_no_trouble_with_the_connection(pool: PgPool) -> anyhow::Result<()> {
+    expired(&pool, 1).await?;
+    for (code, says) in [("53100", "lacks disk space or memory"), ("57014", "statement_timeout")] {
+        let fails = format!(
+            "create or replace function refuse() returns trigger language plpgsql as
+                $$ begin raise 'the server says why' using errcode = '{code}'; end $$;
+             drop trigger if exists refuse on idempotency.record;
+             create trigger refuse before delete on idempotency.record execute function refuse()"
+        );
+        pool.execute(AssertSqlSafe(fails)).await?;
+        let output = janitor_on(&pool, &["sweep"]);
+        assert_fails(&output, 1, says);
+        assert!(text(&output.stderr).contains("the server says why"), "{output:?}");
+        assert!(!text(&output.stderr).contains("URL"), "{output:?}");
+    }
     Ok(())
 }
 

@@ -6,7 +6,8 @@ use std::process::{Command, Output, Stdio};
 use sqlx::PgPool;
 
 use crate::support::{
-    AT_MOST_ONCE, assert_fails, command_on, committed_after_an_error, expired, janitor, janitor_on, lapsed, text,
+    AT_MOST_ONCE, assert_fails, command_on, committed_after_an_error, expired, janitor, janitor_on, lapsed, seen_on,
+    text,
 };
 
 #[test]
@@ -157,7 +158,8 @@ async fn a_pipe_without_a_reader_loses_nothing(pool: PgPool) -> anyhow::Result<(
     sqlx::raw_sql("create table orders (id int); create table payments (id int)").execute(&pool).await?;
     let key = pg_idempotency::Key::new("scope", "operation", "value")?;
     lapsed(&pool, &key, AT_MOST_ONCE).await?;
-    let release = ["release", "scope", "operation", "value", "--reason", "ticket 4711", "--yes"];
+    let seen = seen_on(&pool, &["scope", "operation", "value"]);
+    let release = ["release", "scope", "operation", "value", "--reason", "ticket 4711", "--seen", &seen];
     for (arguments, code) in [
         (&["unsettled"][..], 3),
         (&["unsettled", "--json"], 3),
