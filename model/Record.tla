@@ -126,7 +126,7 @@ Claim(c, answer) ==
        \/ answer = "nothing" /\ (record # None \/ ~CanLock(c))
                              /\ Go(c, "look") /\ UNCHANGED <<record, written, lock, effects, rest>>
 
-\* select the response of a replay, or else the record, or else pg_try_advisory_xact_lock(…)
+\* select the response for a replay, or else the record, or else pg_try_advisory_xact_lock(…)
 Look(c, answer) ==
     /\ call[c].at = "look" /\ UNCHANGED <<record, written, effects, rest>>
     /\ \/ /\ record # None /\ answer = Answer(record, call[c]) /\ UNCHANGED lock

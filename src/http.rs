@@ -135,8 +135,8 @@
 //! requests:
 //!
 //! - **A client does not know how many copies of its request exist.** A copy that meets a running copy gets the 409
-//!   `in-flight`, and the proxy may pass this answer on to a client that has sent one request. A proxy that hedges its
-//!   requests then cancels the first copy, whose run continues. With
+//!   `in-flight`, and the proxy may pass this answer on to a client that has sent one request. If a proxy sends a
+//!   second copy because the first copy is slow, it then cancels the first copy, whose run continues. With
 //!   [`on_duplicate`](crate::Idempotency::on_duplicate), the second copy waits instead.
 //! - **A delayed copy may still be performed.** This happens after a 4xx of the handler, unless the status is one of
 //!   [`store_errors`](IdempotencyLayer::store_errors). Under a lease, each retry of a proxy after a 5xx can use up an
@@ -154,9 +154,9 @@
 //!   because the client needs `retryable`. Let the proxy refuse bodies over the
 //!   [`request_limit`](IdempotencyLayer::request_limit). If the layer refuses a much larger body, the proxy may answer
 //!   502 or 503, which clients retry.
-//! - **A proxy can take a host out of service.** Envoy's outlier detection does this after five 5xx in a row. So the
-//!   requests of a scope that exceed its share get a 429. But the answers `timed-out`, `unavailable` and `overloaded`,
-//!   and each 5xx of a handler, count against the host.
+//! - **A proxy can take a host out of service.** Envoy's outlier detection does this after five 5xx in a row. So if the
+//!   requests of a scope exceed its share, the excess requests get a 429. But the answers `timed-out`, `unavailable`
+//!   and `overloaded`, and each 5xx of a handler, count against the host.
 //!
 //! # What makes two requests the same
 //!

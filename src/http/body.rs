@@ -326,7 +326,7 @@ impl HeldBytes {
 enum Room {
     Held,
     Full,
-    /// The requests of this scope hold the half of all bytes.
+    /// The requests of this scope would hold more than half of the bytes that the layer may hold.
     ShareFull,
 }
 
@@ -336,11 +336,11 @@ impl Hold {
         let added = bytes.saturating_sub(self.bytes);
         let mut counts = self.held.counts();
         let of_scope = counts.of_scopes.get(&self.scope).copied().unwrap_or(0);
-        if of_scope.saturating_add(added) > self.most / 2 {
-            return Room::ShareFull;
-        }
         if counts.all.saturating_add(added) > self.most {
             return Room::Full;
+        }
+        if of_scope.saturating_add(added) > self.most / 2 {
+            return Room::ShareFull;
         }
         if added > 0 {
             counts.all += added;

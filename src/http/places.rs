@@ -268,8 +268,15 @@ impl Place<'_> {
         let Bounds { all, of_one_scope, .. } = self.bounds;
         let scope = self.ticket.map(|ticket| ticket.key.scope().into());
         let mut of_scope = self.places.queue(Of::Scope(scope, of_one_scope), of_one_scope);
-        of_scope.admitted(deadline).await.ok_or(Rejection::TooManyRequests { limit: of_one_scope })?;
         let mut of_all = self.places.queue(Of::All(all), all);
+        if of_scope.admitted(deadline).await.is_none() {
+            // If the layer is full, too, the other requests of the scope may only wait for a place of the layer.
+            let is_full = of_all.queue.places.available_permits() == 0;
+            return Err(match is_full {
+                true => Rejection::Overloaded { limit: all },
+                false => Rejection::TooManyRequests { limit: of_one_scope },
+            });
+        }
         of_all.admitted(deadline).await.ok_or(Rejection::Overloaded { limit: all })?;
         self.run = Some(Run::counted(self.places.runs(), vec![of_scope, of_all]));
         Ok(())

@@ -119,9 +119,9 @@ pub enum Rejection {
         limit: usize,
     },
     /// `too-many-requests`, 429 with `Retry-After`: no place became free in time, because the limit of the runs of this
-    /// scope was reached. Another reason is that the requests of this scope that upload or wait [hold too many
-    /// bytes](super#runs). No handler began.
-    #[error("too many requests of this client are in progress; ask again with the same key")]
+    /// scope was reached, but not the limit of all runs. All requests without a key count as one scope. Another reason
+    /// is that the requests of this scope that upload or wait [hold too many bytes](super#runs). No handler began.
+    #[error("too many requests of this scope are in progress; ask again with the same key")]
     #[non_exhaustive]
     TooManyRequests {
         /// The limit of [the runs of one scope](super::IdempotencyLayer::max_runs_of_one_scope), even if there were too

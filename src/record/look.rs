@@ -44,9 +44,9 @@ impl Record<'_> {
     }
 }
 
-/// A statement that reads the response which a call with the mode $4 and the fingerprint $5 replays. The conditions are
-/// those under which [`answer`](crate::claim) permits a replay. If the statement returns no row, a look judges the
-/// record.
+/// A statement that reads the response that a call with the mode $4 and the fingerprint $5 replays. Under these
+/// conditions, [`answer`](crate::claim) permits the replay. A look finds the other replays, for example of a record
+/// that has expired during the wait of the call.
 macro_rules! response {
     ($name:literal, $columns:literal, $conditions:literal) => {
         concat!(
@@ -118,8 +118,9 @@ impl<'k> Record<'k> {
 }
 
 fn replayed(row: &PgRow) -> sqlx::Result<Response> {
+    let response = Response::of(row)?;
     observe::replaying(row.try_get("trace")?);
-    Response::of(row)
+    Ok(response)
 }
 
 impl Record<'_> {
@@ -166,7 +167,8 @@ impl Record<'_> {
 
 /// Waits 10 ms for a row that another transaction has locked without the key's advisory lock. A wait for the advisory
 /// lock would not show when such a transaction ends, but all such transactions are short. The server sleeps, because
-/// this crate does not choose the async runtime.
+/// this crate does not choose the async runtime. If the server's clock is set back during the sleep, the sleep lasts
+/// until the clock shows the old time again, or until `pg_cancel_backend` ends it.
 pub(crate) async fn wait_for_row(conn: &mut PgConnection, deployment: Deployment) -> Result<(), Error> {
     let pause =
         sqlx::query("select /* pg_idempotency: pause */ pg_catalog.pg_sleep(0.01)").persistent(deployment.prepared);

@@ -43,29 +43,42 @@ async fn a_run_over_the_limit_is_refused_before_it_begins(pool: PgPool) {
         .expect("a pool");
     create_effects(&pool).await;
     let gate = Gate::new();
-    let layer = transactional(&pool).max_runs(1);
+    let layer = transactional(&pool).max_runs(2).max_runs_of_one_scope(1);
     let runs = layer.runs();
     let app = stops_at(&gate).merge(app_without_layer()).layer(layer.optional_key(true));
     let first = spawned_post(&app, "/gate", "key-1", "x");
     gate.reached().await;
-    for other in [of("bob", request("POST", "/effects", Some("key-2"), "x")), request("POST", "/effects", None, "x")] {
-        let refused = send(&app, other).await;
-        assert_is(&refused, "overloaded");
-        assert!(matches!(refused.rejection, Some(Rejection::Overloaded { limit: 1, .. })));
-    }
-    // The same account has used up its own share. A load balancer must not count this answer against the host.
+    // The account has used up its own share. A load balancer must not count this answer against the host.
     let refused = post_to(&app, "/effects", "key-2", "x").await;
     assert_is_with(&refused, StatusCode::TOO_MANY_REQUESTS, "too-many-requests");
     assert!(matches!(refused.rejection, Some(Rejection::TooManyRequests { limit: 1, .. })));
-    assert_eq!(runs.count(), 1);
+    let of_bob = of("bob", request("POST", "/gate", Some("key-2"), "x"));
+    let second = tokio::spawn({
+        let app = app.clone();
+        async move { send(&app, of_bob).await }
+    });
+    gate.reached().await;
+    // Now the layer is full, so the share of an account is not the cause.
+    for other in [
+        of("carol", request("POST", "/effects", Some("key-2"), "x")),
+        request("POST", "/effects", Some("key-2"), "x"),
+        request("POST", "/effects", None, "x"),
+    ] {
+        let refused = send(&app, other).await;
+        assert_is(&refused, "overloaded");
+        assert!(matches!(refused.rejection, Some(Rejection::Overloaded { limit: 2, .. })));
+    }
+    assert_eq!(runs.count(), 2);
     // An answer that needs no run is still given.
     assert_eq!(post_to(&app, "/gate", "key-1", "x").await.problem(), "in-flight");
     assert_eq!(post_to(&app, "/gate", "key-1", "y").await.problem(), "key-reused");
     assert_eq!(send(&app, request("GET", "/read", None, "")).await.body, "read");
-    gate.open();
-    assert_eq!(first.await.expect("joined").status, StatusCode::OK);
+    for run in [first, second] {
+        gate.open();
+        assert_eq!(run.await.expect("joined").status, StatusCode::OK);
+    }
     assert_eq!(post_to(&app, "/effects", "key-2", "x").await.status, StatusCode::CREATED);
-    assert_eq!((effects(&pool).await, records(&pool).await), (2, 2));
+    assert_eq!((effects(&pool).await, records(&pool).await), (3, 3));
 }
 
 /// Each client has an account of its own, uploads, hangs up, and leaves a run that waits for the only connection. The

@@ -156,8 +156,8 @@ pub(crate) struct Output {
 
 #[derive(Args)]
 pub(crate) struct Answer {
-    /// Do not ask for confirmation, because you have seen the record; give the `seen` that `show` prints. If the record
-    /// has changed since then, nothing is done
+    /// Do not ask for confirmation, because you have looked the key up after `show`; give the value `seen` that `show`
+    /// prints. If the record has changed since then, nothing is done
     #[arg(long)]
     pub(crate) seen: Option<String>,
     #[command(flatten)]

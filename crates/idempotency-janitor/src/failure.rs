@@ -54,8 +54,8 @@ pub(crate) enum Failure {
     )]
     MayNotProtect(#[source] sqlx::Error),
     #[error(
-        "the server lacks disk space or memory; free some first, because a deletion needs space, too, and returns none \
-         to the disk"
+        "the disk of the server is full; free some space first, because a deletion needs space, too, and returns none to \
+         the disk"
     )]
     Full(#[source] sqlx::Error),
     #[error(
@@ -257,7 +257,7 @@ impl From<Error> for Failure {
         match error {
             Error::Database(cause) => match cause.as_database_error().and_then(|cause| cause.code()).as_deref() {
                 Some("42501") => Self::Refused(cause),
-                Some("53100" | "53200") => Self::Full(cause),
+                Some("53100") => Self::Full(cause),
                 Some("57014") => Self::Stopped(cause),
                 // A pool connects when it is first used, so a statement can fail because of its connection. These
                 // SQLSTATE codes and classes mean a lost connection, a refused login, a wrong database, too many

@@ -60,11 +60,13 @@ pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
             stage.cluster.start_again().await?;
             world.fault("postmaster killed -9");
         } else if let Some(victim) = victim(&world, true).await? {
-            // The postmaster then ends all other backends, and recovers by itself.
-            signal("-KILL", u32::try_from(victim)?)?;
-            world.fault("backend killed -9");
-            sleep(Duration::from_millis(50)).await;
-            stage.cluster.answers().await?;
+            // The backend may have ended by itself meanwhile. Otherwise the postmaster then ends all other backends, and
+            // recovers by itself.
+            if signal("-KILL", u32::try_from(victim)?).is_ok() {
+                world.fault("backend killed -9");
+                sleep(Duration::from_millis(50)).await;
+                stage.cluster.answers().await?;
+            }
         }
     }
     callers.finding().await

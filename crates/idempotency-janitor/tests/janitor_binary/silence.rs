@@ -7,6 +7,7 @@ use rig::database::until_blocked;
 use rig::proxy::Proxy;
 use sqlx::PgPool;
 use tokio::task::JoinSet;
+use tokio::time::sleep;
 
 use crate::console::Console;
 
@@ -26,6 +27,9 @@ impl Silent {
     async fn with_pages(pool: PgPool, count: usize) -> anyhow::Result<(Self, JoinSet<Page>)> {
         let network = Proxy::before(&pool.connect_options()).await?;
         let silent = Self { pool, console: Console::at(&network.options, &[]), network };
+        // The first sample of the console must not be one of the blocked statements.
+        silent.page().await?;
+        until_nothing_runs(&silent.pool).await?;
         let mut lock = silent.pool.begin().await?;
         sqlx::query("lock table idempotency.record").execute(&mut *lock).await?;
         let pages: JoinSet<_> = (0..count).map(|_| silent.page()).collect();
@@ -43,6 +47,15 @@ impl Silent {
             Ok((answer.status().as_u16(), answer.text().await?))
         }
     }
+}
+
+async fn until_nothing_runs(pool: &PgPool) -> anyhow::Result<()> {
+    let others = "select count(*) from pg_stat_activity
+        where datname = current_database() and pid <> pg_backend_pid() and state <> 'idle'";
+    while sqlx::query_scalar::<_, i64>(others).fetch_one(pool).await? > 0 {
+        sleep(Duration::from_millis(10)).await;
+    }
+    Ok(())
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]

@@ -62,7 +62,7 @@ async fn a_sweep_that_fails_later_has_said_what_nobody_had_settled(pool: PgPool)
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_full_disk_and_a_time_out_are_no_trouble_with_the_connection(pool: PgPool) -> anyhow::Result<()> {
     expired(&pool, 1).await?;
-    for (code, says) in [("53100", "lacks disk space or memory"), ("57014", "statement_timeout")] {
+    for (code, says) in [("53100", "the disk of the server is full"), ("57014", "statement_timeout")] {
         let fails = format!(
             "create or replace function refuse() returns trigger language plpgsql as
                 $$ begin raise 'the server says why' using errcode = '{code}'; end $$;
