@@ -119,9 +119,15 @@ pub(crate) async fn schema(conn: &mut PgConnection, known: &Known) -> Result<Opt
                 union all
                 -- A table whose foreign key refers to it. If a deletion cascades, the triggers of that table run as the
                 -- role that deletes, before PostgreSQL 18.
+                -- `confrelid` has no index. So the key is found by its dependency on the table: the estimated costs stay
+                -- below `jit_above_cost`, above which the server would compile the statement for seconds.
                 select 'pg_catalog.pg_class'::regclass::oid, foreign_key.conrelid
-                from pg_catalog.pg_constraint as foreign_key
-                where part.class = 'pg_catalog.pg_class'::regclass::oid and foreign_key.confrelid = part.id
+                from pg_catalog.pg_depend as depend
+                join pg_catalog.pg_constraint as foreign_key on foreign_key.oid = depend.objid
+                where part.class = 'pg_catalog.pg_class'::regclass::oid
+                    and depend.refclassid = part.class and depend.refobjid = part.id
+                    and depend.classid = 'pg_catalog.pg_constraint'::regclass::oid
+                    and foreign_key.confrelid = part.id
             ) as other (class, id)
         ),
         owned (class, id, owner) as (
