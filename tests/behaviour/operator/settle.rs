@@ -248,7 +248,7 @@ async fn a_decision_about_a_record_that_has_changed_since_it_was_shown_changes_n
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_record_that_was_shown_under_a_live_lease_is_not_settled_after_the_lease(pool: PgPool) -> anyhow::Result<()> {
     let indeterminate = waiting(&pool, "release").await;
-    let live = "update idempotency.record set lease_until = clock_timestamp() + interval '500 ms'";
+    let live = "update idempotency.record set lease_until = statement_timestamp() + interval '500 ms'";
     // On a busy machine, the lease may lapse before the record is shown.
     let in_flight = loop {
         sqlx::query(live).execute(&pool).await?;
