@@ -271,10 +271,10 @@ impl Place<'_> {
         let mut of_all = self.places.queue(Of::All(all), all);
         if of_scope.admitted(deadline).await.is_none() {
             // If the layer is full, too, the other requests of the scope may only wait for a place of the layer.
-            let is_full = of_all.queue.places.available_permits() == 0;
-            return Err(match is_full {
-                true => Rejection::Overloaded { limit: all },
-                false => Rejection::TooManyRequests { limit: of_one_scope },
+            return Err(if of_all.queue.places.available_permits() == 0 {
+                Rejection::Overloaded { limit: all }
+            } else {
+                Rejection::TooManyRequests { limit: of_one_scope }
             });
         }
         of_all.admitted(deadline).await.ok_or(Rejection::Overloaded { limit: all })?;

@@ -71,7 +71,7 @@ macro_rules! response {
 
 impl<'k> Record<'k> {
     /// After a claim has inserted no row, finds the response for a replay. Most calls that end here are replays, and
-    /// the server executes half as many instructions for this statement as for a look. The statement takes no lock.
+    /// this statement needs fewer columns than a look and no outer join. The statement takes no lock.
     pub(crate) async fn response(
         self,
         conn: &mut PgConnection,

@@ -54,8 +54,8 @@ pub(crate) enum Failure {
     )]
     MayNotProtect(#[source] sqlx::Error),
     #[error(
-        "the disk of the server is full; free some space first, because a deletion needs space, too, and returns none to \
-         the disk"
+        "the disk of the server is full; free some space first, because a deletion needs space, too, and returns none \
+         to the disk"
     )]
     Full(#[source] sqlx::Error),
     #[error(

@@ -353,13 +353,13 @@ impl World {
         let is = |part: &Part, name: &str| matches!(part, Part::Text(text) if text == name);
         // A replay may have to commit, too, because of a lock. Its last statement reads the record.
         let reads = ["response", "look"];
-        let names = ["claim", "take over"].into_iter().chain(reads);
-        let decided = heard.iter().rfind(|part| names.clone().any(|name| is(part, name)));
+        let is_read = |part: &&Part| reads.iter().any(|name| is(part, name));
+        let decided = heard.iter().rfind(|part| is_read(part) || is(part, "claim") || is(part, "take over"));
         let mut lanes = board.lanes.values().filter(|lane| lane.actor == at && lane.at == At::Held);
         self.leased
             && lanes.any(|lane| lane.statement == "commit")
             && !heard.iter().any(|part| is(part, "commit"))
-            && decided.is_some_and(|part| !reads.iter().any(|name| is(part, name)))
+            && decided.is_some_and(|part| !is_read(&part))
     }
 
     /// The connections on which the server works, if no client computes.

@@ -81,8 +81,8 @@ async fn local_time(world: &World) -> sqlx::Result<NaiveDateTime> {
     sqlx::query_scalar("select clock_timestamp() at time zone 'utc'").fetch_one(&world.observer).await
 }
 
-/// Does what an operator has to do after the clock was set back. If a call pauses at this moment, its `pg_sleep` of 10 ms
-/// lasts until the clock shows the old time again.
+/// Does what an operator has to do after the clock was set back. If a call pauses at this moment, its `pg_sleep` of
+/// 10 ms lasts until the clock shows the old time again.
 async fn end_sleeps(world: &World) -> sqlx::Result<()> {
     sqlx::query("select pg_cancel_backend(pid) from pg_stat_activity where wait_event = 'PgSleep'")
         .execute(&world.observer)

@@ -60,7 +60,7 @@ pub(super) async fn play(stage: &Stage) -> anyhow::Result<Finding> {
             stage.cluster.start_again().await?;
             world.fault("postmaster killed -9");
         } else if let Some(victim) = victim(&world, true).await? {
-            // The backend may have ended by itself meanwhile. Otherwise the postmaster then ends all other backends, and
+            // The backend may have ended by itself meanwhile. Otherwise the postmaster ends all other backends, and
             // recovers by itself.
             if signal("-KILL", u32::try_from(victim)?).is_ok() {
                 world.fault("backend killed -9");

@@ -319,8 +319,8 @@ async fn a_record_that_does_not_wait_for_an_operator_is_refused(pool: PgPool) ->
     Ok(())
 }
 
-/// A person looks, asks the gateway, and types the decision later. Meanwhile the owner has sent its request and died, or
-/// another operator has released the key and the next attempt has died, too.
+/// A person looks, asks the gateway, and types the decision later. Meanwhile the owner has sent its request and died,
+/// or another operator has released the key and the next attempt has died, too.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_decision_is_refused_if_the_record_is_not_as_it_was_seen(pool: PgPool) -> anyhow::Result<()> {
     let stale = async |seen: &str| {
