@@ -26,12 +26,19 @@ pub(crate) struct Ratio {
     pub(crate) compared: &'static str,
 }
 
-pub(crate) const RATIOS: [Ratio; 6] = [
+pub(crate) const RATIOS: [Ratio; 7] = [
     Ratio {
         case: first_call::NAME,
         way: library::NAME,
         other: usual::NAME,
         what: "first call",
+        compared: "the usual hand-written code",
+    },
+    Ratio {
+        case: first_call::NAME,
+        way: by_hand::UNGUARDED,
+        other: usual::NAME,
+        what: "the SQL of a first call, without look, lock and token",
         compared: "the usual hand-written code",
     },
     Ratio {

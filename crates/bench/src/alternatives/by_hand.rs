@@ -17,6 +17,7 @@ use crate::setting::Setting;
 use crate::way::Way;
 
 pub(crate) const NAME: &str = "the same SQL by hand";
+pub(crate) const UNGUARDED: &str = "the same SQL by hand, without look, lock and token";
 
 #[derive(Clone, Copy)]
 pub(crate) struct ByHand {
@@ -47,6 +48,17 @@ impl ByHand {
         let (insert, token) = self.claim.rsplit_once("returning").context("the claim returns its token")?;
         ensure!(token.contains("set_config('idempotency.claim'"), "the claim returns its token");
         Ok(Self { claim: format!("{insert}returning $4::int8::text").leak(), ..self })
+    }
+
+    /// The claim neither looks for a record, nor takes the lock, nor leaves its token. What remains is the price of the
+    /// table: the columns of a record, and its indexes.
+    pub(crate) fn unguarded(self) -> anyhow::Result<Self> {
+        let (insert, guards) = self.claim.split_once("where case").context("the claim has a condition")?;
+        ensure!(
+            guards.contains("on conflict (scope, operation, value) do nothing"),
+            "the claim does nothing on conflict"
+        );
+        Ok(Self { claim: format!("{insert}on conflict (scope, operation, value) do nothing").leak(), ..self })
     }
 
     pub(crate) fn first_call(self, response: &'static str) -> Way {

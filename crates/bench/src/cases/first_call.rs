@@ -1,6 +1,6 @@
 //! A key that nobody has used: claim, business, completion, commit.
 
-use crate::alternatives::{bare_call, library, redis, usual};
+use crate::alternatives::{bare_call, by_hand, library, redis, usual};
 use crate::bench::Bench;
 use crate::client::{of_clients, response};
 use crate::footprint::footprints;
@@ -17,7 +17,7 @@ const SIZES: [(usize, &str); 4] = [(300, "300 B"), (4 << 10, "4 KB"), (64 << 10,
 
 pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     let mut tables = Vec::new();
-    let every = every_way(bench);
+    let every = every_way(bench)?;
     for setting in bench.settings() {
         bench.clear().await?;
         let rows = compare(bench, setting, 8, &every).await?;
@@ -38,12 +38,13 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     Ok(tables)
 }
 
-fn every_way(bench: &Bench) -> Vec<Way> {
+fn every_way(bench: &Bench) -> anyhow::Result<Vec<Way>> {
     let response = response(SIZES[0].0);
-    let mut ways = vec![bare_call(), bench.by_hand.first_call(response), usual::first_call(response)];
+    let unguarded = bench.by_hand.unguarded()?.first_call(response).named(by_hand::UNGUARDED);
+    let mut ways = vec![bare_call(), bench.by_hand.first_call(response), unguarded, usual::first_call(response)];
     ways.extend(library::VARIANTS.iter().map(|variant| variant.first_call(response)));
     ways.extend(bench.redis.iter().map(|_| redis::first_call(response)));
-    ways
+    Ok(ways)
 }
 
 /// The ways that have a curve.
