@@ -160,7 +160,7 @@ impl IdempotencyLayer {
     }
 }
 
-/// The settings for the key of a request.
+/// The settings for the methods, the key and the stored headers of a request.
 impl IdempotencyLayer {
     /// Sets the methods that the layer covers. The layer passes on requests with other methods unchanged. The default
     /// is POST and PATCH. HTTP defines PUT, DELETE and the safe methods as idempotent (RFC 9110, section 9.2.2), so
@@ -231,6 +231,25 @@ impl IdempotencyLayer {
     pub fn operation(self, operation: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         Self { operation: Some(Arc::new(operation)), ..self }
     }
+
+    /// Also stores this header with a [stored request](crate::lease::LeaseOptions::store_request), in plain text. A
+    /// resumed request has only its stored headers. So name each header that the handler or
+    /// [`key_from`](Self::key_from) needs. `Content-Type`, `Content-Encoding`, `Idempotency-Key` and the headers of the
+    /// fingerprint are always stored.
+    ///
+    /// # Panics
+    ///
+    /// Panics for `Authorization`, `Cookie` and `Proxy-Authorization`. These three headers are not stored, even if they
+    /// are headers of the fingerprint.
+    #[track_caller]
+    pub fn store_header(mut self, name: HeaderName) -> Self {
+        assert!(
+            !NEVER_STORED.contains(&name),
+            "the header {name} must not be stored: it proves who the client is, now"
+        );
+        self.stored_headers.push(name);
+        self
+    }
 }
 
 /// The settings of the fingerprint.
@@ -261,25 +280,6 @@ impl IdempotencyLayer {
         };
         let ignored = ignored.into_iter().map(parse).collect();
         self.fingerprint.compared = Compared::Json { ignored };
-        self
-    }
-
-    /// Also stores this header with a [stored request](crate::lease::LeaseOptions::store_request), in plain text. A
-    /// resumed request has only its stored headers. So name each header that the handler or
-    /// [`key_from`](Self::key_from) needs. `Content-Type`, `Content-Encoding`, `Idempotency-Key` and the headers of the
-    /// fingerprint are always stored.
-    ///
-    /// # Panics
-    ///
-    /// Panics for `Authorization`, `Cookie` and `Proxy-Authorization`. These three headers are not stored, even if they
-    /// are headers of the fingerprint.
-    #[track_caller]
-    pub fn store_header(mut self, name: HeaderName) -> Self {
-        assert!(
-            !NEVER_STORED.contains(&name),
-            "the header {name} must not be stored: it proves who the client is, now"
-        );
-        self.stored_headers.push(name);
         self
     }
 

@@ -81,6 +81,31 @@ async fn a_run_over_the_limit_is_refused_before_it_begins(pool: PgPool) {
     assert_eq!((effects(&pool).await, records(&pool).await), (3, 3));
 }
 
+/// The requests without a key have one share together, whatever account they are of.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn requests_without_a_key_leave_room_for_the_others(pool: PgPool) {
+    let pool = PgPoolOptions::new()
+        .acquire_timeout(Duration::from_secs(1))
+        .connect_with(options(&pool))
+        .await
+        .expect("a pool");
+    create_effects(&pool).await;
+    let gate = Gate::new();
+    let layer = transactional(&pool).max_runs(2).max_runs_of_one_scope(1);
+    let app = stops_at(&gate).merge(app_without_layer()).layer(layer.optional_key(true));
+    let first = tokio::spawn({
+        let app = app.clone();
+        async move { send(&app, of("bob", request("POST", "/gate", None, "x"))).await }
+    });
+    gate.reached().await;
+    let refused = send(&app, request("POST", "/effects", None, "x")).await;
+    assert_is_with(&refused, StatusCode::TOO_MANY_REQUESTS, "too-many-requests");
+    assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
+    gate.open();
+    assert_eq!(first.await.expect("joined").status, StatusCode::OK);
+    assert_eq!((effects(&pool).await, records(&pool).await), (2, 1));
+}
+
 /// Each client has an account of its own, uploads, hangs up, and leaves a run that waits for the only connection. The
 /// requests over the limit end with their clients.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
