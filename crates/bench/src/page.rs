@@ -38,7 +38,7 @@ pub(crate) const RATIOS: [Ratio; 7] = [
         case: first_call::NAME,
         way: by_hand::UNGUARDED,
         other: usual::NAME,
-        what: "the SQL of a first call, without look, lock and token",
+        what: "first call without its guards",
         compared: "the usual hand-written code",
     },
     Ratio {
