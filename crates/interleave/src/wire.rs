@@ -1,7 +1,7 @@
 //! The wire between an actor and the server. It holds each message that matters until the explorer lets it go, and
 //! writes down what the server answers.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -376,7 +376,20 @@ fn columns(row: &[u8]) -> Vec<Part> {
         Err(_) if place.len() == INTERVAL => vec![Part::Text("age".to_owned())],
         Err(_) => text(&String::from_utf8_lossy(&row[place])),
     };
-    values(row, 0, 0).into_iter().flat_map(value).collect()
+    let mut parts: Vec<Part> = values(row, 0, 0).into_iter().flat_map(value).collect();
+    parts.push(Part::Text(order(&parts)));
+    parts
+}
+
+/// The order of the times in a row. A call compares these times, for example to learn whether the record has expired. A
+/// state numbers its times as they occur, so that the numbers do not show their order.
+fn order(row: &[Part]) -> String {
+    /// The microseconds from 2000, which is zero, to 2020 and to 2100. A token is seldom between them.
+    const TIMES: std::ops::Range<i64> = 631_152_000_000_000..3_155_760_000_000_000;
+    let eights = row.iter().filter_map(|part| if let Part::Eight(eight) = part { Some(*eight) } else { None });
+    let times: Vec<i64> = eights.map(i64::from_be_bytes).filter(|time| TIMES.contains(time)).collect();
+    let sorted: BTreeSet<i64> = times.iter().copied().collect();
+    times.iter().map(|time| sorted.range(..time).count().to_string()).collect()
 }
 
 /// The setting `idempotency.claim` has tokens and the time of its transaction, in digits.
