@@ -70,7 +70,10 @@ create table idempotency.record (
     -- Sessions keep the plans that they made while the table was empty. These plans scan the whole table. The next analyze replaces
     -- the plans, so it comes early.
     autovacuum_analyze_scale_factor = 0.05,
-    autovacuum_analyze_threshold = 1000
+    autovacuum_analyze_threshold = 1000,
+    -- Vacuum keeps the pages of an emptied table. Otherwise plans that are made at this moment would scan the whole table, and
+    -- sessions would keep these plans while the table fills again.
+    vacuum_truncate = false
 );
 
 -- The index of the sweep. An index on a column that completions or heartbeats change would end their heap-only updates. (In

@@ -323,8 +323,9 @@ impl MarkBatch<'_> {
                     from locked
                     where record.scope = locked.scope and record.operation = locked.operation
                         and record.value = locked.value
+                        -- As in `not_expired`, no index may match the condition.
                         and (expires_at <= least($6::timestamptz, pg_catalog.statement_timestamp())
-                            and ", no_live_lease!(), ")
+                            and ", no_live_lease!(), ") is true
                     returning locked.place
                 ),
                 won as materialized (select place from inserted union all select place from taken),

@@ -10,8 +10,8 @@ use sqlx::{PgConnection, Row as _};
 use super::probes::{Probed, Probes, ShownProbes, as_json};
 use super::show::{Shown, shown};
 use super::statement::{
-    self, Pages, changes_a_row, interval, no_live_lease, probes_count, readable, state, steps_hash, steps_in_doubt,
-    stored_time,
+    self, Pages, changes_a_row, interval, no_live_lease, not_expired, probes_count, readable, state, steps_hash,
+    steps_in_doubt, stored_time,
 };
 use crate::{Deployment, Error, Mode};
 
@@ -126,7 +126,7 @@ impl Doubt {
                     and lease_until = ($5::text::timestamp at time zone 'UTC')
                     and completed_at is null
                     and ", no_live_lease!(), "
-                    and expires_at > pg_catalog.statement_timestamp()
+                    and ", not_expired!(), "
                     -- A slow first visit would undo the probes of a faster one. As probes_count; Citus refuses to
                     -- convert a time of a column in an update.
                     and (probes ->> 'token'::text = token::text
@@ -176,7 +176,7 @@ impl Doubt {
                     and lease_until = ($5::text::timestamp at time zone 'UTC')
                     and completed_at is null
                     and ", no_live_lease!(), "
-                    and expires_at > pg_catalog.statement_timestamp()
+                    and ", not_expired!(), "
                     -- As probes_count; Citus refuses to convert a time of a column in an update.
                     and (probes ->> 'token'::text = token::text
                         and probes ->> 'lease_until'::text = $5::text

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use super::statement::{Record, changes_a_row, draw_token, interval};
+use super::statement::{Record, changes_a_row, draw_token, interval, not_expired};
 use super::tried::Claim;
 use crate::outcome::Response;
 use crate::{Error, Misuse};
@@ -24,16 +24,16 @@ impl Record<'_> {
         response: &Response,
     ) -> Result<(), Error> {
         let update = self
-            .query(
+            .query(concat! {
                 "
                 update /* pg_idempotency: complete */ idempotency.record
                 set completed_at = pg_catalog.statement_timestamp(),
                     response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
-                    and expires_at > pg_catalog.statement_timestamp()
+                    and ", not_expired!(), "
                 ",
-            )
+            })
             .bind(claim.token) // $4
             .bind(&response.body) // $5
             .bind(response.status) // $6

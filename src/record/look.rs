@@ -62,7 +62,9 @@ macro_rules! response {
                 and mode = $4::text
                 and fingerprint is not distinct from $5::bytea
                 and completed_at is not null
-                and expires_at > pg_catalog.statement_timestamp()
+                and ",
+            $crate::record::statement::not_expired!(),
+            "
                 ",
             $conditions
         )

@@ -157,7 +157,8 @@ impl Record<'_> {
                 set request = null, probes = null, last_error = 'refused: '::text || $5::text
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8
-                    and request is not null
+                    -- As in `not_expired`, no index may match the condition.
+                    and (request is not null) is true
                     and ", may_be_retried!(), "
                 ",
             })
@@ -208,7 +209,8 @@ impl Record<'_> {
             where scope = $1::text and operation = $2::text and value = $3::text
                 and token = $4::int8
                 and completed_at is null
-                and request is not null
+                -- As in `not_expired`, no index may match the condition.
+                and (request is not null) is true
             ",
         )
         .bind(token) // $4

@@ -10,7 +10,7 @@ use sqlx::{PgConnection, Postgres};
 use super::ends::storable;
 use super::show::Shown;
 use super::statement::{
-    Record, changes_a_row, draw_token, interval, may_be_retried, no_live_lease, readable, steps_hash,
+    Record, changes_a_row, draw_token, interval, may_be_retried, no_live_lease, not_expired, readable, steps_hash,
 };
 use crate::error::MAX_STEPS_BYTES;
 use crate::outcome::Response;
@@ -216,7 +216,7 @@ impl Shown {
                 -- In transaction mode attempts are not limited, and after attempt 0 comes the first.
                 and mode in ('at_least_once', 'in_steps', 'at_most_once')
                 and attempt > 0
-                and expires_at > pg_catalog.statement_timestamp()
+                and ", not_expired!(), "
                 and ", may_be_retried!(), "
             ",
         };

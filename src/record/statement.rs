@@ -145,6 +145,18 @@ macro_rules! no_live_lease {
     };
 }
 
+/// The condition that the record of one key has not expired. Every statement that names the whole key uses this fragment.
+///
+/// No index matches `… is true`. If the planner could use the index on `expires_at`, it would prefer this index to the
+/// primary key where the statistics know no live record. A session keeps such a plan until the next ANALYZE, and each
+/// call would read all live records. For the same reason, the other conditions on `expires_at` or `request` beside the
+/// key have this form. `not (…)` would not help, because the planner negates the operator.
+macro_rules! not_expired {
+    () => {
+        "(expires_at > pg_catalog.statement_timestamp()) is true"
+    };
+}
+
 /// A time that a client may read, or from which SQL may subtract another time. **Every statement that returns or
 /// subtracts a time of the table uses this fragment**, except a look, whose times the client limits. A person who pins
 /// a key sets `infinity`, which neither chrono nor a subtraction accepts. The largest finite times of PostgreSQL are
@@ -269,7 +281,7 @@ macro_rules! table_or_leaf {
 }
 
 pub(super) use {
-    may_be_retried, no_live_lease, no_step_in_doubt, probes_count, readable, readable_place, state, steps_hash,
+    may_be_retried, no_live_lease, no_step_in_doubt, not_expired, probes_count, readable, readable_place, state, steps_hash,
     steps_in_doubt, stored_time, table_or_leaf,
 };
 

@@ -3,6 +3,9 @@
 
 mod support;
 
+#[path = "../source/mod.rs"]
+mod source;
+
 mod cancellation;
 mod database_settings;
 mod fingerprint;

@@ -9,7 +9,8 @@ use rig::strict::partitioned;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgPool, Row as _};
 
 use crate::lease::reconcile;
-use crate::support::{key, pool_of};
+use crate::source::{Statement, statements};
+use crate::support::{connect, key, pool_of};
 
 const WINDOW: Duration = Duration::from_secs(300);
 /// PostgreSQL plans a prepared statement five times with its values. Then it decides whether to keep one plan.
@@ -159,5 +160,163 @@ async fn a_search_by_the_beginning_of_a_value_reads_only_what_it_finds(pool: PgP
         records = sqlx::query_scalar(read).fetch_one(&pool).await?;
     }
     assert!(records < 100, "{records} of 100,000");
+    Ok(())
+}
+
+/// What twenty thousand records have in common when a statement is planned, and how they become so.
+const TABLES: [(&str, &[&str]); 6] = [
+    ("nothing is live", &[FILL, "update idempotency.record set expires_at = now() - token::float8 * interval '1 s'", ANALYZE]),
+    ("nothing is expired", &[FILL, "update idempotency.record set expires_at = now() + token::float8 * interval '1 h'", ANALYZE]),
+    ("all records have one end", &[FILL, "update idempotency.record set expires_at = '2020-01-01'", ANALYZE]),
+    ("never analyzed", &[FILL]),
+    ("emptied by a sweep", &[FILL, ANALYZE, "delete from idempotency.record", ANALYZE]),
+    ("half have a request", &[FILL, "update idempotency.record set request = '\\x01' where completed_at is null", ANALYZE]),
+];
+/// The first half is unfinished, and the second half is completed. A tenth of each has expired.
+const FILL: &str = "insert into idempotency.record
+        (mode, scope, operation, value, fingerprint, token, lease_until, completed_at, expires_at)
+    select
+        case when n <= 10000 then 'in_steps' else 'transaction' end, 'tenant', 'operation', n::text,
+        idempotency.fingerprint('body'), n,
+        case when n <= 10000 then now() - interval '1 h' end,
+        case when n > 10000 then now() end,
+        now() + ((n % 10)::float8 - 0.5::float8) * interval '1 h'
+    from generate_series(1, 20000) as n";
+/// As autovacuum does.
+const ANALYZE: &str = "vacuum (analyze) idempotency.record";
+
+async fn fill(pool: &PgPool, statements: &[&'static str]) -> anyhow::Result<()> {
+    pool.execute("alter table idempotency.record set (autovacuum_enabled = off); truncate idempotency.record").await?;
+    // A truncated table has the statistics of the rows that it had.
+    pool.execute("delete from pg_statistic where starelid = 'idempotency.record'::regclass::oid").await?;
+    for statement in statements {
+        sqlx::raw_sql(*statement).execute(pool).await?;
+    }
+    Ok(())
+}
+
+/// A value for the parameter `$n` of a statement: real ones, because the planner estimates with them.
+fn value_of(sql: &str, n: usize, parameter: &str) -> &'static str {
+    let cast_again = |to: &str| sql.contains(&format!("${n}::text::{to}"));
+    match (parameter, n) {
+        ("text", 1) => "'tenant'",
+        ("text", 2) => "'operation'",
+        ("text", 3) => "'15000'",
+        ("text", _) if cast_again("timestamp") => "'2020-01-01'",
+        ("text", _) if cast_again("int4") => "'0'",
+        ("text", _) if cast_again("jsonb") => "'{}'",
+        ("text", _) => "'transaction'",
+        ("text[]", 1) => "array['tenant', 'tenant']",
+        ("text[]", 2) => "array['operation', 'operation']",
+        ("text[]", 3) => "array['15000', '5000']",
+        ("text[]", _) => "array['step']",
+        ("bigint[]", _) => "array[1, 2]",
+        ("bigint" | "integer", _) => "1",
+        ("smallint", _) => "200",
+        ("bytea", _) => "idempotency.fingerprint('body')",
+        ("interval", _) => "interval '1 h'",
+        ("timestamp with time zone", _) => "now()",
+        ("boolean", _) => "true",
+        (other, _) => panic!("${n} is of type {other}"),
+    }
+}
+
+/// The scans of a plan that read the record by anything but its whole key.
+fn astray(plan: &serde_json::Value) -> Vec<String> {
+    let text = |name: &str| plan[name].as_str().unwrap_or_default();
+    let mut found = Vec::new();
+    let kind = text("Node Type");
+    let reads = kind.ends_with("Scan") && (text("Relation Name") == "record" || kind == "Bitmap Index Scan");
+    let by_key = text("Index Name") == "record_pkey"
+        && ["scope = ", "operation = ", "value = "].iter().all(|part| text("Index Cond").contains(part));
+    if reads && kind != "Bitmap Heap Scan" && !by_key {
+        found.push(format!("{kind} {} {}", text("Index Name"), text("Index Cond")));
+    }
+    found.extend(plan["Plans"].as_array().into_iter().flatten().flat_map(astray));
+    found
+}
+
+/// A condition on `expires_at` or `request` beside the key would let the planner take the index of the sweep or of the
+/// resumers, where the statistics say that this index selects nothing. A session keeps such a plan, and reads a large
+/// part of the table for each call.
+#[sqlx::test(migrator = "pg_idempotency::testing::ANY_LANGUAGE_MIGRATOR")]
+async fn each_statement_on_one_key_reads_the_primary_key_whatever_the_statistics_say(pool: PgPool) -> anyhow::Result<()> {
+    let on_a_key: Vec<_> = statements().into_iter().filter(|statement| statement.sql.contains("value = ")).collect();
+    assert!(on_a_key.len() > 25, "{}", on_a_key.len());
+    let mut wrong = Vec::new();
+    for (table, made) in TABLES {
+        fill(&pool, made).await?;
+        let mut conn = connect(&pool).await;
+        for Statement { name, sql } in &on_a_key {
+            conn.execute(AssertSqlSafe(format!("prepare planned as {sql}"))).await?;
+            let parameters: Vec<String> = sqlx::query_scalar(
+                "select unnest(parameter_types)::text from pg_prepared_statements where name = 'planned'",
+            )
+            .persistent(false)
+            .fetch_all(&mut conn)
+            .await?;
+            let values = parameters.iter().enumerate().map(|(n, parameter)| value_of(sql, n + 1, parameter));
+            let values = values.collect::<Vec<_>>().join(", ");
+            for plans in ["force_generic_plan", "force_custom_plan"] {
+                conn.execute(AssertSqlSafe(format!("set plan_cache_mode = {plans}"))).await?;
+                let explain = AssertSqlSafe(format!("explain (format json) execute planned ({values})"));
+                let plan: serde_json::Value = sqlx::raw_sql(explain).fetch_one(&mut conn).await?.try_get(0)?;
+                let found = astray(&plan[0]["Plan"]);
+                if !found.is_empty() {
+                    wrong.push(format!("{table}, {plans}, {name}: {found:?}"));
+                }
+            }
+            conn.execute("deallocate planned").await?;
+        }
+    }
+    assert!(wrong.is_empty(), "{} plans: {wrong:#?}", wrong.len());
+    Ok(())
+}
+
+/// The plans of a function cannot be printed. The server counts the scans of each index in a transaction. It also counts
+/// the looks of the planner at the ends of an index, which it takes only for known values. So this test says nothing
+/// about the indexes that a plan for known values reads.
+#[sqlx::test(migrator = "pg_idempotency::testing::ANY_LANGUAGE_MIGRATOR")]
+async fn the_functions_read_the_primary_key_whatever_the_statistics_say(pool: PgPool) -> anyhow::Result<()> {
+    // A new key, a stored response, an expired record, a record that is there, one that is missing, and a wrong token.
+    const CALLS: [&str; 6] = [
+        "select idempotency.complete('tenant', 'operation', 'new', (idempotency.ensure('tenant', 'operation', 'new',
+            idempotency.fingerprint('body'))).token)",
+        "select idempotency.ensure('tenant', 'operation', '15005', idempotency.fingerprint('body'))",
+        "select idempotency.ensure('tenant', 'operation', '15010', idempotency.fingerprint('body'))",
+        "select idempotency.await_key('tenant', 'operation', '15005', 1, 1, now(), 'transaction')",
+        "select idempotency.await_key('tenant', 'operation', 'none', 1, 1, now(), 'transaction')",
+        "do $$ begin
+            perform set_config('idempotency.claim', '1', true);
+            perform idempotency.complete('tenant', 'operation', '15005', 1);
+        exception when sqlstate 'IK002' then
+        end $$",
+    ];
+    const SCANS: &str = "
+        select
+            pg_stat_get_xact_numscans('idempotency.record_pkey'::regclass) as by_key,
+            pg_stat_get_xact_numscans('idempotency.record'::regclass) as of_all,
+            pg_stat_get_xact_numscans('idempotency.record_expires_at'::regclass)
+                + pg_stat_get_xact_numscans('idempotency.record_to_resume'::regclass) as by_others";
+    let mut wrong = Vec::new();
+    for (table, made) in TABLES {
+        fill(&pool, made).await?;
+        for plans in ["force_generic_plan", "force_custom_plan"] {
+            for call in CALLS {
+                let mut conn = connect(&pool).await;
+                conn.execute(AssertSqlSafe(format!("set plan_cache_mode = {plans}"))).await?;
+                let mut tx = conn.begin().await?;
+                sqlx::raw_sql(call).execute(&mut *tx).await?;
+                let scans = sqlx::raw_sql(SCANS).fetch_one(&mut *tx).await?;
+                let [by_key, of_all, by_others]: [i64; 3] =
+                    [scans.try_get("by_key")?, scans.try_get("of_all")?, scans.try_get("by_others")?];
+                tx.rollback().await?;
+                if by_key == 0 || of_all > 0 || (by_others > 0 && plans == "force_generic_plan") {
+                    wrong.push(format!("{table}, {plans}: {by_key}, {of_all} and {by_others} scans: {call}"));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} calls: {wrong:#?}", wrong.len());
     Ok(())
 }
