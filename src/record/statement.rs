@@ -281,8 +281,8 @@ macro_rules! table_or_leaf {
 }
 
 pub(super) use {
-    may_be_retried, no_live_lease, no_step_in_doubt, not_expired, probes_count, readable, readable_place, state, steps_hash,
-    steps_in_doubt, stored_time, table_or_leaf,
+    may_be_retried, no_live_lease, no_step_in_doubt, not_expired, probes_count, readable, readable_place, state,
+    steps_hash, steps_in_doubt, stored_time, table_or_leaf,
 };
 
 #[cfg(test)]

@@ -165,12 +165,21 @@ async fn a_search_by_the_beginning_of_a_value_reads_only_what_it_finds(pool: PgP
 
 /// What twenty thousand records have in common when a statement is planned, and how they become so.
 const TABLES: [(&str, &[&str]); 6] = [
-    ("nothing is live", &[FILL, "update idempotency.record set expires_at = now() - token::float8 * interval '1 s'", ANALYZE]),
-    ("nothing is expired", &[FILL, "update idempotency.record set expires_at = now() + token::float8 * interval '1 h'", ANALYZE]),
+    (
+        "nothing is live",
+        &[FILL, "update idempotency.record set expires_at = now() - token::float8 * interval '1 s'", ANALYZE],
+    ),
+    (
+        "nothing is expired",
+        &[FILL, "update idempotency.record set expires_at = now() + token::float8 * interval '1 h'", ANALYZE],
+    ),
     ("all records have one end", &[FILL, "update idempotency.record set expires_at = '2020-01-01'", ANALYZE]),
     ("never analyzed", &[FILL]),
     ("emptied by a sweep", &[FILL, ANALYZE, "delete from idempotency.record", ANALYZE]),
-    ("half have a request", &[FILL, "update idempotency.record set request = '\\x01' where completed_at is null", ANALYZE]),
+    (
+        "half have a request",
+        &[FILL, "update idempotency.record set request = '\\x01' where completed_at is null", ANALYZE],
+    ),
 ];
 /// The first half is unfinished, and the second half is completed. A tenth of each has expired.
 const FILL: &str = "insert into idempotency.record
@@ -240,7 +249,9 @@ fn astray(plan: &serde_json::Value) -> Vec<String> {
 /// resumers, where the statistics say that this index selects nothing. A session keeps such a plan, and reads a large
 /// part of the table for each call.
 #[sqlx::test(migrator = "pg_idempotency::testing::ANY_LANGUAGE_MIGRATOR")]
-async fn each_statement_on_one_key_reads_the_primary_key_whatever_the_statistics_say(pool: PgPool) -> anyhow::Result<()> {
+async fn each_statement_on_one_key_reads_the_primary_key_whatever_the_statistics_say(
+    pool: PgPool,
+) -> anyhow::Result<()> {
     let on_a_key: Vec<_> = statements().into_iter().filter(|statement| statement.sql.contains("value = ")).collect();
     assert!(on_a_key.len() > 25, "{}", on_a_key.len());
     let mut wrong = Vec::new();

@@ -36,7 +36,8 @@ pub(crate) fn statements() -> Vec<Statement> {
 }
 
 fn rust_files(folder: &Path) -> Vec<PathBuf> {
-    let mut paths: Vec<_> = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()).collect();
+    let mut paths: Vec<_> =
+        fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()).collect();
     paths.sort();
     let mut found = Vec::new();
     for path in paths {

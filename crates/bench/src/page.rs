@@ -7,7 +7,7 @@ use anyhow::bail;
 
 use crate::alternatives::{BARE, by_hand, handler, library, redis, usual};
 use crate::cases::{
-    CASES, citus, first_call, growth, http, janitor, lease, marks, protect, replay, soak, storm, storm_adds,
+    CASES, citus, first_call, growth, http, janitor, lease, marks, night, protect, replay, soak, storm, storm_adds,
 };
 use crate::figures::cell;
 use crate::footprint::{self, HEAP, INDEX, WAL};
@@ -115,6 +115,8 @@ fn value(name: &str, results: &Results) -> anyhow::Result<String> {
             let sweeps = results.find(janitor::NAME, janitor::SWEEPS, SOCKET);
             sweeps.and_then(|table| table.speed(janitor::UNPACED)).map(|speed| figure(speed.rate()))
         }
+        "after a night" => after(results, night::EXPIRED),
+        "after a small analyze" => after(results, night::SMALL),
         "citus" => on_citus(results),
         "soak p99" => soaked(results, |table, minute| Some(table.speed(minute)?.p99_ms)),
         "soak memory" => soaked(results, |table, minute| table.cost(minute, soak::MEMORY)),
@@ -122,6 +124,11 @@ fn value(name: &str, results: &Results) -> anyhow::Result<String> {
         _ => bail!("nothing is known about the placeholder {name}"),
     };
     Ok(text.unwrap_or_else(|| "(not measured yet)".to_owned()))
+}
+
+/// The rate of first calls whose plans were made on these records, over that on live records.
+fn after(results: &Results, records: &str) -> Option<String> {
+    results.find(night::NAME, night::TITLE, NOT_DURABLE)?.rate_over(records, night::LIVE).map(figure)
 }
 
 fn runs(results: &Results) -> String {

@@ -8,6 +8,7 @@ pub(crate) mod http;
 pub(crate) mod janitor;
 pub(crate) mod lease;
 pub(crate) mod marks;
+pub(crate) mod night;
 pub(crate) mod protect;
 mod records;
 pub(crate) mod replay;
@@ -67,7 +68,7 @@ impl std::fmt::Display for Bound {
 
 const ONE_CALL: &str = "What one call takes";
 
-pub(crate) const CASES: [Case; 12] = [
+pub(crate) const CASES: [Case; 13] = [
     Case {
         name: first_call::NAME,
         title: "First call",
@@ -182,6 +183,12 @@ pub(crate) const CASES: [Case; 12] = [
                 .of(growth::REPLAYS),
         ],
         run: |bench| Box::pin(growth::run(bench)),
+    },
+    Case {
+        name: night::NAME,
+        title: "After a night",
+        targets: &[rate(night::EXPIRED, night::LIVE, AtLeast(0.9)).of(night::TITLE)],
+        run: |bench| Box::pin(night::run(bench)),
     },
     Case {
         name: soak::NAME,
