@@ -261,7 +261,7 @@ begin
     if pg_catalog.texteq(coalesce(pg_catalog.current_setting('idempotency.claim', true), ''), '') then
         message := pg_catalog.format('%I.%I was written outside an idempotent operation (%s); write through the transaction of the '
             'call: IdempotentTx, the closure''s connection, or a step; a transaction that may write outside, such as a migration, '
-            'begins with: set local idempotency.claim = ''exempt''', tg_table_schema, tg_table_name, pg_catalog.lower(tg_op));
+            'begins with: set local idempotency.claim = ''exempt''', tg_table_schema, tg_table_name, tg_op);
         if pg_catalog.texteq(tg_argv[0], 'warn') then
             raise warning using message = message, errcode = 'IK006';
         else

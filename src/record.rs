@@ -52,7 +52,7 @@ pub use probes::{Probed, ShownProbes};
 pub use resume::ShownRequest;
 pub(crate) use resume::{Candidate, StoredAs};
 pub use schema::OnEscape;
-pub(crate) use schema::{Distrust, Known, Schema, gaps, protect, protected, schema, unprotect};
+pub(crate) use schema::{Distrust, Schema, gaps, protect, protected, schema, unprotect};
 pub(crate) use settle::{Decision, Grants};
 pub use show::Shown;
 pub(crate) use show::{are_used_up, limit_time, search, unsettled};

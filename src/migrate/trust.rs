@@ -8,14 +8,11 @@
 //! meantime. The check therefore runs in the transaction that uses the schema, after the last point at which this
 //! transaction may wait for an untrusted role.
 
-use std::sync::LazyLock;
-
-use sha2::{Digest as _, Sha256};
 use sqlx::migrate::Migration;
 use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
 
 use super::{FUNCTIONS, MIGRATIONS};
-use crate::record::{self, Distrust, Known, Schema};
+use crate::record::{self, Distrust, Schema};
 use crate::{Error, Incompatible};
 
 /// The state of the crate's schema in a database.
@@ -30,24 +27,14 @@ pub(crate) enum Standing {
 }
 
 #[derive(Debug)]
-pub(crate) struct Trusted {
-    schema: Schema,
-    /// The names of the functions that a newer release has changed.
-    pub(crate) newer: Option<String>,
-}
+pub(crate) struct Trusted(Schema);
 
 pub(crate) async fn standing(conn: &mut PgConnection) -> Result<Standing, Error> {
-    let Some(schema) = record::schema(conn, &KNOWN).await? else { return Ok(Standing::Nothing) };
-    let newer = match &schema.distrust[..] {
-        [] => schema.newer.clone(),
-        // During a roll-out and after a roll-back, processes of an older release start on the schema of a newer
-        // release.
-        [Distrust::Functions { objects }] if schema.is_applied_plain && is_newer(conn).await? => {
-            Some(schema.newer.iter().chain([objects]).cloned().collect::<Vec<_>>().join(", "))
-        }
-        distrust => return Ok(Standing::Distrusted(distrust.iter().map(reason).collect())),
-    };
-    Ok(Standing::Trusted(Trusted { schema, newer }))
+    Ok(match record::schema(conn).await? {
+        None => Standing::Nothing,
+        Some(schema) if schema.distrust.is_empty() => Standing::Trusted(Trusted(schema)),
+        Some(schema) => Standing::Distrusted(schema.distrust.iter().map(reason).collect()),
+    })
 }
 
 /// Fails unless the schema is trusted.
@@ -64,7 +51,7 @@ pub(crate) async fn current(conn: &mut PgConnection) -> Result<(), Error> {
 /// created the schema or its tables, after a check that found no such right. Only default privileges of the installing
 /// role can then have given the rights.
 pub(crate) async fn revoke_rights(conn: &mut PgConnection) -> Result<(), Error> {
-    let schema = record::schema(conn, &KNOWN).await?.unwrap_or_default();
+    let schema = record::schema(conn).await?.unwrap_or_default();
     for distrust in schema.distrust {
         if let Distrust::Right { remedy, .. } = distrust {
             conn.execute(AssertSqlSafe(remedy)).await?;
@@ -86,28 +73,30 @@ impl Standing {
 impl Trusted {
     /// Fails unless the schema is complete for this release.
     pub(crate) async fn current(&self, conn: &mut PgConnection) -> Result<(), Error> {
-        let source = match (self.missing(conn).await?.first(), &self.schema.older) {
-            (None, None) => return Ok(()),
-            (Some(migration), _) => format!("migration {} is not applied", migration.version),
-            (None, Some(older)) => format!("an earlier release has created {older}"),
+        let source = match self.missing(conn).await?.first() {
+            Some(migration) => format!("migration {} is not applied", migration.version),
+            None if self.has_older_functions() => "an earlier release has created the SQL functions".to_owned(),
+            None => return Ok(()),
         };
         Err(Error::SchemaMissing { source: source.into() })
     }
 
     /// Whether the functions for callers in other languages exist.
     pub(super) const fn has_any_language(&self) -> bool {
-        self.schema.has_any_language
+        self.0.version.is_some()
     }
 
-    /// Whether an earlier release has created the functions for callers in other languages.
-    pub(super) const fn has_older_functions(&self) -> bool {
-        self.schema.older.is_some()
+    /// Whether an earlier release has created the functions for callers in other languages. During a roll-out and after
+    /// a roll-back, the functions of a newer release remain. A number that this release cannot read may be the number of
+    /// a newer release.
+    pub(super) fn has_older_functions(&self) -> bool {
+        self.0.version.as_deref().and_then(number).is_some_and(|number| number < ours())
     }
 
     /// Returns the migrations that are not recorded as applied. The query is plain SQL without parameters, so that any
     /// pooler passes it in one message.
     pub(super) async fn missing(&self, conn: &mut PgConnection) -> Result<Vec<&'static Migration>, Error> {
-        if !self.schema.has_applied {
+        if !self.0.has_applied {
             return Ok(MIGRATIONS.iter().collect());
         }
         // The checksum is read as text, because a setting determines the form of `bytea`.
@@ -141,7 +130,7 @@ impl Trusted {
             }
         }
         // The migration is recorded as applied, but the table may have been dropped since.
-        if !self.schema.has_record && missing.is_empty() {
+        if !self.0.has_record && missing.is_empty() {
             return Err(refusal("idempotency._sqlx_migrations says that idempotency.record was created, but the table is not \
                                   there; restore the table from a backup; if its keys are lost, each retry is performed again: \
                                   drop the schema idempotency, and migrate"
@@ -151,18 +140,15 @@ impl Trusted {
     }
 }
 
-/// Whether the database has recorded a migration that is newer than the migrations of this release.
-async fn is_newer(conn: &mut PgConnection) -> Result<bool, Error> {
-    let row = conn
-        .fetch_one(
-            "
-            select /* pg_idempotency: newest applied */ pg_catalog.max(version)
-            from idempotency._sqlx_migrations
-            where success
-            ",
-        )
-        .await?;
-    Ok(row.try_get::<Option<i64>, _>(0)? > MIGRATIONS.last().map(|migration| migration.version))
+/// Returns the number of the functions for callers in other languages, from the body of `idempotency.version`.
+fn number(body: &str) -> Option<u32> {
+    body.strip_prefix("select ")?.parse().ok()
+}
+
+/// The number of the functions of this release.
+fn ours() -> u32 {
+    let body = FUNCTIONS.split_once(" as '").and_then(|(_, rest)| rest.split('\'').next());
+    body.and_then(number).expect("the number of the file")
 }
 
 pub(crate) fn refusal(problem: String) -> Error {
@@ -186,55 +172,7 @@ fn reason(distrust: &Distrust) -> String {
             "the role {role:?} may add code to the schema idempotency, which could run with the rights of each role that uses \
              it; run as the owner of the schema: `{remedy}`"
         ),
-        Distrust::Functions { objects } | Distrust::Objects { objects } => format!(
-            "this release does not know {}, and no newer release is recorded; if you have made them, restore what \
-             `idempotency-janitor migrate --print --any-language` creates, and keep your own in another schema; if you have not, find the role \
-             that has; {DROP}",
-            unlike_sql(objects)
-        ),
     }
-}
-
-/// The functions that the crate creates. The migrations also contain the functions of each earlier release. The
-/// functions for callers in other languages are known only in the form of this release.
-///
-/// A further file that creates functions must be added here. A test checks that each function of an installed schema is
-/// known.
-static KNOWN: LazyLock<Known> = LazyLock::new(|| {
-    let migrations = MIGRATIONS.iter().flat_map(|migration| functions(migration.sql.as_str()));
-    let number = FUNCTIONS.split_once("as 'select ").and_then(|(_, rest)| rest.split_once("';"));
-    Known {
-        digests: migrations
-            .chain(functions(FUNCTIONS))
-            .map(|function| digest(function).expect("a name, a language and a body"))
-            .collect(),
-        any_language: functions(FUNCTIONS).filter_map(|function| name(function).map(str::to_owned)).collect(),
-        number: number.and_then(|(number, _)| number.parse().ok()).expect("the number of the file"),
-    }
-});
-
-/// Divides the text into functions. Each part begins with the name of its function.
-fn functions(text: &str) -> impl Iterator<Item = &str> {
-    let created = text.split("\ncreate ").skip(1);
-    created.filter_map(|text| text.strip_prefix("or replace ").unwrap_or(text).strip_prefix("function idempotency."))
-}
-
-fn name(function: &str) -> Option<&str> {
-    Some(function.split_once('(')?.0)
-}
-
-/// Returns the digest of a function. The text begins with the name of the function.
-fn digest(function: &str) -> Option<String> {
-    let (head, quoted) = function.split_once(" as ")?;
-    let name = name(head)?;
-    let language = head.split_once("language ")?.1.split_whitespace().next()?;
-    let definer = head.contains("security definer");
-    let settings =
-        head.split_once(" set search_path = ").map_or(String::new(), |(_, path)| format!("search_path={path}"));
-    let quote = if quoted.starts_with("$$") { "$$" } else { "'" };
-    let (body, _) = quoted.strip_prefix(quote)?.split_once(quote)?;
-    let digest = Sha256::digest(format!("{name}\n{language}\n{definer}\n{settings}\n{}", body.replace('\r', "")));
-    Some(hex::encode(digest))
 }
 
 #[cfg(test)]

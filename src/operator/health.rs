@@ -42,10 +42,10 @@ pub enum Warning {
     Unlogged,
     /// The server is a replica, where no key can be claimed.
     Replica,
-    /// The schema cannot be trusted. Either an untrusted role owns a part of the schema or may add code to it, or the
-    /// schema contains code that no release of this crate has created. Such code could run with the rights of each role
-    /// that uses the schema. A table with a foreign key to the records counts as a part of the schema. If the schema
-    /// cannot be trusted, the check reads nothing in the schema, and returns only warnings of this kind.
+    /// The schema cannot be trusted, because an untrusted role owns a part of the schema or may add code to it. This code
+    /// could run with the rights of each role that uses the schema. Three things count as parts of the schema, wherever
+    /// they are: a partition, a function that a trigger or a rule calls, and a table with a foreign key to the records.
+    /// If the schema cannot be trusted, the check reads nothing in the schema, and returns only warnings of this kind.
     ///
     /// A role that may act as the owner of the database is trusted. A role is also trusted if one of its members is the
     /// database's owner or the current role. Such a membership counts only if its grantor may act as that member, or as
@@ -53,12 +53,6 @@ pub enum Warning {
     UntrustedSchema {
         /// A description of the problem and of the remedy.
         problem: String,
-    },
-    /// Some functions are not those of this release. A newer release seems to have changed these functions, because the
-    /// migration of a newer release is recorded, or because `idempotency.version()` returns a higher number.
-    NewerFunctions {
-        /// The names of the functions, separated by commas.
-        functions: String,
     },
     /// Row level security applies to the current role, and its policies could hide records. With this role, the server
     /// therefore refuses the statements of [`operator`](crate::operator), of a [`Janitor`](crate::Janitor), of resumers
@@ -94,7 +88,6 @@ impl Warning {
             Self::Unlogged => "unlogged",
             Self::Replica => "replica",
             Self::UntrustedSchema { .. } => "untrusted_schema",
-            Self::NewerFunctions { .. } => "newer_functions",
             Self::RowSecurity { .. } => "row_security",
             Self::ProtectionGap { .. } => "protection_gap",
             Self::SweepLags { .. } => "sweep_lags",
@@ -136,12 +129,6 @@ impl std::fmt::Display for Warning {
                 f.write_str("the server is a replica, where no key can be claimed; connect to the primary")
             }
             Self::UntrustedSchema { problem } => f.write_str(problem),
-            Self::NewerFunctions { functions } => write!(
-                f,
-                "a newer release has migrated this database, and this release does not know {functions}; run `health` \
-                 of the newer release; if you have installed no newer one, stop all callers, and compare the functions \
-                 with those that `idempotency-janitor migrate --print --any-language` creates"
-            ),
             Self::RowSecurity { tables } => write!(
                 f,
                 "row level security of {tables} applies to this role and could hide records, so the server refuses to \
@@ -193,21 +180,17 @@ pub async fn protected(pool: &PgPool) -> Result<BTreeMap<String, OnEscape>, Erro
 }
 
 async fn warnings(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>, Error> {
-    let schema = match migrate::standing(conn).await? {
-        Standing::Distrusted(problems) => {
-            return Ok(problems.into_iter().map(|problem| Warning::UntrustedSchema { problem }).collect());
-        }
-        standing => standing,
-    };
+    let standing = migrate::standing(conn).await?;
+    if let Standing::Distrusted(problems) = standing {
+        return Ok(problems.into_iter().map(|problem| Warning::UntrustedSchema { problem }).collect());
+    }
     let hidden = record::with_hidden_rows(conn).await?;
     if !hidden.is_empty() {
         return Ok(vec![Warning::RowSecurity { tables: hidden.join(", ") }]);
     }
-    let schema = schema.trusted()?;
-    schema.current(conn).await?;
+    standing.trusted()?.current(conn).await?;
     let setup = record::setup(conn).await?;
     let mut warnings = Vec::new();
-    warnings.extend(schema.newer.map(|functions| Warning::NewerFunctions { functions }));
     let standbys = setup.synchronous_standbys;
     warnings
         .extend(record::commit_settings(conn).await?.into_iter().filter_map(|setting| not_durable(setting, standbys)));

@@ -1,5 +1,5 @@
-//! Checks which roles can run code of their own in the statements of this crate. The owner of a table or a function can
-//! run such code. A role that may add a trigger, a function or a foreign key can also run such code. A role that may
+//! Finds the roles that could run code of their own in the statements of this crate. The owner of a table or a function
+//! can run such code. A role that may add a function, a trigger or a foreign key can also run such code. A role that may
 //! create a schema could have created the schema `idempotency` before the crate did.
 //!
 //! This file also protects tables of the service, which may be written only inside idempotent operations. The function
@@ -21,47 +21,25 @@ pub(crate) enum Distrust {
     Owner { role: String, objects: String, remedy: String },
     /// A role that is not trusted may add code. The remedy is the SQL that revokes this right.
     Right { role: String, remedy: String },
-    /// Functions that this release does not create, or that this release creates with another body or other settings.
-    Functions { objects: String },
-    /// Rules, views instead of tables, and columns of types that are not PostgreSQL's own.
-    Objects { objects: String },
-}
-
-/// The functions that the crate creates.
-#[derive(Debug)]
-pub(crate) struct Known {
-    /// Each digest covers the name, the language, the settings and the body of one function. [`schema`] computes the
-    /// same digests for the functions in the database.
-    pub(crate) digests: Vec<String>,
-    /// The names of the functions for callers in other languages.
-    pub(crate) any_language: Vec<String>,
-    /// The version number of the file that creates the functions for other languages.
-    pub(crate) number: i32,
 }
 
 /// The schema as the catalogs describe it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Schema {
     pub(crate) distrust: Vec<Distrust>,
-    /// Whether the functions for callers in other languages exist.
-    pub(crate) has_any_language: bool,
-    /// The functions for other languages that come from an older release, and differ from those of this release.
-    pub(crate) older: Option<String>,
-    /// The functions for other languages that come from a newer release, and differ from those of this release.
-    pub(crate) newer: Option<String>,
+    /// The body of `idempotency.version`, which exists only beside the functions for callers in other languages.
+    pub(crate) version: Option<String>,
     /// Whether the table `record` exists.
     pub(crate) has_record: bool,
     /// Whether the table of the applied migrations exists.
     pub(crate) has_applied: bool,
-    /// Whether the table of the applied migrations can be read without calling a function of the schema.
-    pub(crate) is_applied_plain: bool,
 }
 
 /// Reads the schema from `pg_catalog` alone. Returns `None` if the schema does not exist.
 ///
 /// A role is trusted if it may act as the owner of the database. A role is also trusted if one of its members is the
 /// database's owner or the current role.
-pub(crate) async fn schema(conn: &mut PgConnection, known: &Known) -> Result<Option<Schema>, Error> {
+pub(crate) async fn schema(conn: &mut PgConnection) -> Result<Option<Schema>, Error> {
     let rows = sqlx::query(
         "
         with /* pg_idempotency: schema */ recursive
@@ -90,79 +68,58 @@ pub(crate) async fn schema(conn: &mut PgConnection, known: &Known) -> Result<Opt
             where pg_catalog.pg_has_role(membership.grantor, membership.member, acts.as_member)
                 or pg_catalog.pg_has_role(membership.grantor, database.owner, acts.as_member)
         ),
-        -- What is in the schema, what belongs to it in another one, such as a partition, and what any of that depends on.
-        part (class, id) as (
-            select 'pg_catalog.pg_namespace'::regclass::oid, oid from pg_catalog.pg_namespace where nspname = 'idempotency'
+        schema (oid, owner, acl) as (
+            select oid, nspowner, nspacl from pg_catalog.pg_namespace where nspname = 'idempotency'
+        ),
+        relation (oid) as (
+            -- An index has the owner of its table.
+            select class.oid
+            from schema
+            join pg_catalog.pg_class as class on class.relnamespace = schema.oid
+            where class.relkind not in ('i', 'I')
             union
-            select other.class, other.id
-            from part
-            cross join lateral (
-                select depend.classid, depend.objid
-                from pg_catalog.pg_depend as depend
-                where depend.refclassid = part.class and depend.refobjid = part.id
-                    and (
-                        part.class = 'pg_catalog.pg_namespace'::regclass::oid
-                        or depend.deptype in ('a', 'i', 'P', 'S')
-                        -- A table that inherits.
-                        or (part.class = 'pg_catalog.pg_class'::regclass::oid
-                            and depend.classid = 'pg_catalog.pg_class'::regclass::oid)
-                    )
-                union all
-                select depend.refclassid, depend.refobjid
-                from pg_catalog.pg_depend as depend
-                where depend.classid = part.class and depend.objid = part.id
-                    and depend.deptype in ('a', 'i', 'n')
-                    and depend.refclassid <> 'pg_catalog.pg_namespace'::regclass::oid
-                    -- The table of a foreign key is only read, as its owner.
-                    and not (part.class = 'pg_catalog.pg_constraint'::regclass::oid
-                        and depend.refclassid = 'pg_catalog.pg_class'::regclass::oid)
-                union all
-                -- A table whose foreign key refers to it. If a deletion cascades, the triggers of that table run as the
-                -- role that deletes, before PostgreSQL 18.
-                -- `confrelid` has no index. So the key is found by its dependency on the table: the estimated costs stay
-                -- below `jit_above_cost`, above which the server would compile the statement for seconds.
-                select 'pg_catalog.pg_class'::regclass::oid, foreign_key.conrelid
-                from pg_catalog.pg_depend as depend
-                join pg_catalog.pg_constraint as foreign_key on foreign_key.oid = depend.objid
-                where part.class = 'pg_catalog.pg_class'::regclass::oid
-                    and depend.refclassid = part.class and depend.refobjid = part.id
-                    and depend.classid = 'pg_catalog.pg_constraint'::regclass::oid
-                    and foreign_key.confrelid = part.id
-            ) as other (class, id)
+            -- A partition or another child, in any schema. Not pg_partition_tree, which waits for a lock of each partition.
+            select inhrelid from relation join pg_catalog.pg_inherits on inhparent = relation.oid
         ),
         owned (class, id, owner) as (
-            select part.class, part.id, object.owner
-            from part
+            select 'pg_catalog.pg_namespace'::regclass::oid, oid, owner from schema
+            union
+            select 'pg_catalog.pg_class'::regclass::oid, class.oid, class.relowner
+            from relation join pg_catalog.pg_class as class on class.oid = relation.oid
+            union
+            -- A table whose foreign key refers to the record. If a deletion cascades, the triggers of that table run as
+            -- the role that deletes, before PostgreSQL 18.
+            select 'pg_catalog.pg_class'::regclass::oid, class.oid, class.relowner
+            from relation
+            join pg_catalog.pg_constraint as foreign_key on foreign_key.confrelid = relation.oid
+            join pg_catalog.pg_class as class on class.oid = foreign_key.conrelid
+            union
+            select 'pg_catalog.pg_proc'::regclass::oid, function.oid, function.proowner
+            from schema join pg_catalog.pg_proc as function on function.pronamespace = schema.oid
+            union
+            -- A function that a trigger or a rule calls.
+            select 'pg_catalog.pg_proc'::regclass::oid, function.oid, function.proowner
+            from relation
             cross join lateral (
-                select nspowner from pg_catalog.pg_namespace
-                where part.class = 'pg_catalog.pg_namespace'::regclass::oid and oid = part.id
+                select 'pg_catalog.pg_trigger'::regclass::oid, oid from pg_catalog.pg_trigger where tgrelid = relation.oid
                 union all
-                -- An index, a row type and an array have the owner of their table or type.
-                select relowner from pg_catalog.pg_class
-                where part.class = 'pg_catalog.pg_class'::regclass::oid and oid = part.id
-                    and relkind in ('r', 'p', 'v', 'm', 'f', 'S', 'c')
-                union all
-                select proowner from pg_catalog.pg_proc
-                where part.class = 'pg_catalog.pg_proc'::regclass::oid and oid = part.id
-                union all
-                select typowner from pg_catalog.pg_type
-                where part.class = 'pg_catalog.pg_type'::regclass::oid and oid = part.id and typtype in ('d', 'e', 'r')
-                union all
-                select oprowner from pg_catalog.pg_operator
-                where part.class = 'pg_catalog.pg_operator'::regclass::oid and oid = part.id
-            ) as object (owner)
+                select 'pg_catalog.pg_rewrite'::regclass::oid, oid from pg_catalog.pg_rewrite where ev_class = relation.oid
+            ) as caller (class, id)
+            join pg_catalog.pg_depend as depend
+                on depend.classid = caller.class and depend.objid = caller.id
+                    and depend.refclassid = 'pg_catalog.pg_proc'::regclass::oid
+            join pg_catalog.pg_proc as function on function.oid = depend.refobjid
         ),
         -- 0 is PUBLIC.
         allowed (role, remedy) as (
             select acl.grantee, 'revoke create on schema idempotency from '
-            from pg_catalog.pg_namespace, pg_catalog.aclexplode(nspacl) as acl
-            where nspname = 'idempotency' and acl.privilege_type = 'CREATE' and acl.grantee <> nspowner
+            from schema cross join lateral pg_catalog.aclexplode(schema.acl) as acl
+            where acl.privilege_type = 'CREATE' and acl.grantee <> schema.owner
             union
-            select acl.grantee, pg_catalog.format(
-                'revoke %s on %I.%I from ', pg_catalog.lower(acl.privilege_type), space.nspname, class.relname
-            )
-            from part
-            join pg_catalog.pg_class as class on class.oid = part.id
+            -- The word stays in capitals, because `lower` makes another word of TRIGGER in Turkish.
+            select acl.grantee, pg_catalog.format('revoke %s on %I.%I from ', acl.privilege_type, space.nspname, class.relname)
+            from relation
+            join pg_catalog.pg_class as class on class.oid = relation.oid
             join pg_catalog.pg_namespace as space on space.oid = class.relnamespace
             cross join lateral (
                 select * from pg_catalog.aclexplode(class.relacl)
@@ -173,8 +130,7 @@ pub(crate) async fn schema(conn: &mut PgConnection, known: &Known) -> Result<Opt
                 cross join lateral pg_catalog.aclexplode(attribute.attacl) as granted
                 where attribute.attrelid = class.oid
             ) as acl
-            where part.class = 'pg_catalog.pg_class'::regclass::oid and acl.privilege_type in ('TRIGGER', 'REFERENCES')
-                and acl.grantee <> class.relowner
+            where acl.privilege_type in ('TRIGGER', 'REFERENCES') and acl.grantee <> class.relowner
         ),
         doubted (role) as (
             select candidate.role
@@ -183,90 +139,33 @@ pub(crate) async fn schema(conn: &mut PgConnection, known: &Known) -> Result<Opt
             cross join acts
             where candidate.role not in (select role from trusted)
                 and not pg_catalog.pg_has_role(candidate.role, database.owner, acts.as_member)
-        ),
-        -- The functions of any-language.sql are of the release whose number is the body of `version`.
-        any_language (number) as (
-            select pg_catalog.substring(function.prosrc, '^select ([0-9]{1,9})$')::int4
-            from pg_catalog.pg_proc as function
-            join pg_catalog.pg_namespace as space on space.oid = function.pronamespace
-            where space.nspname = 'idempotency' and function.proname = 'version' and function.pronargs = 0
-        ),
-        unknown (kind, object) as (
-            select
-                case
-                    when function.proname::text <> all ($2::text[]) then 'functions'
-                    when any_language.number < $3::int4 then 'older functions'
-                    when any_language.number > $3::int4 then 'newer functions'
-                    else 'functions'
-                end,
-                'function ' || function.oid::regprocedure::text
-            from pg_catalog.pg_proc as function
-            join pg_catalog.pg_namespace as space on space.oid = function.pronamespace
-            join pg_catalog.pg_language as language on language.oid = function.prolang
-            left join any_language on true
-            where space.nspname = 'idempotency'
-                -- A file of the printed SQL may have got line ends of another system.
-                and pg_catalog.encode(pg_catalog.sha256(pg_catalog.convert_to(
-                    pg_catalog.concat_ws(
-                        pg_catalog.chr(10), function.proname::text, language.lanname::text, function.prosecdef::text,
-                        -- With quotes if the role that created it had set quote_all_identifiers.
-                        coalesce(pg_catalog.replace(
-                            pg_catalog.array_to_string(function.proconfig, ', '),
-                            '\"pg_catalog\", \"pg_temp\"', 'pg_catalog, pg_temp'
-                        ), ''),
-                        pg_catalog.replace(function.prosrc, pg_catalog.chr(13), '')
-                    ),
-                    pg_catalog.getdatabaseencoding()
-                )), 'hex') <> all ($1::text[])
-            union
-            select 'objects', pg_catalog.format('relation %I.%I, which is no table', space.nspname, class.relname)
-            from pg_catalog.pg_class as class
-            join pg_catalog.pg_namespace as space on space.oid = class.relnamespace
-            where space.nspname = 'idempotency' and class.relname in ('record', '_sqlx_migrations')
-                and class.relkind not in ('r', 'p')
-            union
-            -- An operator or a cast of another type could be anybody's.
-            select 'objects', pg_catalog.format('column %I of %I.%I', attname, space.nspname, class.relname)
-            from pg_catalog.pg_attribute
-            join pg_catalog.pg_type as type on type.oid = atttypid
-            join pg_catalog.pg_class as class on class.oid = attrelid
-            join pg_catalog.pg_namespace as space on space.oid = class.relnamespace
-            where space.nspname = 'idempotency' and class.relname in ('record', '_sqlx_migrations')
-                and attnum > 0 and type.typnamespace <> 'pg_catalog'::regnamespace::oid
-            union
-            select 'objects', pg_catalog.format('rule %I on %s', rule.rulename, class.oid::regclass::text)
-            from part
-            join pg_catalog.pg_class as class on class.oid = part.id
-            join pg_catalog.pg_rewrite as rule on rule.ev_class = class.oid
-            where part.class = 'pg_catalog.pg_class'::regclass::oid and class.relkind in ('r', 'p')
         )
-        select 'schema' as kind, null as role, null as objects, null as remedy
-        from pg_catalog.pg_namespace where nspname = 'idempotency'
+        select 'schema' as kind, null as role, null as objects, null as remedy from schema
         union all
-        select case when class.relname = 'record' then 'record'
-            when class.relkind <> 'r' or class.relrowsecurity or class.relhassubclass
-                or exists (select from pg_catalog.pg_rewrite where ev_class = class.oid) then 'applied'
-            else 'applied, plain'
-        end, null, null, null
-        from pg_catalog.pg_class as class
-        join pg_catalog.pg_namespace as space on space.oid = class.relnamespace
-        where space.nspname = 'idempotency' and class.relname in ('record', '_sqlx_migrations')
+        select class.relname::text, null, null, null
+        from schema
+        join pg_catalog.pg_class as class on class.relnamespace = schema.oid
+        where class.relname in ('record', '_sqlx_migrations')
         union all
-        select 'owner', pg_catalog.pg_get_userbyid(object.owner)::text,
-            pg_catalog.string_agg(object.name, ', ' order by object.place) filter (where object.place <= 5)
-                || case when pg_catalog.count(*) > 5 then pg_catalog.format(' and %s more', pg_catalog.count(*) - 5) else '' end,
+        select 'version', null, function.prosrc, null
+        from schema
+        join pg_catalog.pg_proc as function on function.pronamespace = schema.oid
+        where function.proname = 'version' and function.pronargs = 0
+        union all
+        select 'owner', pg_catalog.pg_get_userbyid(owned.owner)::text,
+            pg_catalog.format('%s%s',
+                pg_catalog.array_to_string((pg_catalog.array_agg(
+                    named.type || ' ' || named.identity order by named.type <> 'schema', named.type <> 'table', named.identity
+                ))[1:5], ', '),
+                case when pg_catalog.count(*) > 5 then ' and others' end
+            ),
             pg_catalog.format('revoke %1$I from %2$I; grant %1$I to %2$I',
-                pg_catalog.pg_get_userbyid(object.owner), pg_catalog.pg_get_userbyid(database.owner))
-        from (
-            select owned.owner, named.type || ' ' || named.identity, pg_catalog.row_number() over (
-                partition by owned.owner order by named.type <> 'schema', named.type not in ('table', 'view'), named.identity
-            )
-            from owned
-            join doubted on doubted.role = owned.owner
-            cross join lateral pg_catalog.pg_identify_object(owned.class, owned.id, 0) as named
-        ) as object (owner, name, place)
+                pg_catalog.pg_get_userbyid(owned.owner), pg_catalog.pg_get_userbyid(database.owner))
+        from owned
+        join doubted on doubted.role = owned.owner
         cross join database
-        group by object.owner, database.owner
+        cross join lateral pg_catalog.pg_identify_object(owned.class, owned.id, 0) as named
+        group by owned.owner, database.owner
         union all
         select 'right', grantee.name, null, allowed.remedy || grantee.name
         from allowed
@@ -275,18 +174,9 @@ pub(crate) async fn schema(conn: &mut PgConnection, known: &Known) -> Result<Opt
             select case when allowed.role = 0::oid then 'public'
                 else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(allowed.role)::text) end
         ) as grantee (name)
-        union all
-        select 'any language', null, null, null from any_language
-        union all
-        select kind, null, pg_catalog.string_agg(object, ', ' order by object), null
-        from unknown
-        group by kind
         order by 1, 2, 4
         ",
     )
-    .bind(&known.digests) // $1
-    .bind(&known.any_language) // $2
-    .bind(known.number) // $3
     .persistent(false)
     .fetch_all(conn)
     .await
@@ -302,21 +192,16 @@ impl Schema {
             match row.try_get("kind")? {
                 "schema" => exists = true,
                 "record" => schema.has_record = true,
-                "applied" => schema.has_applied = true,
-                "applied, plain" => (schema.has_applied, schema.is_applied_plain) = (true, true),
+                "_sqlx_migrations" => schema.has_applied = true,
+                "version" => schema.version = Some(row.try_get("objects")?),
                 "owner" => schema.distrust.push(Distrust::Owner {
                     role: row.try_get("role")?,
                     objects: row.try_get("objects")?,
                     remedy: row.try_get("remedy")?,
                 }),
-                "right" => {
+                _ => {
                     schema.distrust.push(Distrust::Right { role: row.try_get("role")?, remedy: row.try_get("remedy")? })
                 }
-                "any language" => schema.has_any_language = true,
-                "older functions" => schema.older = row.try_get("objects")?,
-                "newer functions" => schema.newer = row.try_get("objects")?,
-                "functions" => schema.distrust.push(Distrust::Functions { objects: row.try_get("objects")? }),
-                _ => schema.distrust.push(Distrust::Objects { objects: row.try_get("objects")? }),
             }
         }
         Ok(exists.then_some(schema))

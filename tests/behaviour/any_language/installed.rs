@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use pg_idempotency::testing::ANY_LANGUAGE_MIGRATOR;
 use pg_idempotency::{
-    Error, Incompatible, MIGRATOR, OnEscape, SetupError, any_language_sql, migrate, migrate_any_language, operator,
-    protect,
+    Error, MIGRATOR, OnEscape, SetupError, any_language_sql, migrate, migrate_any_language, operator, protect,
 };
 use rig::functions::{complete, ensure};
 use rig::role::with_role;
@@ -118,35 +117,19 @@ async fn a_plain_migration_replaces_the_functions_of_an_earlier_release(pool: Pg
     .await
 }
 
-/// During a roll-out, and after a roll-back, an old process starts.
+/// During a roll-out, and after a roll-back, an old process starts. The number may have another form in a newer release.
 #[sqlx::test(migrations = false)]
 async fn the_functions_of_a_newer_release_remain(pool: PgPool) -> anyhow::Result<()> {
     migrate_any_language(&pool).await?;
-    let mut wanted = warnings(&pool).await?;
-    wanted.insert(0, "newer_functions");
-    pool.execute(AssertSqlSafe(EARLIER.replace("'select 0'", "'select 999'"))).await?;
-    for migrated in [migrate(&pool).await, migrate_any_language(&pool).await] {
-        migrated?;
-        let number: i32 = sqlx::query_scalar("select idempotency.version()").fetch_one(&pool).await?;
-        assert_eq!(number, 999);
-        assert_eq!(warnings(&pool).await?, wanted);
-    }
-    Ok(())
-}
-
-/// A number that is none, or that of this release, explains no other body.
-#[sqlx::test(migrations = false)]
-async fn a_body_that_no_release_has_made_is_refused(pool: PgPool) -> anyhow::Result<()> {
-    migrate_any_language(&pool).await?;
-    let ours: i32 = sqlx::query_scalar("select idempotency.version()").fetch_one(&pool).await?;
-    for number in [&*format!("select {ours}"), "select -1", "select 2 - 2", "select null::int4"] {
+    let usual = warnings(&pool).await?;
+    for number in ["select 999", "select 1000 - 1"] {
         pool.execute(AssertSqlSafe(EARLIER.replace("select 0", number))).await?;
         for migrated in [migrate(&pool).await, migrate_any_language(&pool).await] {
-            let Err(SetupError::Other(Error::Incompatible(Incompatible::Schema { .. }))) = migrated else {
-                panic!("{number}: {migrated:?}")
-            };
+            migrated?;
+            let number: i32 = sqlx::query_scalar("select idempotency.version()").fetch_one(&pool).await?;
+            assert_eq!(number, 999);
+            assert_eq!(warnings(&pool).await?, usual);
         }
-        assert_eq!(warnings(&pool).await?, ["untrusted_schema"], "{number}");
     }
     Ok(())
 }

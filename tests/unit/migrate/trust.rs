@@ -2,10 +2,10 @@
 
 use sha2::{Digest as _, Sha256};
 
-use super::{FUNCTIONS, KNOWN, functions};
+use super::{FUNCTIONS, ours};
 
 /// The digest of each file that a release has, under its number. The last line may change until a release has it.
-const RELEASED: [(i32, &str); 1] = [(1, "af3989803790bfe3566e6e655b40593874c3b9bcafeefc6e5bd3f0cb86d59326")];
+const RELEASED: [(u32, &str); 1] = [(1, "af3989803790bfe3566e6e655b40593874c3b9bcafeefc6e5bd3f0cb86d59326")];
 
 /// A process of another release calls the functions by these.
 const SIGNATURES: [&str; 5] = [
@@ -26,7 +26,7 @@ fn another_file_has_another_number() {
     let (number, digest) = *RELEASED.last().expect("a file");
     let read = hex::encode(Sha256::digest(FUNCTIONS.replace('\r', "")));
     assert_eq!(
-        (KNOWN.number, &*read),
+        (ours(), &*read),
         (number, digest),
         "if a release has this file, raise the number in the file, and add a line above"
     );
@@ -35,7 +35,9 @@ fn another_file_has_another_number() {
 
 #[test]
 fn names_and_arguments_stay() {
-    let signatures: Vec<String> = functions(FUNCTIONS)
+    let signatures: Vec<String> = FUNCTIONS
+        .split("\ncreate or replace function idempotency.")
+        .skip(1)
         .filter_map(|function| {
             Some(function.split_once("language ")?.0.split_whitespace().collect::<Vec<_>>().join(" "))
         })
