@@ -2,9 +2,8 @@
 --
 -- any-language.sql adds functions for callers in other languages. A database without such callers does not need these functions.
 --
--- `completed_at` shows whether the operation is complete, and `expires_at` shows how long the key is remembered. strict.sql adds
--- the rules that every record keeps as CHECK constraints. This file does not contain them, because PostgreSQL parses each CHECK
--- again for every statement, which makes a first call much slower.
+-- `completed_at` shows whether the operation is complete, and `expires_at` shows how long the key is remembered. The table has no
+-- CHECK constraints, because PostgreSQL parses each CHECK again for every statement, which makes a first call much slower.
 
 create table idempotency.record (
     -- 'transaction', 'at_least_once', 'in_steps', 'at_most_once' or 'mark'. A key belongs to one mode.

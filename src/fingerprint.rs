@@ -155,7 +155,7 @@ impl Fingerprint {
             Some(&CHOSEN) if stored.get(CHOICE) != self.0.get(CHOICE) => Comparison::UnknownVersion(CHOSEN),
             Some(&version) if version == self.0[0] => Comparison::Other,
             Some(&version) => Comparison::UnknownVersion(version),
-            // The rule `fingerprint_is_versioned` of migrations/strict.sql excludes an empty fingerprint.
+            // No call stores an empty fingerprint.
             None => Comparison::UnknownVersion(0),
         }
     }

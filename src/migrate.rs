@@ -180,9 +180,8 @@ pub fn any_language_sql() -> String {
 /// writes must be a distributed table, a reference table, or a local table in Citus's metadata. A write to a plain
 /// table of the coordinator commits separately from the key.
 ///
-/// If you use `migrations/strict.sql`, apply it before this call, because Citus does not accept all rules of that file
-/// in one statement. Stop the service during the call, because a process whose setting of `distributed` does not fit
-/// the table gets [`Misuse::WrongDeployment`](crate::Misuse::WrongDeployment).
+/// Stop the service during the call, because a process whose setting of `distributed` does not fit the table gets
+/// [`Misuse::WrongDeployment`](crate::Misuse::WrongDeployment).
 ///
 /// # Errors
 ///

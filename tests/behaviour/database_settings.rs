@@ -228,7 +228,7 @@ impl Doors<'_> {
             self.pool.execute(AssertSqlSafe(printed)).await?;
         }
         migrate_any_language(self.pool).await?;
-        self.pool.execute(include_str!("../../migrations/strict.sql")).await.context("strict.sql")?;
+        self.pool.execute(rig::strict::SQL).await.context("strict.sql")?;
         Ok(())
     }
 

@@ -108,7 +108,7 @@ impl World {
         let observer = pool(&options, 4);
         let mut conn = observer.acquire().await?;
         pg_idempotency::migrate_any_language(&observer).await?;
-        conn.execute(include_str!("../../../migrations/strict.sql")).await?;
+        conn.execute(rig::strict::SQL).await?;
         conn.execute(TABLES).await?;
         if let Some(effects) = setup.effects {
             effects.distribute(&options).await?;

@@ -5,15 +5,13 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use pg_idempotency::OnEscape;
+use rig::strict;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, PgPool, Postgres, Transaction};
 use uuid::Uuid;
 
 use crate::books::Books;
 use crate::escape;
-
-/// Every statement of a demo has to keep the rules of a record, which this file turns into constraints.
-pub const STRICT: &str = include_str!("../../../migrations/strict.sql");
 
 /// A duplicate that waits for its first request holds a connection for up to 5 seconds, the crate's default. A request
 /// behind it must wait longer than that, or a storm of duplicates becomes a storm of 503s.
@@ -45,7 +43,8 @@ impl Schema {
         let schema = &mut self;
         let pool = schema.pool(1).await?;
         pg_idempotency::migrate(&pool).await?;
-        sqlx::raw_sql(STRICT).execute(&pool).await?;
+        // Every statement of a demo has to keep the rules of a record.
+        sqlx::raw_sql(strict::SQL).execute(&pool).await?;
         let Self { run, .. } = &*schema;
         let schema_and_records = format!(
             "

@@ -142,7 +142,7 @@ pub(crate) async fn create_databases(server: &PgConnectOptions, count: usize) ->
     let pool = PgPool::connect_with(server.clone().database("interleave")).await?;
     pg_idempotency::migrate_any_language(&pool).await?;
     // So that a statement that breaks a rule of the records shows it.
-    pool.execute(include_str!("../../../migrations/strict.sql")).await?;
+    pool.execute(rig::strict::SQL).await?;
     pool.execute(SCHEMA).await?;
     for (scope, operation, value) in
         [("other", "call", "key"), ("interleave", "other", "key"), ("interleave", "call", "other")]

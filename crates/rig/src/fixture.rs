@@ -1,5 +1,5 @@
-//! Records that an earlier call would have left, in any state. The rules of `migrations/strict.sql` refuse a state that
-//! no call leaves behind.
+//! Records that an earlier call would have left, in any state. The rules of `strict.sql` refuse a state that no call
+//! leaves behind.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The crate's migrations and `migrations/strict.sql`: every statement that the crate sends in these tests must keep
+//! The crate's migrations and `strict.sql`: every statement that the crate sends in these tests must keep
 //! the rules of a record. With the variable PARTITIONS, also `migrations/partitions.sql`, with a quarter of the
 //! partitions: each test creates them in its own database.
 
@@ -6,6 +6,9 @@ use std::sync::LazyLock;
 
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{AssertSqlSafe, SqlSafeStr};
+
+/// The rules that every record keeps, as constraints of the table.
+pub const SQL: &str = include_str!("../strict.sql");
 
 pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| strict(&pg_idempotency::MIGRATOR));
 
@@ -16,7 +19,7 @@ pub static ANY_LANGUAGE_MIGRATOR: LazyLock<Migrator> =
 
 fn strict(plain: &Migrator) -> Migrator {
     let mut migrations: Vec<Migration> = plain.iter().cloned().collect();
-    migrations.push(migration(i64::MAX - 1, "strict", include_str!("../../../migrations/strict.sql")));
+    migrations.push(migration(i64::MAX - 1, "strict", SQL));
     if partitioned() {
         let (all, few) = ("partitions constant int := 16", "partitions constant int := 4");
         let partitions = include_str!("../../../migrations/partitions.sql").replace(all, few);

@@ -13,7 +13,6 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
 use axum::{Json, Router};
-use demos::schema::STRICT;
 use demos::service::user;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, LeasedBody, method_not_allowed};
 use pg_idempotency::lease::{LeaseOptions, Policy};
@@ -60,7 +59,7 @@ async fn main() -> anyhow::Result<()> {
     let url = env::var("DATABASE_URL").context("DATABASE_URL is not set")?;
     let pool = PgPoolOptions::new().max_connections(20).acquire_timeout(Duration::from_secs(3)).connect(&url).await?;
     pg_idempotency::migrate(&pool).await?;
-    sqlx::raw_sql(STRICT).execute(&pool).await?;
+    sqlx::raw_sql(rig::strict::SQL).execute(&pool).await?;
     sqlx::raw_sql(TABLE).execute(&pool).await?;
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", port.parse()?)).await?;
     Ok(axum::serve(listener, router(way, pool)?).await?)

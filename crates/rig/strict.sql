@@ -1,10 +1,6 @@
--- The rules that every record keeps, as CHECK constraints. `migrate` does not apply this file.
---
--- PostgreSQL parses each CHECK again for every statement, so a first call costs the server much more time. Apply this
--- file if that price is small compared with the danger of a bug in hand-written SQL: `psql -f migrations/strict.sql`.
--- The file reads and locks the whole table. A second application changes nothing. The crate's own tests run with this
--- file, so every statement that the crate sends keeps these rules. To find records that break the rules, restore a
--- backup and apply the file there.
+-- The rules that every record keeps, as CHECK constraints. The tests run with these constraints, so every statement that
+-- the crate sends keeps the rules. The migrations do not contain them, because PostgreSQL parses each CHECK again for
+-- every statement, so a first call costs the server much more time. A second application changes nothing.
 
 alter table idempotency.record
     drop constraint if exists known_mode,
