@@ -91,14 +91,13 @@ async fn the_sql_of_the_pages_works_beside_the_operators_of_public(pool: PgPool)
     let database: String = sqlx::query_scalar("select current_database()::text").fetch_one(&mut conn).await?;
     let is_new: bool =
         sqlx::query_scalar("select current_setting('server_version_num')::int >= 140000").fetch_one(&mut conn).await?;
-    // PostgreSQL 13 lacks a setting, only Citus has the functions, and only a leaf takes a storage parameter.
+    // PostgreSQL 13 lacks a setting, and only Citus has the functions.
     let runs = |statement: &str| {
         let is_for_citus = ["create_distributed_table", "citus_tables"].iter().any(|citus| statement.contains(citus));
         let is_too_new = !is_new && statement.contains("PostgreSQL 14 or newer");
-        let is_for_leaves = rig::strict::partitioned() && statement.contains("autovacuum");
         // A view that is there only if the server has loaded its library.
         let is_for_a_library = statement.contains("from pg_stat_statements");
-        !is_for_citus && !is_too_new && !is_for_leaves && !is_for_a_library
+        !is_for_citus && !is_too_new && !is_for_a_library
     };
     let mut count = 0;
     for page in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/guide"))? {

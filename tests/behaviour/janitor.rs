@@ -11,7 +11,7 @@ use sqlx::{Executor as _, PgPool};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use crate::support::{create_effects, janitor, key, once, options, pool_of, records};
+use crate::support::{janitor, key, options, pool_of, records};
 
 /// Inserts `count` records of this mode and state, which expired a minute ago or will expire in a minute.
 async fn fill(pool: &PgPool, mode: &str, completed: bool, lease: Option<&str>, expired: bool, count: i32) {
@@ -115,39 +115,6 @@ async fn batches_leave_nothing_out_between_them(pool: PgPool) -> anyhow::Result<
     assert_eq!(janitor.sweep_once(u64::MAX).await?.rows(), 7);
     locker.rollback().await?;
     assert_eq!(janitor.sweep_once(u64::MAX).await?.rows(), 1, "what was locked is the next pass's");
-    Ok(())
-}
-
-/// A `ctid` is unique in one leaf only: without the leaf, a sweep would delete live rows of other leaves too.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the table cannot be both as this test creates it")]
-async fn a_partitioned_table_is_swept_leaf_by_leaf(pool: PgPool) -> anyhow::Result<()> {
-    pool.execute(
-        "alter table idempotency.record rename to plain;
-         create table idempotency.record (like idempotency.plain including defaults including constraints)
-             partition by hash (scope);
-         alter table idempotency.record add primary key (scope, operation, value);
-         create index on idempotency.record (expires_at);
-         create table idempotency.p0 partition of idempotency.record for values with (modulus 4, remainder 0);
-         create table idempotency.p1 partition of idempotency.record for values with (modulus 4, remainder 1);
-         create table idempotency.p2 partition of idempotency.record for values with (modulus 4, remainder 2);
-         create table idempotency.p3 partition of idempotency.record for values with (modulus 4, remainder 3);
-         insert into idempotency.record (mode, scope, operation, value, token, completed_at, expires_at)
-         select 'mark', 'tenant ' || n::text, 'o', 'k', n, now(), now() + case when n % 3 = 0 then interval '-1 min' else interval '1 h' end
-         from generate_series(1, 3000) as n",
-    )
-    .await?;
-    let janitor = janitor(&pool).batch_size(rows(50)).pause(Duration::ZERO);
-    let swept = janitor.sweep_once(120).await?;
-    assert_eq!((swept.rows(), swept.limited), (120, true));
-    let swept = janitor.sweep_once(u64::MAX).await?;
-    assert_eq!(swept.rows(), 880);
-    assert_eq!(records(&pool).await, 2000);
-
-    create_effects(&pool).await;
-    for replayed in [false, true] {
-        assert_eq!(once(&pool, &key("a"), "body").await?.is_replayed(), replayed, "and the crate works on it");
-    }
     Ok(())
 }
 

@@ -1,9 +1,20 @@
-//! `migrations/partitions.sql`: what it keeps of the table, and what it refuses to lose.
+//! `migrations/partitions.sql`: what it keeps of the table, what it refuses to lose, and where hash partitions change how
+//! a statement works. `plans.rs` and `squatted.rs` have a case with partitions, too.
 
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use pg_idempotency::lease::{Acquired, LeaseOptions};
+use pg_idempotency::mark::{MarkOptions, Marked};
+use pg_idempotency::operator::{self, Warning};
+use pg_idempotency::testing::expire;
+use pg_idempotency::{Error, Key};
+use rig::fixture::Fixture;
+use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE};
 use rig::role::with_role;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 
-use crate::support::{connect, create_effects, key, once, records};
+use crate::support::{connect, create_effects, effects, janitor, key, once, options, pool_of, records};
 
 const PARTITIONS: &str = include_str!("../../migrations/partitions.sql");
 
@@ -84,6 +95,126 @@ async fn whatever_the_table_would_lose_is_refused_by_name(pool: PgPool) -> anyho
         conn.execute(PARTITIONS).await?;
         let error = conn.execute(PARTITIONS).await.expect_err("a second time").to_string();
         assert!(error.contains("partitioned already"), "{error}");
+        anyhow::Ok(())
+    })
+    .await
+}
+
+/// Scopes of every partition.
+fn scopes() -> Vec<String> {
+    (0..20).map(|n| format!("tenant {n}")).collect()
+}
+
+fn key_of(scope: &str, value: &str) -> Key {
+    Key::new(scope, "operation", value).expect("a valid key")
+}
+
+/// Marks of 3000 scopes, of which a third is expired.
+async fn fill(pool: &PgPool) -> sqlx::Result<()> {
+    let fill = "insert into idempotency.record (mode, scope, operation, value, token, completed_at, expires_at)
+        select 'mark', 'tenant ' || n::text, 'o', 'k', n, now(), now() + case when n % 3 = 0 then interval '-1 min' else interval '1 h' end
+        from generate_series(1, 3000) as n";
+    pool.execute(fill).await.map(drop)
+}
+
+/// A claim is an `on conflict` of one partition, and a batch of marks one of several. A take-over locks a row of a
+/// partition. An operator reads the name of the table, and not of the partition.
+#[sqlx::test(migrator = "rig::strict::PARTITIONED_MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "Citus distributes the table")]
+async fn calls_find_and_take_over_the_records_of_every_partition(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let (scopes, window) = (scopes(), Duration::from_secs(3600));
+    let partitions = "select count(distinct tableoid) from idempotency.record";
+    for scope in &scopes {
+        let called = key_of(scope, "call");
+        for replayed in [false, true] {
+            assert_eq!(once(&pool, &called, "body").await?.is_replayed(), replayed, "{scope}");
+        }
+        expire(&pool, &called).await?;
+        assert!(!once(&pool, &called, "body").await?.is_replayed(), "{scope}");
+        let leased = key_of(scope, "lease");
+        Fixture::lapsed(&leased, "body", AT_LEAST_ONCE)?.write(&pool).await?;
+        let lease = match LeaseOptions::new(AT_LEAST_ONCE).acquire::<i64, _>(&pool, &leased, "body").await? {
+            Acquired::Owner(lease) => lease,
+            Acquired::Replayed(_) => panic!("{scope}: lapsed"),
+        };
+        assert_eq!(lease.attempt(), 2, "{scope}");
+        lease.complete(&1_i64).await?;
+        let doubt = key_of(scope, "doubt");
+        Fixture::lapsed(&doubt, "body", AT_MOST_ONCE)?.write(&pool).await?;
+        let shown = operator::show(&pool, &doubt).await?.expect("a record");
+        shown.resolve(&pool, &7_i64, window).await?;
+    }
+    assert_eq!(sqlx::query_scalar::<_, i64>(partitions).fetch_one(&pool).await?, 4);
+    assert_eq!(effects(&pool).await, 2 * i64::try_from(scopes.len())?);
+    let batch: Vec<Key> = scopes.iter().map(|scope| key_of(scope, "mark")).collect();
+    let mut tx = pool.begin().await?;
+    let marking = MarkOptions::new(window);
+    assert_eq!(marking.mark_many(&mut tx, &batch).await?, vec![Marked::First; batch.len()]);
+    assert_eq!(marking.mark_many(&mut tx, &batch).await?, vec![Marked::Duplicate; batch.len()]);
+    tx.commit().await?;
+    Ok(())
+}
+
+/// A `ctid` is unique in one leaf only: without the leaf, a sweep would delete live rows of other leaves too.
+#[sqlx::test(migrator = "rig::strict::PARTITIONED_MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "Citus distributes the table")]
+async fn the_table_is_swept_leaf_by_leaf(pool: PgPool) -> anyhow::Result<()> {
+    fill(&pool).await?;
+    let janitor = janitor(&pool).batch_size(NonZeroU32::new(50).expect("fifty")).pause(Duration::ZERO);
+    let swept = janitor.sweep_once(120).await?;
+    assert_eq!((swept.rows(), swept.limited), (120, true));
+    let swept = janitor.sweep_once(u64::MAX).await?;
+    assert_eq!(swept.rows(), 880);
+    assert_eq!(records(&pool).await, 2000);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "rig::strict::PARTITIONED_MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "Citus distributes the table")]
+async fn a_leaf_that_cannot_be_swept_hides_no_other(pool: PgPool) -> anyhow::Result<()> {
+    fill(&pool).await?;
+    pool.execute(
+        "create function public.kept() returns trigger language plpgsql as 'begin raise ''kept''; end';
+         create trigger kept before delete on idempotency.record_0 execute function public.kept()",
+    )
+    .await?;
+    let kept: i64 = sqlx::query_scalar("select count(*) from idempotency.record_0 where expires_at < now()")
+        .fetch_one(&pool)
+        .await?;
+    let error = janitor(&pool).pause(Duration::ZERO).sweep_once(u64::MAX).await.expect_err("a leaf refuses");
+    assert!(matches!(&error, Error::Database(error) if error.to_string().contains("kept")), "{error:?}");
+    assert!(kept > 0);
+    assert_eq!(records(&pool).await, 2000 + kept);
+    Ok(())
+}
+
+/// The table itself has no pages.
+#[sqlx::test(migrator = "rig::strict::PARTITIONED_MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "Citus distributes the table")]
+async fn the_sizes_are_those_of_all_leaves(pool: PgPool) -> anyhow::Result<()> {
+    fill(&pool).await?;
+    pool.execute("analyze idempotency.record").await?;
+    let leaf: i64 = sqlx::query_scalar("select pg_table_size('idempotency.record_0')").fetch_one(&pool).await?;
+    let stats = operator::stats(&pool).await?;
+    assert_eq!((stats.records, stats.exact), (3000, true));
+    assert!(stats.table_bytes > 2 * u64::try_from(leaf)? && stats.index_bytes > 0, "{stats:?}");
+    Ok(())
+}
+
+/// A sweep names the leaf, so the policies of the leaf apply.
+#[sqlx::test(migrator = "rig::strict::PARTITIONED_MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "Citus distributes the table")]
+async fn health_names_a_leaf_whose_policies_could_hide_records(pool: PgPool) -> anyhow::Result<()> {
+    let granted = "grant usage on schema idempotency to @role;
+        grant select, update, delete on all tables in schema idempotency to @role;
+        alter table idempotency.record_1 enable row level security";
+    with_role(&pool, granted, async |role| {
+        let of_role = pool_of(1, &options(&pool).username(role)).await;
+        let warnings = operator::health(&of_role, Duration::from_secs(3600)).await?;
+        assert_eq!(warnings, [Warning::RowSecurity { tables: "idempotency.record_1".to_owned() }]);
+        janitor(&of_role).sweep_once(10).await.expect_err("the server refuses");
+        of_role.close().await;
         anyhow::Ok(())
     })
     .await

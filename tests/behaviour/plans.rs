@@ -5,7 +5,6 @@ use std::time::Duration;
 use pg_idempotency::lease::{Finding, InDoubt, LeaseOptions, Policy};
 use pg_idempotency::mark::{MarkOptions, mark};
 use pg_idempotency::{Error, Idempotency, RoundTrips, ensure_idempotent, operator};
-use rig::strict::partitioned;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgPool, Row as _};
 
 use crate::lease::reconcile;
@@ -25,10 +24,6 @@ async fn the_server_keeps_the_plan_of_each_statement(pool: PgPool) -> anyhow::Re
     let version: i32 = sqlx::query_scalar("select current_setting('server_version_num')::int").fetch_one(&pool).await?;
     if version < 140_000 {
         println!("skipped: PostgreSQL 13 does not count plans");
-        return Ok(());
-    }
-    if partitioned() {
-        println!("skipped: PostgreSQL plans for the values, because it then has one partition to plan for");
         return Ok(());
     }
     let select_first = Idempotency::new().round_trips(RoundTrips::SelectFirst);
@@ -63,10 +58,6 @@ async fn the_server_keeps_the_plan_of_each_statement(pool: PgPool) -> anyhow::Re
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "the table is not plain there")]
 async fn no_plan_asks_whether_the_table_is_plain(pool: PgPool) -> anyhow::Result<()> {
-    if partitioned() {
-        println!("skipped: with the values, which are null here, the server reads no partition");
-        return Ok(());
-    }
     let pool = crate::support::pool_of(1, &pool.connect_options()).await;
     let select_first = Idempotency::new().round_trips(RoundTrips::SelectFirst);
     let _ = select_first.run(&pool, &key("a"), "body", async |_| Ok::<_, Error>(1)).await?;
@@ -103,6 +94,16 @@ async fn no_plan_asks_whether_the_table_is_plain(pool: PgPool) -> anyhow::Result
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "Citus plans each statement for all shards")]
 async fn the_search_for_operations_in_doubt_reads_the_index_of_stored_requests(pool: PgPool) -> anyhow::Result<()> {
+    search_reads(&pool, "record_to_resume").await
+}
+
+#[sqlx::test(migrator = "rig::strict::PARTITIONED_MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "Citus distributes the table")]
+async fn the_search_for_operations_in_doubt_reads_the_index_of_each_partition(pool: PgPool) -> anyhow::Result<()> {
+    search_reads(&pool, "_operation_claimed_at_idx").await
+}
+
+async fn search_reads(pool: &PgPool, index: &str) -> anyhow::Result<()> {
     let pool = pool_of(1, &pool.connect_options()).await;
     reconcile::in_doubt(&pool, "a").await;
     pool.execute(
@@ -131,7 +132,6 @@ async fn the_search_for_operations_in_doubt_reads_the_index_of_stored_requests(p
         let rows = sqlx::raw_sql(AssertSqlSafe(explain)).fetch_all(&pool).await?;
         let plan: Vec<String> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
         let reads: Vec<_> = plan.iter().filter(|line| line.contains("Scan")).collect();
-        let index = if partitioned() { "_operation_claimed_at_idx" } else { "record_to_resume" };
         assert!(!reads.is_empty() && reads.iter().all(|line| line.contains(index)), "{plans}: {plan:#?}");
     }
     Ok(())

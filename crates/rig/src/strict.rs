@@ -1,6 +1,5 @@
-//! The crate's migrations and `strict.sql`: every statement that the crate sends in these tests must keep
-//! the rules of a record. With the variable PARTITIONS, also `migrations/partitions.sql`, with a quarter of the
-//! partitions: each test creates them in its own database.
+//! The crate's migrations and `strict.sql`: every statement that the crate sends in these tests must keep the rules of a
+//! record.
 
 use std::sync::LazyLock;
 
@@ -10,22 +9,26 @@ use sqlx::{AssertSqlSafe, SqlSafeStr};
 /// The rules that every record keeps, as constraints of the table.
 pub const SQL: &str = include_str!("../strict.sql");
 
-pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| strict(&pg_idempotency::MIGRATOR));
+pub static MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| strict(&pg_idempotency::MIGRATOR, None));
 
 /// With the SQL functions for callers in other languages. Only their tests have it, so that the others show what the
 /// library can do without these functions.
 pub static ANY_LANGUAGE_MIGRATOR: LazyLock<Migrator> =
-    LazyLock::new(|| strict(&pg_idempotency::testing::ANY_LANGUAGE_MIGRATOR));
+    LazyLock::new(|| strict(&pg_idempotency::testing::ANY_LANGUAGE_MIGRATOR, None));
 
-fn strict(plain: &Migrator) -> Migrator {
+/// With `migrations/partitions.sql`, for the tests of what hash partitions change. The table has a quarter of the
+/// partitions, because each test creates them in its own database.
+pub static PARTITIONED_MIGRATOR: LazyLock<Migrator> = LazyLock::new(|| {
+    let (all, few) = ("partitions constant int := 16", "partitions constant int := 4");
+    let partitions = include_str!("../../../migrations/partitions.sql").replace(all, few);
+    assert!(partitions.contains(few));
+    strict(&pg_idempotency::MIGRATOR, Some(migration(i64::MAX, "partitions", AssertSqlSafe(partitions))))
+});
+
+fn strict(plain: &Migrator, partitions: Option<Migration>) -> Migrator {
     let mut migrations: Vec<Migration> = plain.iter().cloned().collect();
     migrations.push(migration(i64::MAX - 1, "strict", SQL));
-    if partitioned() {
-        let (all, few) = ("partitions constant int := 16", "partitions constant int := 4");
-        let partitions = include_str!("../../../migrations/partitions.sql").replace(all, few);
-        assert!(partitions.contains(few));
-        migrations.push(migration(i64::MAX, "partitions", AssertSqlSafe(partitions)));
-    }
+    migrations.extend(partitions);
     // After the rules: Citus takes no ALTER TABLE with so many.
     #[cfg(idempotency_distributed)]
     migrations.push(migration(
@@ -37,11 +40,6 @@ fn strict(plain: &Migrator) -> Migrator {
     migrator.create_schema("idempotency");
     migrator.dangerous_set_table_name("idempotency._sqlx_migrations");
     migrator
-}
-
-/// Whether the tests run on a table with hash partitions.
-pub fn partitioned() -> bool {
-    std::env::var_os("PARTITIONS").is_some()
 }
 
 fn migration(version: i64, name: &'static str, sql: impl SqlSafeStr) -> Migration {
