@@ -16,6 +16,7 @@ use http_body::Frame;
 use http_body_util::BodyExt as _;
 use pg_idempotency::http::{IdempotentTx, NoStore};
 use pg_idempotency::lease::Policy;
+use rig::cases::each;
 use rig::gate::{Gate, PATIENCE};
 use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE};
 use sqlx::PgPool;
@@ -103,12 +104,14 @@ async fn a_response_of_known_length_is_awaited_and_stored(pool: PgPool) {
         Router::new().route("/late", post(transaction)).layer(transactional(&pool)),
         Router::new().route("/late", post(handler)).layer(leased),
     ];
-    for (app, key) in [(transaction, "key-1"), (leased, "key-2")] {
+    each([(transaction, "key-1"), (leased, "key-2")], async |(app, key)| {
         for replayed in [false, true] {
             let answer = post_to(&app, "/late", key, "x").await;
             assert_eq!((answer.is_replayed(), &*answer.body), (replayed, &b"late"[..]), "{key}: {answer:?}");
         }
-    }
+        Ok(())
+    })
+    .await;
 }
 
 /// The run ends at its time-out, and a second at the least is left to the body.
@@ -179,7 +182,7 @@ async fn a_panic_in_the_response_body_is_a_panic_of_the_handler(pool: PgPool) {
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_panic_in_the_handler_or_in_its_response_body_settles_the_lease(pool: PgPool) {
-    for (policy, released) in [(AT_LEAST_ONCE, true), (AT_MOST_ONCE, false)] {
+    each([(AT_LEAST_ONCE, true), (AT_MOST_ONCE, false)], async |(policy, released)| {
         let routes = Router::new()
             .route("/handler", post(async || -> Body { panic!("on purpose") }))
             .route("/body", post(async || Body::new(Panics)));
@@ -198,7 +201,9 @@ async fn a_panic_in_the_handler_or_in_its_response_body_settles_the_lease(pool: 
             .expect("a record");
             assert_eq!(in_flight, (Some(released), false), "{policy:?} {uri}");
         }
-    }
+        Ok(())
+    })
+    .await;
 }
 
 /// The handler has had its effect by then. A client that reads "nothing was done" would repeat it under another key.

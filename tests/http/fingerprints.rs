@@ -3,6 +3,7 @@
 use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, Request, StatusCode, header};
 use pg_idempotency::http::IdempotencyLayer;
+use rig::cases::each;
 use sqlx::PgPool;
 
 use crate::support::{app, create_effects, effects, post_to, recorded, request, send, transactional};
@@ -183,14 +184,20 @@ async fn the_order_of_the_settings_does_not_change_the_fingerprint(pool: PgPool)
 async fn the_default_digests_never_change(pool: PgPool) {
     create_effects(&pool).await;
     let layers = [transactional(&pool), transactional(&pool).canonical_json([])];
-    for (layer, expected) in layers.into_iter().zip([
-        "0380258ef38ba84653cab9a44273bbd757b70f5934f4cb495974bbc02c25702217",
-        "01f8ce6284b5abab0fa54ed18faed0880547e457938f629ab5b8343a792570551a",
-    ]) {
-        let mut request = request("POST", "/accounts/7/effects?fast=yes", Some("key-1"), r#"{"b": 1.50, "a": "x"}"#);
-        request.headers_mut().insert("content-type", "application/json".parse().expect("a value"));
-        sqlx::raw_sql("delete from idempotency.record").execute(&pool).await.expect("empty");
-        assert_eq!(send(&app(layer), request).await.status, StatusCode::CREATED);
-        assert_eq!(recorded::<String>(&pool, "encode(fingerprint, 'hex')").await, expected);
-    }
+    each(
+        layers.into_iter().zip([
+            "0380258ef38ba84653cab9a44273bbd757b70f5934f4cb495974bbc02c25702217",
+            "01f8ce6284b5abab0fa54ed18faed0880547e457938f629ab5b8343a792570551a",
+        ]),
+        async |(layer, expected)| {
+            let mut request =
+                request("POST", "/accounts/7/effects?fast=yes", Some("key-1"), r#"{"b": 1.50, "a": "x"}"#);
+            request.headers_mut().insert("content-type", "application/json".parse().expect("a value"));
+            sqlx::raw_sql("delete from idempotency.record").execute(&pool).await.expect("empty");
+            assert_eq!(send(&app(layer), request).await.status, StatusCode::CREATED);
+            assert_eq!(recorded::<String>(&pool, "encode(fingerprint, 'hex')").await, expected);
+            Ok(())
+        },
+    )
+    .await;
 }

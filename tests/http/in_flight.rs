@@ -7,6 +7,7 @@ use axum::Router;
 use axum::http::StatusCode;
 use pg_idempotency::OnDuplicate;
 use pg_idempotency::http::IdempotencyLayer;
+use rig::cases::each;
 use rig::gate::{Gate, cancel_after};
 use rig::lease::AT_LEAST_ONCE;
 use sqlx::PgPool;
@@ -60,7 +61,8 @@ async fn a_wait_ends_at_its_limit(pool: PgPool) {
 async fn a_duplicate_in_the_same_process_needs_no_connection(pool: PgPool) {
     let pool = pool_of(1, &pool.connect_options()).await;
     create_effects(&pool).await;
-    for (attempt, layer) in [transactional(&pool), waiting(&pool, Duration::from_secs(20))].into_iter().enumerate() {
+    let layers = [transactional(&pool), waiting(&pool, Duration::from_secs(20))];
+    each(layers.into_iter().enumerate(), async |(attempt, layer)| {
         let gate = Gate::new();
         let app = app(&gate, layer);
         let post = |body| spawned_post(&app, "/gate", &format!("key-{attempt}"), body);
@@ -78,7 +80,9 @@ async fn a_duplicate_in_the_same_process_needs_no_connection(pool: PgPool) {
         }
         assert_eq!(first.await.expect("joined").status, StatusCode::OK);
         assert!(post("x").await.expect("joined").is_replayed(), "it is forgotten when it has ended");
-    }
+        Ok(())
+    })
+    .await;
     assert_eq!(effects(&pool).await, 2);
 }
 

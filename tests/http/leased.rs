@@ -16,6 +16,7 @@ use pg_idempotency::RoundTrips;
 use pg_idempotency::http::{IdempotencyLayer, LastError, NoLease};
 use pg_idempotency::lease::Lease;
 use pg_idempotency::testing::lapse;
+use rig::cases::each;
 use rig::gate::Gate;
 use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS};
 use rig::proxy::Proxy;
@@ -65,11 +66,13 @@ async fn at_least_once_a_failure_frees_the_key(pool: PgPool) {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_handler_says_why_it_failed(pool: PgPool) {
     let policies = [AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS];
-    for (number, policy) in policies.into_iter().enumerate() {
+    each(policies.into_iter().enumerate(), async |(number, policy)| {
         let (app, _) = app(leased(&pool, policy));
         let answer = post_to(&app, "/send/502", &format!("key-{number}"), "x").await;
         assert_eq!((answer.status, &*answer.body), (StatusCode::BAD_GATEWAY, &b""[..]));
-    }
+        Ok(())
+    })
+    .await;
     let reasons: Vec<String> =
         sqlx::query_scalar("select last_error from idempotency.record").fetch_all(&pool).await.expect("three");
     assert_eq!(reasons.len(), 3);
@@ -213,7 +216,7 @@ async fn the_layer_sends_a_plain_server_no_statement_for_citus(direct: PgPool) -
 /// A middleware inside the layer calls the handler again after it has answered.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_second_call_of_the_handler_gets_no_lease_under_at_most_once(pool: PgPool) {
-    for (key, policy, effects) in [("once", AT_MOST_ONCE, 1), ("often", AT_LEAST_ONCE, 2)] {
+    each([("once", AT_MOST_ONCE, 1), ("often", AT_LEAST_ONCE, 2)], async |(key, policy, effects)| {
         let sent = Arc::new(AtomicU32::new(0));
         let counted = sent.clone();
         let send = async move |_: Lease| {
@@ -233,7 +236,9 @@ async fn a_second_call_of_the_handler_gets_no_lease_under_at_most_once(pool: PgP
         let at_most_once = effects == 1;
         let is_indeterminate = retry.rejection.is_some_and(|rejection| rejection.kind() == "indeterminate");
         assert_eq!(is_indeterminate, at_most_once, "{policy:?}");
-    }
+        Ok(())
+    })
+    .await;
 }
 
 /// A service that gets keys step by step works without a lease only for a request without a key. If the layer is

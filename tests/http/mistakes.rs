@@ -10,6 +10,7 @@ use axum::routing::post;
 use axum::{Router, body::Bytes};
 use pg_idempotency::RoundTrips;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, NoTransaction};
+use rig::cases::each;
 use rig::lease::IN_STEPS;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, PgPool};
@@ -148,13 +149,15 @@ async fn a_panic_in_a_function_of_the_service_claims_nothing_and_stays_a_panic(p
         transactional(&pool).operation(|_| panic!("the operation")),
         transactional(&pool).key_from(|_, _| Ok(None)).on_rejection(|_| panic!("the rejection")),
     ];
-    for layer in layers {
+    each(layers, async |layer| {
         let runs = layer.runs();
         let app = app(layer);
         let panicked = tokio::spawn(async move { post_to(&app, "/effects", "key-1", "x").await }).await;
         assert!(panicked.is_err_and(|error| error.is_panic()));
         assert_eq!(runs.count(), 0);
-    }
+        Ok(())
+    })
+    .await;
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }
 

@@ -13,6 +13,7 @@ use futures_util::future::join_all;
 use pg_idempotency::http::IdempotencyLayer;
 use pg_idempotency::lease::Lease;
 use pg_idempotency::{Key, OnDuplicate, operator};
+use rig::cases::each;
 use rig::gate::{Gate, PATIENCE};
 use rig::lease::AT_LEAST_ONCE;
 use sqlx::PgPool;
@@ -65,42 +66,43 @@ const SIZES: [(u32, usize); 6] = [(1, 1), (1, 2), (2, 1), (2, 2), (10, 1), (10, 
 async fn a_duplicate_that_waits_for_another_process_has_no_place(direct: PgPool) {
     create_effects(&direct).await;
     let elsewhere = pool_of(2, &direct.connect_options()).await;
-    for (connections, places) in SIZES {
+    let cases = SIZES.into_iter().flat_map(|size| [(size, false), (size, true)]);
+    each(cases, async |((connections, places), is_leased)| {
         let pool = pool_of(connections, &direct.connect_options()).await;
-        for is_leased in [false, true] {
-            let gate = Gate::new();
-            let (there, here) = match is_leased {
-                false => (waiting(&elsewhere, LONG), waiting(&pool, LONG)),
-                true => (waiting_for_a_lease(&elsewhere, false), waiting_for_a_lease(&pool, false)),
-            };
-            let runs = here.runs();
-            let here = here.max_runs(places);
-            let [there, here] =
-                [there, here].map(|layer| if is_leased { outside(&gate, layer) } else { app(&gate, layer) });
-            let name = format!("{connections}-{places}-{is_leased}");
-            let first = spawned_post(&there, "/gate", &name, "x");
-            gate.reached().await;
-            let mut duplicates = JoinSet::new();
-            for _ in 0..10 {
-                let (app, key) = (here.clone(), name.clone());
-                duplicates.spawn(async move { app.oneshot(request("POST", "/gate", Some(&key), "x")).await });
-            }
-            until_runs(&runs, |count| count > 0).await;
-            for number in 0..3 {
-                is_served(&here, "ada", &format!("{name}-{number}")).await;
-            }
-            assert_eq!(duplicates.len(), 10);
-            let survivor = spawned_post(&here, "/gate", &name, "x");
-            duplicates.abort_all();
-            while duplicates.join_next().await.is_some() {}
-            gate.open();
-            assert_eq!(first.await.expect("joined").status, StatusCode::OK);
-            assert!(survivor.await.expect("joined").is_replayed(), "{name}");
-            // The others have ended with their clients.
-            timeout(PATIENCE, runs.finished()).await.expect("in time");
+        let gate = Gate::new();
+        let (there, here) = match is_leased {
+            false => (waiting(&elsewhere, LONG), waiting(&pool, LONG)),
+            true => (waiting_for_a_lease(&elsewhere, false), waiting_for_a_lease(&pool, false)),
+        };
+        let runs = here.runs();
+        let here = here.max_runs(places);
+        let [there, here] =
+            [there, here].map(|layer| if is_leased { outside(&gate, layer) } else { app(&gate, layer) });
+        let name = format!("{connections}-{places}-{is_leased}");
+        let first = spawned_post(&there, "/gate", &name, "x");
+        gate.reached().await;
+        let mut duplicates = JoinSet::new();
+        for _ in 0..10 {
+            let (app, key) = (here.clone(), name.clone());
+            duplicates.spawn(async move { app.oneshot(request("POST", "/gate", Some(&key), "x")).await });
         }
+        until_runs(&runs, |count| count > 0).await;
+        for number in 0..3 {
+            is_served(&here, "ada", &format!("{name}-{number}")).await;
+        }
+        assert_eq!(duplicates.len(), 10);
+        let survivor = spawned_post(&here, "/gate", &name, "x");
+        duplicates.abort_all();
+        while duplicates.join_next().await.is_some() {}
+        gate.open();
+        assert_eq!(first.await.expect("joined").status, StatusCode::OK);
+        assert!(survivor.await.expect("joined").is_replayed(), "{name}");
+        // The others have ended with their clients.
+        timeout(PATIENCE, runs.finished()).await.expect("in time");
         pool.close().await;
-    }
+        Ok(())
+    })
+    .await;
 }
 
 /// While the duplicate waits, the other process fails, and has not stored its request. The duplicate's claim does.

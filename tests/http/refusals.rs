@@ -18,6 +18,7 @@ use pg_idempotency::lease::{Lease, LeaseOptions, Policy};
 use pg_idempotency::operator::{Shown, State as Stands, show, unsettled};
 use pg_idempotency::testing::age;
 use pg_idempotency::{Error, Key};
+use rig::cases::each;
 use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS};
 use serde_json::Value;
 use sqlx::PgPool;
@@ -118,7 +119,7 @@ async fn in_steps_a_task_with_a_step_keeps_the_body(pool: PgPool) -> anyhow::Res
 /// resumer runs.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_request_whose_client_was_told_of_its_refusal_is_never_resumed(pool: PgPool) -> anyhow::Result<()> {
-    for policy in [IN_STEPS, AT_LEAST_ONCE] {
+    each([IN_STEPS, AT_LEAST_ONCE], async |policy| {
         let leasing = LeaseOptions::new(policy).max_attempts(std::num::NonZeroU32::new(9).expect("nine"));
         let leasing = leasing.resume_after(Duration::ZERO);
         for (status, resumed) in [(404, false), (422, false), (409, true), (425, true), (429, true)] {
@@ -137,7 +138,9 @@ async fn a_request_whose_client_was_told_of_its_refusal_is_never_resumed(pool: P
             let done = leasing.resume_one(&pool, "POST /rides", work).await?.is_some();
             assert_eq!((done, charges.load(Ordering::SeqCst)), (resumed, u32::from(resumed)), "{policy:?} {status}");
         }
-    }
+        Ok(())
+    })
+    .await;
     Ok(())
 }
 
@@ -146,7 +149,7 @@ async fn a_request_whose_client_was_told_of_its_refusal_is_never_resumed(pool: P
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_refusal_that_cannot_be_stored_is_no_answer(pool: PgPool) -> anyhow::Result<()> {
     let lease = Duration::from_millis(500);
-    for policy in [Policy::InSteps { lease }, Policy::AtLeastOnce { lease }] {
+    each([Policy::InSteps { lease }, Policy::AtLeastOnce { lease }], async |policy| {
         sqlx::raw_sql("truncate idempotency.record").execute(&pool).await?;
         let (locking, locked) = (pool.clone(), Arc::new(Mutex::new(None)));
         let holder = locked.clone();
@@ -164,7 +167,9 @@ async fn a_refusal_that_cannot_be_stored_is_no_answer(pool: PgPool) -> anyhow::R
             "{policy:?}"
         );
         drop(locked.lock().expect("not poisoned").take());
-    }
+        Ok(())
+    })
+    .await;
     Ok(())
 }
 
@@ -193,7 +198,7 @@ async fn nothing_waits(pool: &PgPool) -> bool {
 /// Each typing error of a client, and the same key for the corrected request.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_request_that_the_extractor_refuses_leaves_its_key_free(pool: PgPool) -> anyhow::Result<()> {
-    for policy in POLICIES {
+    each(POLICIES, async |policy| {
         sqlx::raw_sql("truncate idempotency.record").execute(&pool).await?;
         let sent = Sent::default();
         // At most one attempt: none of these counts.
@@ -217,14 +222,16 @@ async fn a_request_that_the_extractor_refuses_leaves_its_key_free(pool: PgPool) 
         let answer = send(&app, json("/to/7", "application/json", "\"hello\"")).await;
         assert_eq!((answer.status, &*answer.body), (StatusCode::OK, &b"1 to 7: hello, attempt 1"[..]), "{policy:?}");
         assert_eq!(sent.load(Ordering::SeqCst), 1);
-    }
+        Ok(())
+    })
+    .await;
     Ok(())
 }
 
 /// `Router::route_layer` covers the 405 of a route, and `Router::layer` also the 404 of the router.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_request_without_a_handler_leaves_its_key_free_with_the_fallbacks_of_the_crate(pool: PgPool) {
-    for policy in POLICIES {
+    each(POLICIES, async |policy| {
         let routes = || Router::new().route("/status", get(async || "fine"));
         let layer = || leased(&pool, policy).operation(|parts| Some(format!("{} any", parts.method)));
         let bare = routes().layer(layer());
@@ -245,7 +252,9 @@ async fn a_request_without_a_handler_leaves_its_key_free_with_the_fallbacks_of_t
             let state = show(&pool, &key("POST any")).await.expect("shown").expect("one").state;
             assert_eq!(state, if is_open { Stands::Indeterminate } else { Stands::Released }, "{policy:?} {uri}");
         }
-    }
+        Ok(())
+    })
+    .await;
     // Without a layer they are what they are called.
     let plain = Router::new().fallback(not_found);
     assert_eq!(post_to(&plain, "/", "key-1", "x").await.status, StatusCode::NOT_FOUND);
@@ -288,7 +297,7 @@ impl<S: Sync> FromRequest<S> for Away {
 /// The client has been told to come back, and a resumer may be faster.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_extractor_that_fails_by_itself_leaves_the_request_to_a_retry(pool: PgPool) -> anyhow::Result<()> {
-    for policy in POLICIES {
+    each(POLICIES, async |policy| {
         sqlx::raw_sql("truncate idempotency.record").execute(&pool).await?;
         let layer = IdempotencyLayer::leased(pool.clone(), LeaseOptions::new(policy).store_request(true), user);
         let app = Router::new().route("/", post(async |_: LeasedBody<Away>| "sent")).route_layer(layer);
@@ -299,7 +308,9 @@ async fn an_extractor_that_fails_by_itself_leaves_the_request_to_a_retry(pool: P
             let stored: bool = sqlx::query_scalar(stored).bind(i64::from(attempt)).fetch_one(&pool).await?;
             assert!(stored, "{policy:?}");
         }
-    }
+        Ok(())
+    })
+    .await;
     Ok(())
 }
 

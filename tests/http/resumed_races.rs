@@ -10,6 +10,7 @@ use axum::{Extension, Router};
 use pg_idempotency::http::{Decision, IdempotencyLayer, RequestResumer, ResumedRequest};
 use pg_idempotency::lease::{Lease, LeaseOptions};
 use pg_idempotency::{Error, Key, Misuse, operator};
+use rig::cases::each;
 use rig::gate::Gate;
 use rig::lease::IN_STEPS;
 use sqlx::{Executor as _, PgPool};
@@ -105,11 +106,13 @@ async fn a_layer_that_stores_no_requests_has_no_resumer(pool: PgPool) {
         (leased(options().store_request(false)), "store_request"),
         (leased(unlimited), "max_attempts"),
     ];
-    for (layer, expected) in cases {
+    each(cases, async |(layer, expected)| {
         let refused = RequestResumer::new(&layer, OPERATION).expect_err("refused");
         assert!(
             matches!(&refused, Error::Misuse(Misuse::Options { problem, .. }) if problem.contains(expected)),
             "{refused:?}"
         );
-    }
+        Ok(())
+    })
+    .await;
 }

@@ -7,6 +7,7 @@ use axum::Router;
 use axum::http::{Method, StatusCode};
 use axum::routing::get;
 use pg_idempotency::http::IdempotentTx;
+use rig::cases::each;
 use rig::lease::AT_MOST_ONCE;
 use sqlx::PgPool;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -150,13 +151,15 @@ async fn without_a_server_the_answer_comes_after_the_time_of_the_pool() {
     let options = PgConnectOptions::new().host("127.0.0.1").port(port).username("nobody");
     let pool = PgPoolOptions::new().acquire_timeout(limit).connect_lazy_with(options);
     let policy = AT_MOST_ONCE;
-    for (name, layer) in [("transaction", transactional(&pool)), ("lease", leased(&pool, policy))] {
+    each([("transaction", transactional(&pool)), ("lease", leased(&pool, policy))], async |(name, layer)| {
         let app = app(layer);
         let started = Instant::now();
         let answer = send(&app, request("POST", "/effects", Some("key-1"), "x")).await;
         assert_eq!((answer.status, &*answer.problem()), (StatusCode::SERVICE_UNAVAILABLE, "unavailable"), "{name}");
         assert!(started.elapsed() < 10 * limit, "{name}: {:?}", started.elapsed());
-    }
+        Ok(())
+    })
+    .await;
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]

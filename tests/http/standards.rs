@@ -7,6 +7,7 @@ use axum::routing::{post, put};
 use pg_idempotency::Key;
 use pg_idempotency::http::{IDEMPOTENCY_KEY, IdempotentTx, Rejection, problem};
 use pg_idempotency::testing::expire;
+use rig::cases::each;
 use rig::gate::Gate;
 use serde_json::json;
 use sqlx::PgPool;
@@ -89,13 +90,14 @@ async fn a_key_from_another_place_is_not_echoed_and_the_echo_of_another_service_
 async fn with_the_path_as_operation_the_same_key_on_another_path_is_independent(pool: PgPool) {
     create_effects(&pool).await;
     let by_path = transactional(&pool).operation(|parts| Some(format!("{} {}", parts.method, parts.uri.path())));
-    for (app, other) in
-        [(app(transactional(&pool)), StatusCode::UNPROCESSABLE_ENTITY), (app(by_path), StatusCode::CREATED)]
-    {
+    let cases = [(app(transactional(&pool)), StatusCode::UNPROCESSABLE_ENTITY), (app(by_path), StatusCode::CREATED)];
+    each(cases, async |(app, other)| {
         assert_eq!(post_to(&app, "/accounts/1/effects", "key-1", "x").await.status, StatusCode::CREATED);
         assert_eq!(post_to(&app, "/accounts/2/effects", "key-1", "x").await.status, other);
         assert!(post_to(&app, "/accounts/1/effects", "key-1", "x").await.is_replayed());
-    }
+        Ok(())
+    })
+    .await;
     assert_eq!(effects(&pool).await, 3);
 }
 

@@ -14,6 +14,7 @@ use axum::routing::post;
 use futures_util::{StreamExt as _, stream};
 use pg_idempotency::OnDuplicate;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
+use rig::cases::each;
 use rig::gate::Gate;
 use rig::lease::AT_LEAST_ONCE;
 use sqlx::PgPool;
@@ -57,7 +58,7 @@ fn stall(app: &Router, user: &str, key: &str, bytes: usize) -> Call {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn stalled_uploads_of_one_account_leave_room_for_others(pool: PgPool) {
     let policy = AT_LEAST_ONCE;
-    for (mode, layer) in [("transaction", transactional(&pool)), ("lease", leased(&pool, policy))] {
+    each([("transaction", transactional(&pool)), ("lease", leased(&pool, policy))], async |(mode, layer)| {
         let layer = layer.optional_key(true).request_limit(LIMIT).max_runs(PLACES);
         let route = match mode {
             "transaction" => post(async |_: IdempotentTx, body: Bytes| body.len().to_string()),
@@ -76,7 +77,9 @@ async fn stalled_uploads_of_one_account_leave_room_for_others(pool: PgPool) {
         }
         drop(uploads);
         assert_eq!(send(&app, of("eve", Some(&key("more")), whole())).await.status, StatusCode::OK, "{mode}");
-    }
+        Ok(())
+    })
+    .await;
 }
 
 /// Accounts that share all bytes, and requests without a key, which share one part. None of them waits for the others.

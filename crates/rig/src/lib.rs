@@ -4,6 +4,7 @@
 //! - [`fixture`]: records in any state.
 //! - [`functions`]: calls of the SQL functions.
 //! - [`lease`]: leases that last, and their owners.
+//! - [`cases`]: the cases of a test, none of which hides another.
 //! - [`gate`]: calls that stop inside `perform`, and futures that are dropped.
 //! - [`database`]: what a test writes, counts and waits for by itself.
 //! - [`proxy`]: a network that counts round trips, and can vanish.
@@ -12,6 +13,7 @@
 
 #![allow(missing_docs, reason = "the proofs are its only users; names that need no comment have none")]
 
+pub mod cases;
 pub mod child;
 pub mod database;
 pub mod fixture;

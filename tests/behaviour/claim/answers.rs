@@ -3,6 +3,7 @@
 
 use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
 use pg_idempotency::{Error, Fingerprint, Key};
+use rig::cases::each;
 use rig::database::until_blocked;
 use rig::functions;
 use sqlx::{PgConnection, PgPool};
@@ -194,7 +195,7 @@ async fn possible_states(pool: &PgPool) -> anyhow::Result<Vec<State>> {
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 async fn every_state_gets_the_answer_of_the_table(pool: PgPool) -> anyhow::Result<()> {
     let states = possible_states(&pool).await?;
-    for door in Door::all()? {
+    each(Door::all()?, async |door| {
         for &state in &states {
             let key = key("a");
             let mut tx = pool.begin().await?;
@@ -203,7 +204,9 @@ async fn every_state_gets_the_answer_of_the_table(pool: PgPool) -> anyhow::Resul
             assert_eq!(answer, expected(state, "transaction"), "{door:?} {state:?}");
             tx.rollback().await?;
         }
-    }
+        Ok(())
+    })
+    .await;
     Ok(())
 }
 

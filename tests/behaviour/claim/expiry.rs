@@ -7,6 +7,7 @@ use futures_util::FutureExt as _;
 use pg_idempotency::lease::{Lease, LeaseOptions, Policy};
 use pg_idempotency::mark::{MarkOptions, Marked, mark};
 use pg_idempotency::{Error, Idempotency, Misuse, OnDuplicate, ensure_idempotent};
+use rig::cases::each;
 use rig::database::{pool_of, until_blocked};
 use rig::proxy::Proxy;
 use sqlx::{PgConnection, PgPool};
@@ -36,7 +37,7 @@ async fn a_duplicate_is_judged_as_of_the_moment_it_asked(pool: PgPool) -> anyhow
     create_effects(&pool).await;
     let expire = "update idempotency.record set expires_at = statement_timestamp()";
     let window = Duration::from_secs(3600);
-    for kind in ["ensure", "mark", "mark_many"] {
+    each(["ensure", "mark", "mark_many"], async |kind| {
         let key = key(kind);
         let mut first = pool.begin().await?;
         match kind {
@@ -66,7 +67,9 @@ async fn a_duplicate_is_judged_as_of_the_moment_it_asked(pool: PgPool) -> anyhow
         sqlx::query(expire).execute(&mut *first).await?;
         first.commit().await?;
         assert!(duplicate.await??, "{kind}: performed twice within the window");
-    }
+        Ok(())
+    })
+    .await;
     Ok(())
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use pg_idempotency::lease::LeaseOptions;
 use pg_idempotency::mark::{MarkOptions, mark};
 use pg_idempotency::{Error, Fingerprint, Idempotency, Incompatible, Key};
+use rig::cases::each;
 use rig::functions;
 use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE};
 use sqlx::{PgConnection, PgPool};
@@ -48,9 +49,11 @@ async fn a_mode_of_a_newer_release_is_refused_by_name(pool: PgPool) -> anyhow::R
     let (live, _) = two_of_another_mode(&pool).await?;
     let perform = async |_: &mut PgConnection| -> Result<i64, Error> { panic!("performed") };
     assert_unknown(Idempotency::new().run(&pool, &live, "body", perform).await);
-    for policy in [AT_LEAST_ONCE, AT_MOST_ONCE] {
+    each([AT_LEAST_ONCE, AT_MOST_ONCE], async |policy| {
         assert_unknown(LeaseOptions::new(policy).acquire::<i64, _>(&pool, &live, "body").await.map(|_| "acquired"));
-    }
+        Ok(())
+    })
+    .await;
     let mut tx = pool.begin().await?;
     assert_unknown(mark(&mut tx, &live, Duration::from_secs(60)).await);
     let mut tx = pool.begin().await?;

@@ -6,6 +6,7 @@ use pg_idempotency::lease::{Acquired, LeaseOptions, LeaseOwner, Policy};
 use pg_idempotency::operator::{State, show};
 use pg_idempotency::testing::{expire, lapse};
 use pg_idempotency::{Error, OnDuplicate, Outcome};
+use rig::cases::each;
 use rig::gate::Gate;
 use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS, LEASE, owner};
 use sqlx::{Executor as _, PgPool};
@@ -42,47 +43,52 @@ enum Ending {
 /// A new token, so that a heartbeat on its way cannot make the claim look alive for a whole lease.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_attempt_that_fails_keeps_its_reason_and_gets_a_new_token(pool: PgPool) -> anyhow::Result<()> {
-    for (policy, ending, state) in [
-        (AT_LEAST_ONCE, Ending::Fails, State::Released),
-        (AT_LEAST_ONCE, Ending::FailsWithoutEffect, State::Released),
-        (AT_LEAST_ONCE, Ending::IsReleased, State::Released),
-        (AT_MOST_ONCE, Ending::Fails, State::Indeterminate),
-        (AT_MOST_ONCE, Ending::FailsWithoutEffect, State::Released),
-        (AT_MOST_ONCE, Ending::IsReleased, State::Released),
-    ] {
-        pool.execute("truncate idempotency.record").await?;
-        let mut held = 0;
-        if let Ending::IsReleased = ending {
-            let lease = acquired(&pool, policy).await;
-            held = lease.token();
-            lease.release(&WorkError::Gateway.to_string()).await?;
-        } else {
-            let failed: Result<Outcome<String>, WorkError> = LeaseOptions::new(policy)
-                .run(&pool, &key("a"), "body", async |lease| {
-                    held = lease.token();
-                    let failed = WorkError::Gateway;
-                    Err(if let Ending::Fails = ending { failed } else { lease.not_performed(failed) })
-                })
-                .await;
-            assert!(matches!(failed, Err(WorkError::Gateway)), "{policy:?} {ending:?}: {failed:?}");
-        }
-        let shown = show(&pool, &key("a")).await?.expect("a record");
-        assert_eq!((shown.state, shown.attempt), (state, 1), "{policy:?} {ending:?}");
-        assert_eq!(shown.last_error.as_deref(), Some("gateway said no"), "{policy:?} {ending:?}");
-        assert_ne!(shown.token, held, "{policy:?} {ending:?}");
-        // At once, without waiting for the lease.
-        match acquire(&pool, policy, "body").await {
-            Ok(Acquired::Owner(lease)) if state == State::Released => assert_eq!(lease.attempt(), 2),
-            Err(Error::Indeterminate { attempt: 1, last_error: Some(told), token, .. }) => {
-                assert_eq!((state, told.as_str(), token), (State::Indeterminate, "gateway said no", shown.token));
-                shown.release(&pool, "the gateway has no such charge").await?;
-                assert_eq!(acquired(&pool, policy).await.attempt(), 2);
-                let kept = show(&pool, &key("a")).await?.expect("a record").last_error;
-                assert_eq!(kept.as_deref(), Some("the gateway has no such charge"), "also after the take-over");
+    each(
+        [
+            (AT_LEAST_ONCE, Ending::Fails, State::Released),
+            (AT_LEAST_ONCE, Ending::FailsWithoutEffect, State::Released),
+            (AT_LEAST_ONCE, Ending::IsReleased, State::Released),
+            (AT_MOST_ONCE, Ending::Fails, State::Indeterminate),
+            (AT_MOST_ONCE, Ending::FailsWithoutEffect, State::Released),
+            (AT_MOST_ONCE, Ending::IsReleased, State::Released),
+        ],
+        async |(policy, ending, state)| {
+            pool.execute("truncate idempotency.record").await?;
+            let mut held = 0;
+            if let Ending::IsReleased = ending {
+                let lease = acquired(&pool, policy).await;
+                held = lease.token();
+                lease.release(&WorkError::Gateway.to_string()).await?;
+            } else {
+                let failed: Result<Outcome<String>, WorkError> = LeaseOptions::new(policy)
+                    .run(&pool, &key("a"), "body", async |lease| {
+                        held = lease.token();
+                        let failed = WorkError::Gateway;
+                        Err(if let Ending::Fails = ending { failed } else { lease.not_performed(failed) })
+                    })
+                    .await;
+                assert!(matches!(failed, Err(WorkError::Gateway)), "{policy:?} {ending:?}: {failed:?}");
             }
-            other => panic!("{policy:?} {ending:?}: {other:?}"),
-        }
-    }
+            let shown = show(&pool, &key("a")).await?.expect("a record");
+            assert_eq!((shown.state, shown.attempt), (state, 1), "{policy:?} {ending:?}");
+            assert_eq!(shown.last_error.as_deref(), Some("gateway said no"), "{policy:?} {ending:?}");
+            assert_ne!(shown.token, held, "{policy:?} {ending:?}");
+            // At once, without waiting for the lease.
+            match acquire(&pool, policy, "body").await {
+                Ok(Acquired::Owner(lease)) if state == State::Released => assert_eq!(lease.attempt(), 2),
+                Err(Error::Indeterminate { attempt: 1, last_error: Some(told), token, .. }) => {
+                    assert_eq!((state, told.as_str(), token), (State::Indeterminate, "gateway said no", shown.token));
+                    shown.release(&pool, "the gateway has no such charge").await?;
+                    assert_eq!(acquired(&pool, policy).await.attempt(), 2);
+                    let kept = show(&pool, &key("a")).await?.expect("a record").last_error;
+                    assert_eq!(kept.as_deref(), Some("the gateway has no such charge"), "also after the take-over");
+                }
+                other => panic!("{policy:?} {ending:?}: {other:?}"),
+            }
+            Ok(())
+        },
+    )
+    .await;
     Ok(())
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use pg_idempotency::Error;
 use pg_idempotency::lease::{Lease, LeaseOptions, Policy, Resumer};
 use pg_idempotency::testing::{age, lapse};
+use rig::cases::each;
 use rig::gate::PATIENCE;
 use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS};
 use serde::{Deserialize, Serialize, Serializer};
@@ -97,7 +98,7 @@ async fn a_panic_of_the_work_ends_the_attempt_as_an_error_does(pool: PgPool) -> 
         (IN_STEPS, "in a step", "indeterminate"),
         (AT_MOST_ONCE, "a", "indeterminate"),
     ];
-    for (policy, value, state) in cases {
+    each(cases, async |(policy, value, state)| {
         pool.execute("truncate idempotency.record").await?;
         let called = tokio::spawn({
             let pool = pool.clone();
@@ -110,6 +111,8 @@ async fn a_panic_of_the_work_ends_the_attempt_as_an_error_does(pool: PgPool) -> 
             (state, Some("the work panicked")),
             "{policy:?}"
         );
-    }
+        Ok(())
+    })
+    .await;
     Ok(())
 }

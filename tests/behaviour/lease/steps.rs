@@ -6,6 +6,7 @@ use std::time::Duration;
 use pg_idempotency::lease::{Acquired, Lease, LeaseOptions, LeaseOwner, Policy};
 use pg_idempotency::testing::lapse;
 use pg_idempotency::{Error, InvalidStep, Misuse};
+use rig::cases::each;
 use rig::database::until_blocked;
 use rig::gate::{PATIENCE, cancel_after};
 use rig::lease::{IN_STEPS, LEASE, owner};
@@ -313,7 +314,7 @@ async fn a_step_that_ends_its_own_transaction_is_never_acknowledged(direct: PgPo
 async fn a_step_dropped_at_every_await_and_asked_for_again_keeps_its_promise(pool: PgPool) -> anyhow::Result<()> {
     let pool = pool_of(4, &pool.connect_options()).await;
     create_effects(&pool).await;
-    for (kind, crash) in KINDS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
+    each(KINDS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]), async |(kind, crash)| {
         let mut completed = false;
         for polls in 1.. {
             // In the order in which a step that was dropped, and is not rolled back yet, locks the tables.
@@ -368,7 +369,9 @@ async fn a_step_dropped_at_every_await_and_asked_for_again_keeps_its_promise(poo
             }
         }
         assert!(completed);
-    }
+        Ok(())
+    })
+    .await;
     Ok(())
 }
 
@@ -507,7 +510,7 @@ async fn steps_side_by_side_keep_the_limit_of_all_results(pool: PgPool) -> anyho
     const STEPS: usize = 8;
     let pool = pool_of(4, &pool.connect_options()).await;
     create_effects(&pool).await;
-    for kind in KINDS {
+    each(KINDS, async |kind| {
         outside(&pool, "truncate idempotency.record, effect").await;
         let lease = acquired(&pool).await;
         let largest = "x".repeat(64 * 1024 - 2);
@@ -524,7 +527,9 @@ async fn steps_side_by_side_keep_the_limit_of_all_results(pool: PgPool) -> anyho
         .fetch_one(&pool)
         .await?;
         assert_eq!(bytes, 256 * 1024, "{kind:?}");
-    }
+        Ok(())
+    })
+    .await;
     Ok(())
 }
 

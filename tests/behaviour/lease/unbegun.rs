@@ -20,8 +20,6 @@ use tokio::time::timeout;
 use crate::lease::leases::WorkError;
 use crate::support::{connect, key, pool_of, records, until};
 
-const POLICIES: [Policy; 3] = [AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS];
-
 /// One release that finds the key held needs three round trips, and the first needs a connection. So there were two.
 const ROUND_TRIPS_OF_TWO_TRIES: usize = 12;
 
@@ -100,24 +98,37 @@ fn assert_lost(result: Result<Outcome<i64>, Error>) {
 /// The COMMIT is executed, and its answer is lost. Until it is executed, the release must not give up.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "Citus takes no trigger")]
-async fn a_claim_whose_commit_lost_its_answer_is_released(pool: PgPool) -> anyhow::Result<()> {
+async fn a_claim_at_least_once_whose_commit_lost_its_answer_is_released(pool: PgPool) -> anyhow::Result<()> {
+    is_released_without_an_answer(pool, AT_LEAST_ONCE).await
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "Citus takes no trigger")]
+async fn a_claim_at_most_once_whose_commit_lost_its_answer_is_released(pool: PgPool) -> anyhow::Result<()> {
+    is_released_without_an_answer(pool, AT_MOST_ONCE).await
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+#[cfg_attr(idempotency_distributed, ignore = "Citus takes no trigger")]
+async fn a_claim_in_steps_whose_commit_lost_its_answer_is_released(pool: PgPool) -> anyhow::Result<()> {
+    is_released_without_an_answer(pool, IN_STEPS).await
+}
+
+async fn is_released_without_an_answer(pool: PgPool, policy: Policy) -> anyhow::Result<()> {
     let mut held = Held::new(pool).await?;
-    for policy in POLICIES {
-        let leasing = LeaseOptions::new(policy);
-        held.hold().await?;
-        let call = held.committing(leasing).await?;
-        held.proxy.take();
-        held.proxy.cut_connections();
-        assert_lost(call.await?);
-        held.until_it_has_tried().await;
-        assert_eq!(records(&held.direct).await, 0, "the COMMIT is still on its way");
-        held.let_go().await?;
-        let shown = held.until_released().await;
-        assert_eq!((shown.state, shown.attempt, shown.resumable), (State::Released, 0, false), "{policy:?}");
-        // Nothing of the first body has taken effect, so another one may claim.
-        assert_eq!(held.perform(leasing, "another body").await?, 1, "{policy:?}");
-        sqlx::query("truncate idempotency.record").execute(&held.direct).await?;
-    }
+    let leasing = LeaseOptions::new(policy);
+    held.hold().await?;
+    let call = held.committing(leasing).await?;
+    held.proxy.take();
+    held.proxy.cut_connections();
+    assert_lost(call.await?);
+    held.until_it_has_tried().await;
+    assert_eq!(records(&held.direct).await, 0, "the COMMIT is still on its way");
+    held.let_go().await?;
+    let shown = held.until_released().await;
+    assert_eq!((shown.state, shown.attempt, shown.resumable), (State::Released, 0, false));
+    // Nothing of the first body has taken effect, so another one may claim.
+    assert_eq!(held.perform(leasing, "another body").await?, 1);
     Ok(())
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use pg_idempotency::lease::{LeaseOptions, Policy};
 use pg_idempotency::operator::{Shown, State, Version};
 use pg_idempotency::{Error, Key, Misuse, OnEscape, SettleError, commit, protect};
+use rig::cases::each;
 use rig::fixture::Fixture;
 use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS};
 use sqlx::{AssertSqlSafe, Executor as _, PgPool};
@@ -164,14 +165,16 @@ async fn version(pool: &PgPool, key: &Key, policy: Policy) -> Version {
 /// at once, and its version is that of the record, too.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_error_has_the_version_of_the_record(pool: PgPool) -> anyhow::Result<()> {
-    for policy in [AT_MOST_ONCE, AT_LEAST_ONCE, IN_STEPS] {
+    each([AT_MOST_ONCE, AT_LEAST_ONCE, IN_STEPS], async |policy| {
         let key = key(&format!("{policy:?}"));
         let fixture = Fixture::lapsed(&key, "body", policy)?;
         let fixture = if policy == IN_STEPS { fixture.with_step_in_doubt("text") } else { fixture };
         fixture.write(&pool).await?;
         let (told, seen) = (version(&pool, &key, policy).await, shown(&pool, &key).await);
         assert_eq!((seen.version(), seen.version().to_string()), (&told, told.to_string()), "{policy:?}");
-    }
+        Ok(())
+    })
+    .await;
     let leasing = LeaseOptions::new(AT_LEAST_ONCE).max_attempts(NonZeroU32::MIN);
     let failing = async |_: &pg_idempotency::lease::Lease| -> Result<i64, Error> { Err(Error::OutlivedRetention) };
     leasing.run(&pool, &key("a"), "body", failing).await.expect_err("it fails");
