@@ -37,8 +37,7 @@ pages! {
     specification: "The protocol as a specification, beside the SQL.";
     words: "The glossary.";
     axum: "The layer in an axum service.", "layers";
-    http: "The HTTP layer: batches, refusals, agents.", "http" with "http/tool_calls.rs";
-    by_reference: "Rebuild an answer instead of storing it.";
+    http: "The HTTP layer: batches, large answers, refusals, agents.", "http" with "http/tool_calls.rs";
     events: "Webhooks, queues and nonces.", "lease" with "../../examples/webhook.rs";
     engines: "Inside a job queue or a durable engine." with "engines/worker.rs";
     steps: "Charge a card, and write rows around it.", "steps" with "../../examples/ride.rs";

@@ -63,10 +63,8 @@
 //! 8. If the outcome of the first request is unknown, the answer is 409 `indeterminate`. If the operation has used up
 //!    its attempts, the answer is 409 `exhausted`.
 //! 9. If the first request was answered, a retry gets **the same answer**: the same status, the [allowed
-//!    headers](IdempotencyLayer::replay_header), the same bytes, and `Idempotent-Replayed: true`.
-//!    - If the first response was not stored (too large, a stream, a secret), the answer is 409 `not-replayable`.
-//!    - If the record has a [reference](AnswerBy), the answer is [rebuilt](IdempotencyLayer::replay) from it. If the
-//!      reference does not resolve any more, the answer is 410 `gone`.
+//!    headers](IdempotencyLayer::replay_header), the same bytes, and `Idempotent-Replayed: true`. If the first response
+//!    was not stored (too large, a stream, a secret), the answer is 409 `not-replayable`.
 //! 10. If no other rule applies, the handler runs, and its response decides about the key.
 //!     - A response **below 400** is stored with the key, committed, and then sent. If the database refuses the COMMIT
 //!       (a deferred constraint), the answer is a 500. If the COMMIT fails but a retry may succeed, or if the
@@ -221,7 +219,7 @@ pub use leased::NoLease;
 pub use leased::{LeasedBody, method_not_allowed, not_found};
 pub use places::Runs;
 pub use rejection::{Denied, Rejection, problem};
-pub use replay::{AnswerBy, IDEMPOTENT_REPLAYED, Replay};
+pub use replay::IDEMPOTENT_REPLAYED;
 pub use request::IDEMPOTENCY_KEY;
 pub use resume::{Decision, RequestResumer, ResumedRequest};
 pub use service::IdempotencyService;

@@ -44,10 +44,7 @@ pub enum Verdict<T> {
 }
 
 /// A response as its record stores it. Usually, the response is a body of JSON text. Over HTTP, the response has a
-/// status, headers and a body.
-///
-/// If the service does not store the headers and the body of an HTTP response, the record contains only the status. If
-/// the service stores a reference, the body is the reference. A replay rebuilds the response from this reference.
+/// status, headers and a body. If the headers and the body must not be stored, the record contains only the status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Response {
     pub(crate) status: Option<i16>,

@@ -3,19 +3,17 @@
 use std::future::{Future, poll_fn};
 use std::time::Duration;
 
-use http::request::Parts;
-use http::{Extensions, HeaderMap, HeaderValue, Method, Request, Response, header};
+use http::{Extensions, HeaderMap, Method, Request, Response, header};
 use tokio::time::{Instant, timeout};
 use tower_service::Service;
 
 use super::body::{ByteBody, LayerBody, has_no_body};
-use super::layer::{IdempotencyLayer, LayerMode};
+use super::layer::IdempotencyLayer;
 use super::rejection::{Denied, Mistake, Rejection};
-use super::replay::{IDEMPOTENT_REPLAYED, Reference, replay, to_record};
+use super::replay::{IDEMPOTENT_REPLAYED, to_record};
 use crate::Error;
 use crate::background::{Panic, caught};
 use crate::outcome::Response as Stored;
-use crate::session::{Opening, in_pooled_transaction, or_closed};
 
 /// A response of unknown length that does not end within this time counts as a stream. The transaction is open during
 /// this time. If the length of a response is known to be within the `response_limit`, the response is not a stream, and
@@ -24,10 +22,6 @@ const STREAM_TIME: Duration = Duration::from_secs(1);
 /// A `text/event-stream` that does not end within this time counts as a stream. Most event streams have no end, and
 /// their client waits for the first event. A short event stream ends earlier, and can be replayed.
 const EVENT_STREAM_TIME: Duration = Duration::from_millis(100);
-
-/// The largest size of a rebuilt answer, in bytes. References are for large answers, but an endless answer must not
-/// fill the memory.
-const REBUILT_LIMIT: usize = 64 * 1024 * 1024;
 
 pub(super) enum NoResponse<E> {
     Rejected(Rejection),
@@ -61,9 +55,6 @@ pub(super) trait Handler: Send + 'static {
     /// Whether the method is HEAD. The response to HEAD has no body, although its `Content-Length` may announce one.
     fn is_head(&self) -> bool;
 
-    /// Returns the head of the request, instead of calling the handler.
-    fn into_parts(self) -> Parts;
-
     /// Calls the handler, and drops it after `limit`, with everything that the handler has not given back.
     fn call(
         self,
@@ -91,10 +82,6 @@ where
 
     fn is_head(&self) -> bool {
         self.request.method() == Method::HEAD
-    }
-
-    fn into_parts(self) -> Parts {
-        self.request.into_parts().0
     }
 
     async fn call(mut self, limit: Duration) -> Result<Response<R>, NoResponse<S::Error>> {
@@ -183,22 +170,8 @@ async fn judge<R: ByteBody>(
         return Err(Mistake::Grpc.into());
     }
     let (mut parts, body) = response.into_parts();
-    let reference = parts.extensions.remove::<Reference>();
     // An upgraded connection cannot be replayed.
     let storable = parts.extensions.get::<NoStore>().is_none() && !status.is_informational();
-    if let Some(reference) = reference.filter(|_| storable) {
-        // A reference that cannot be replayed must not commit. Under a lease, this check would be too late, because the
-        // effect has already happened.
-        if called.keyed && matches!(layer.mode, LayerMode::Transactional(_)) {
-            reference.check(layer.replay.as_deref())?;
-        }
-        let stored = reference.into_record(status, layer.response_limit);
-        return Ok(Conclusion::Store {
-            stored,
-            response: Response::from_parts(parts, LayerBody::untouched(body)),
-            undo,
-        });
-    }
     let body = if called.keyed && storable {
         read(layer, called, &mut parts, body).await?
     } else {
@@ -235,26 +208,4 @@ fn is_event_stream(headers: &HeaderMap) -> bool {
     let value = headers.get(header::CONTENT_TYPE).map_or(&b""[..], |value| value.as_bytes());
     let media_type = value.split(|byte| *byte == b';').next().unwrap_or_default();
     media_type.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
-}
-
-/// Returns the answer to a retry: the stored response, or an answer that is rebuilt from the stored reference.
-pub(super) async fn answer_again<H: Handler>(layer: &IdempotencyLayer, stored: Stored, handler: H) -> Reply<H> {
-    let Some((status, reference)) = Reference::of(&stored) else { return Ok(replay(stored)?) };
-    let rebuild = layer.replay.as_deref().ok_or(Mistake::NoReplay)?;
-    let (request, limit) = (handler.into_parts(), layer.run_timeout);
-    let end = Instant::now() + limit;
-    // The transaction is read only and is rolled back, because a replay must have no effect.
-    let rebuilding = in_pooled_transaction(&layer.pool, Opening::ReadOnly, async |conn| {
-        let rebuilt = caught(rebuild.rebuild(reference, &request, conn, REBUILT_LIMIT, end)).await;
-        Ok::<_, NoResponse<H::Error>>(rebuilt.map_err(NoResponse::Panicked)??)
-    });
-    let rebuilt = or_closed(limit, rebuilding).await;
-    let mut response = rebuilt.unwrap_or_else(|| Err(Rejection::TimedOut { limit }.into()))?;
-    // The function `replay` may pass on a response that another service has replayed.
-    response.headers_mut().remove(IDEMPOTENT_REPLAYED);
-    if response.status().as_u16() < 400 {
-        *response.status_mut() = status;
-        response.headers_mut().insert(IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"));
-    }
-    Ok(response.map(LayerBody::whole))
 }

@@ -12,7 +12,7 @@ use sqlx::PgPool;
 use super::body::HeldBytes;
 use super::places::{Bounds, Places, Runs};
 use super::rejection::{Denied, Rejection, Seldom, problem};
-use super::replay::{NEVER_REPLAYED, REPLAYED, Rebuild, Replay, to_record};
+use super::replay::{NEVER_REPLAYED, REPLAYED, to_record};
 use super::request::{Compared, FingerprintChoice, NEVER_STORED, STORED, matched_operation};
 use crate::fingerprint::Pointer;
 use crate::key::MAX_PART_BYTES;
@@ -63,7 +63,6 @@ pub struct IdempotencyLayer {
     // The response.
     pub(super) stored_errors: Vec<StatusCode>,
     pub(super) replayed_headers: Vec<HeaderName>,
-    pub(super) replay: Option<Arc<dyn Rebuild>>,
     /// The headers that are stored with a request.
     pub(super) stored_headers: Vec<HeaderName>,
     pub(super) rejection: Arc<ResponseOf>,
@@ -145,7 +144,6 @@ impl IdempotencyLayer {
             fingerprint: FingerprintChoice::default(),
             stored_errors: Vec::new(),
             replayed_headers: REPLAYED.to_vec(),
-            replay: None,
             stored_headers: STORED.to_vec(),
             rejection: Arc::new(problem),
             held: HeldBytes::default(),
@@ -331,14 +329,6 @@ impl IdempotencyLayer {
         );
         self.replayed_headers.push(name);
         self
-    }
-
-    /// Sets how the layer rebuilds an answer from the [reference](super::AnswerBy) in a record. Use references for
-    /// answers that hold credentials, are large, or must show the present state. This setting does not change the
-    /// replay of stored bodies. A layer has one type of reference. Without this setting, the answer for a record with a
-    /// reference is a 500 `misconfigured`.
-    pub fn replay(self, replay: impl Replay) -> Self {
-        Self { replay: Some(Arc::new(replay)), ..self }
     }
 
     /// Sets the function that makes a response from a rejection. The default is [`problem`](super::problem). The

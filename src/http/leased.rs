@@ -12,12 +12,13 @@ use axum::extract::{FromRequest, Request};
 use axum::response::{IntoResponse, Response};
 use http::{Extensions, StatusCode};
 
-use super::handler::{Called, Conclusion, Handler, LastError, NoResponse, Reply, answer_again, conclude};
+use super::handler::{Called, Conclusion, Handler, LastError, NoResponse, Reply, conclude};
 use super::layer::IdempotencyLayer;
 use super::places::{Place, Ticket};
 #[cfg(feature = "axum")]
 use super::rejection::cannot_have;
 use super::rejection::{Mistake, Rejection};
+use super::replay::replay;
 use crate::lease::{Acquired, Call, Lease, LeaseOptions, LeaseOwner};
 use crate::observe::performing;
 use crate::record::{CalledAt, Candidate};
@@ -35,7 +36,7 @@ pub(super) async fn run<H: Handler>(
     let (asked, request) = (CalledAt::since(ticket.arrived), ticket.stored.as_deref().map(Cow::Borrowed));
     let call = Call::new(options, &layer.pool, &ticket.key, ticket.fingerprint, request, asked)?;
     match call.acquire(&mut place).await? {
-        Acquired::Replayed(stored) => answer_again(layer, stored, handler).await,
+        Acquired::Replayed(stored) => Ok(replay(stored)?),
         Acquired::Owner(owner) => {
             let _performing = place.performing();
             perform(layer, owner, handler, None).await.reply

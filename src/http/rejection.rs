@@ -100,10 +100,6 @@ pub enum Rejection {
         /// The status of the first response, if it is known.
         status: Option<StatusCode>,
     },
-    /// `gone`, 410: the operation is done, and the [reference](super::AnswerBy) in its record does not resolve any
-    /// more.
-    #[error("the operation was completed before, and its result no longer exists; do not repeat it")]
-    Gone,
     /// `unavailable`, 503 with `Retry-After`: the database is unreachable, the connection or the lease was lost, or the
     /// transaction lost against a concurrent transaction. **If the connection was lost at COMMIT, it is unknown whether
     /// the operation took effect. A retry with the same key gets the answer.** Under a lease, the effect may have
@@ -176,8 +172,6 @@ pub(super) enum Mistake {
          outside the layer"
     )]
     TransactionTakenAgain,
-    #[error("the record has a reference instead of a response; add IdempotencyLayer::replay, which rebuilds it")]
-    NoReplay,
     #[error("the response could not be read to its end: {0}")]
     BrokenResponse(String),
     /// A gRPC call that fails has the status 200.
@@ -222,7 +216,6 @@ impl Rejection {
             Self::Indeterminate { .. } => ("indeterminate", StatusCode::CONFLICT),
             Self::Exhausted { .. } => ("exhausted", StatusCode::CONFLICT),
             Self::NotReplayable { .. } => ("not-replayable", StatusCode::CONFLICT),
-            Self::Gone => ("gone", StatusCode::GONE),
             Self::Unavailable(_) => ("unavailable", StatusCode::SERVICE_UNAVAILABLE),
             Self::Overloaded { .. } => ("overloaded", StatusCode::SERVICE_UNAVAILABLE),
             // A load balancer takes a host with several 5xx out of service, and one account must not cause this.
@@ -300,7 +293,7 @@ impl Rejection {
             Self::KeyReused => "key_reused",
             Self::InFlight { .. } => "in_flight",
             Self::Indeterminate { .. } => "indeterminate",
-            Self::NotReplayable { .. } | Self::Gone => observe::REPLAYED,
+            Self::NotReplayable { .. } => observe::REPLAYED,
             Self::Misconfigured(error) if matches!(error.downcast_ref(), Some(Error::OtherMode { .. })) => "other_mode",
             Self::TimedOut { .. } => observe::FAILED,
             Self::Overloaded { .. } => observe::OVERLOADED,
@@ -358,7 +351,7 @@ pub fn problem(rejection: &Rejection) -> Response<Bytes> {
     let mut response = Response::new(Bytes::from(body.to_string()));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-    // If the layer covers GET, a cache may store a 410 without this header, and send the 410 to a client with another
+    // If the layer covers GET, a cache may store a rejection without this header, and send it to a client with another
     // key.
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     if let Some(retry_after) = rejection.retry_after() {

@@ -14,12 +14,13 @@ use tokio::time::timeout;
 use tracing::Instrument as _;
 
 use super::body::LayerBody;
-use super::handler::{Called, Conclusion, Handler, NoResponse, Reply, answer_again, conclude};
+use super::handler::{Called, Conclusion, Handler, NoResponse, Reply, conclude};
 use super::layer::IdempotencyLayer;
 use super::places::{Place, Ticket};
 #[cfg(feature = "axum")]
 use super::rejection::cannot_have;
 use super::rejection::{Mistake, Rejection};
+use super::replay::replay;
 use crate::claim::Claimed;
 use crate::observe::{call_span, claiming, counted};
 use crate::outcome::Response as Stored;
@@ -70,10 +71,7 @@ impl Transactional<'_> {
                     let _performing = place.performing();
                     self.perform(session, Some(won), handler).await
                 }
-                Claimed::Replayed(stored) => {
-                    let response = answer_again(self.layer, stored, handler).await?;
-                    Ok(Ran { outcome: observe::REPLAYED, response })
-                }
+                Claimed::Replayed(stored) => Ok(Ran { outcome: observe::REPLAYED, response: replay(stored)? }),
             }
         };
         let span = call_span!("http.transaction", mode, ticket.key);

@@ -60,8 +60,6 @@ pub(crate) const BEGIN_EXEMPT: &str = concat!(
     own_transaction!("exempt"),
     ", true); begin"
 );
-#[cfg(feature = "http")]
-pub(crate) const BEGIN_READ_ONLY: &str = concat!(check!("opening"), "; begin read only");
 /// Sets `synchronous_commit` to `on` if its value is weaker.
 macro_rules! durable {
     () => {

@@ -49,7 +49,7 @@ pub struct Shown {
     pub lease_until: Option<DateTime<Utc>>,
     /// The rest of a live lease.
     pub lease_left: Option<Duration>,
-    /// The size of the stored response, or of the reference that is stored instead.
+    /// The size of the stored response.
     pub response_bytes: Option<u64>,
     /// The key under which the next service saw the operation: see
     /// [`Lease::downstream_key`](crate::lease::Lease::downstream_key). With this key, look up at that service whether

@@ -166,7 +166,7 @@ where
     let mut session = Session::of(pool).await?;
     session.begin(&opening).await?;
     let worked = work(&mut session).await;
-    if worked.is_ok() && opening.commits() {
+    if worked.is_ok() {
         session.commit().await?;
     } else {
         session.roll_back().await;
@@ -188,10 +188,6 @@ pub(crate) enum Opening {
     /// protected ([`protect`](crate::protect())).
     #[cfg(feature = "http")]
     Exempt,
-    /// Begins a transaction for code of the service that must not write. The transaction is never committed, because
-    /// PostgreSQL does not count a NOTIFY or a SET as a write.
-    #[cfg(feature = "http")]
-    ReadOnly,
     /// Sets `synchronous_commit` to `on` if the session has a weaker setting. This opening is for a claim that guards
     /// an effect outside the database. If the server lost such a claim, a second caller could repeat the effect.
     ///
@@ -234,22 +230,12 @@ impl Opening {
         if deployment.claims_tell_the_age() { &Self::BeforeClaim } else { &Self::Plain }
     }
 
-    fn commits(&self) -> bool {
-        match self {
-            #[cfg(feature = "http")]
-            Self::ReadOnly => false,
-            _ => true,
-        }
-    }
-
     fn sql(&self) -> SqlStr {
         match self {
             Self::Plain => opening::BEGIN.into_sql_str(),
             Self::BeforeClaim => opening::BEGIN_BEFORE_CLAIM.into_sql_str(),
             #[cfg(feature = "http")]
             Self::Exempt => opening::BEGIN_EXEMPT.into_sql_str(),
-            #[cfg(feature = "http")]
-            Self::ReadOnly => opening::BEGIN_READ_ONLY.into_sql_str(),
             Self::Durable(deployment) => record::durable_opening(*deployment).into_sql_str(),
             Self::AllRows => opening::BEGIN_ALL_ROWS.into_sql_str(),
             Self::DurableAllRows(deployment) => record::durable_opening_of_all_rows(*deployment).into_sql_str(),

@@ -4,7 +4,6 @@ mod abandoned;
 mod any_language;
 mod bodies;
 mod bounds;
-mod by_reference;
 mod cancellation;
 mod cut_answers;
 mod cut_uploads;

@@ -92,7 +92,7 @@ async fn a_response_of_another_shape_is_refused_and_the_claim_remains(pool: PgPo
         (Some(600), None),
         (None, Some("[]")),
         (Some(200), Some("{}")),
-        (Some(200), Some(r#""reference""#)),
+        (Some(200), Some(r#""etag""#)),
         (Some(200), Some(r#"["etag"]"#)),
         (Some(200), Some(r#"[["etag"]]"#)),
         (Some(200), Some(r#"[["etag", 1]]"#)),
