@@ -51,8 +51,6 @@ create table idempotency.record (
     misdirected      integer,
     -- The findings of a reconciler about an operation in doubt. src/record/probes.rs describes them.
     probes           jsonb,
-    -- The traceparent of the last claim: 55 characters, or null.
-    trace            text,
 
     constraint record_pkey primary key (scope, operation, value)
 ) with (
@@ -168,19 +166,18 @@ $$;
 -- and `store_response`.
 
 -- Returns true if this call has won the claim.
-create function idempotency.try_claim(text, text, text, int8, bytea, interval, interval, text, int8, text)
+create function idempotency.try_claim(text, text, text, int8, bytea, interval, interval, text, int8)
 returns boolean language plpgsql as $$
 declare
     claims text;
 begin
     insert into idempotency.record
-        (mode, scope, operation, value, fingerprint, token, expires_at, lease_until, completed_at, trace)
+        (mode, scope, operation, value, fingerprint, token, expires_at, lease_until, completed_at)
     select
         $8::text, $1::text, $2::text, $3::text, $5::bytea, $4::int8,
         pg_catalog.statement_timestamp() + $6::interval,
         pg_catalog.statement_timestamp() + $7::interval,
-        case when $8::text = 'mark' then pg_catalog.statement_timestamp() end,
-        $10::text
+        case when $8::text = 'mark' then pg_catalog.statement_timestamp() end
     where case
         -- A replay takes no lock, and no claim waits in the insert for an update or delete of the record.
         when exists (
@@ -196,7 +193,7 @@ end
 $$;
 
 -- Claims the key in the message that begins the transaction.
-create function idempotency.claim_at_begin(text, text, text, int8, bytea, interval, interval, text, int8, text)
+create function idempotency.claim_at_begin(text, text, text, int8, bytea, interval, interval, text, int8)
 returns void language plpgsql as $$
 begin
     -- The message that calls this function begins the transaction. If now() is older than the message, somebody else has begun
@@ -204,7 +201,7 @@ begin
     if pg_catalog.now() <> pg_catalog.statement_timestamp() then
         raise exception 'the connection was already in a transaction' using errcode = 'IK005';
     end if;
-    if not idempotency.try_claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) then
+    if not idempotency.try_claim($1, $2, $3, $4, $5, $6, $7, $8, $9) then
         raise exception 'the idempotency key is taken' using errcode = 'IK001';
     end if;
 end

@@ -24,8 +24,8 @@ $$;
 -- when the retention counts, and what is left of the wait. Leases are judged as of the beginning of the statement, which is safe.
 create or replace function idempotency.ensure(
     scope text, operation text, value text, fingerprint bytea,
-    retention interval default '24 hours', wait interval default null, trace text default null,
-    out outcome text, out token int8, out status int4, out headers jsonb, out body bytea, out retry_after interval, out first_trace text
+    retention interval default '24 hours', wait interval default null,
+    out outcome text, out token int8, out status int4, out headers jsonb, out body bytea, out retry_after interval
 )
 language plpgsql set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -82,17 +82,11 @@ begin
     end if;
     -- The statements add it to the beginning of the statement. Without days, whose length would depend on the session's time zone.
     remembered := make_interval(secs => date_part('epoch', $5 + (asked - statement_timestamp())));
-    -- As src/key.rs and src/observe.rs. What is no traceparent counts as none.
+    -- As src/key.rs.
     lock_id := ('x'::text || encode(substr(sha256(keyed), 1, 8), 'hex'))::bit(64)::int8;
-    if trace is not null then
-        trace := case
-            when trace ~ '^(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}($|-)'
-                and (length(trace) = 55 or trace not like '00%') then left(trace, 55)
-        end;
-    end if;
     -- As src/claim.rs.
     loop
-        if may_claim and idempotency.try_claim($1, $2, $3, drawn, $4, remembered, null, 'transaction', lock_id, $7) then
+        if may_claim and idempotency.try_claim($1, $2, $3, drawn, $4, remembered, null, 'transaction', lock_id) then
             outcome := 'claimed';
             token := drawn;
             return;
@@ -143,7 +137,7 @@ begin
                 else seen.state
             end;
             if outcome = 'replayed' then
-                select seen.response_status, seen.response_headers, seen.response_body, seen.trace into status, headers, body, first_trace;
+                select seen.response_status, seen.response_headers, seen.response_body into status, headers, body;
             elsif outcome = 'in_flight' then
                 retry_after := least(seen.lease_until, '9999-12-31 00:00:00+00') - statement_timestamp();
             elsif outcome = 'released' then
@@ -172,7 +166,7 @@ begin
                     claimed_at = now(), lease_until = null, completed_at = null, expires_at = statement_timestamp() + remembered,
                     response_status = null, response_headers = null, response_body = null,
                     last_error = case when next_attempt > 1 then last_error end, steps = null, request = null, probes = null,
-                    misdirected = null, trace = $7
+                    misdirected = null
                 where outcome = 'overtaken' and record.scope = $1 and record.operation = $2 and record.value = $3
                     and record.token = seen.token
                     and ((expires_at <= asked and (lease_until is null or lease_until <= statement_timestamp()))
@@ -255,16 +249,16 @@ $$;
 -- function has none of its own, and names the schema of everything. What the effect raises reaches the caller.
 create or replace function idempotency.run(
     scope text, operation text, value text, fingerprint bytea, effect regproc, argument jsonb,
-    retention interval default '24 hours', wait interval default null, trace text default null,
-    out outcome text, out status int4, out headers jsonb, out body bytea, out retry_after interval, out first_trace text
+    retention interval default '24 hours', wait interval default null,
+    out outcome text, out status int4, out headers jsonb, out body bytea, out retry_after interval
 )
 language plpgsql as $$
 declare
     won int8;
 begin
-    select ensured.outcome, ensured.token, ensured.status, ensured.headers, ensured.body, ensured.retry_after, ensured.first_trace
-    into outcome, won, status, headers, body, retry_after, first_trace
-    from idempotency.ensure($1, $2, $3, $4, $7, $8, $9) as ensured;
+    select ensured.outcome, ensured.token, ensured.status, ensured.headers, ensured.body, ensured.retry_after
+    into outcome, won, status, headers, body, retry_after
+    from idempotency.ensure($1, $2, $3, $4, $7, $8) as ensured;
     if won is not null then
         if $5 is null then
             raise exception 'idempotency.run does not take these arguments' using errcode = 'IK008', hint = 'an effect is a function';

@@ -32,10 +32,10 @@ begin
         execute format('create view %I.record as select public.called() as mode', place);
         foreach name in array array[
             'is_plain()', 'await_key(text, text, text, int8, int8, timestamptz, text)', 'on_escape()', 'version()',
-            'try_claim(text, text, text, int8, bytea, interval, interval, text, int8, text)', 'fingerprint(bytea)',
-            'claim_at_begin(text, text, text, int8, bytea, interval, interval, text, int8, text)', 'unprotect(regclass)',
+            'try_claim(text, text, text, int8, bytea, interval, interval, text, int8)', 'fingerprint(bytea)',
+            'claim_at_begin(text, text, text, int8, bytea, interval, interval, text, int8)', 'unprotect(regclass)',
             'store_response(text, text, text, int8, bytea, int2, text)', 'with_partitions(regclass)', 'protect(regclass, text)',
-            'ensure(text, text, text, bytea, interval, interval, text)', 'run(text, text, text, bytea, regproc, jsonb)',
+            'ensure(text, text, text, bytea, interval, interval)', 'run(text, text, text, bytea, regproc, jsonb)',
             'complete(text, text, text, int8, int4, jsonb, bytea)'
         ] loop
             execute format('create function %I.%s returns boolean language sql as ''select public.called()''', place, name);

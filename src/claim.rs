@@ -58,18 +58,21 @@ pub(crate) async fn contend(
     let mut looks = 0;
     loop {
         tried = match tried {
-            Tried::Won(claim) => return Ok(Claimed::Won(claim)),
+            Tried::Won(claim) => {
+                observe::token(claim.token);
+                return Ok(Claimed::Won(claim));
+            }
             Tried::Unread if looks == LOOKS => break,
             Tried::Unread => {
                 looks += 1;
                 record.look(conn, asked).await?
             }
             Tried::Found(found) => {
-                let (token, trace) = (found.token, found.trace.clone());
+                let token = found.token;
                 match answer(found, terms, record.key)? {
                     Answer::TakeOver { attempt } => record.take_over(conn, terms, asked, token, attempt).await?,
                     Answer::Replay(response) => {
-                        observe::replaying(trace.as_deref());
+                        observe::token(token);
                         return Ok(Claimed::Replayed(response));
                     }
                 }

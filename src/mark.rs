@@ -56,7 +56,6 @@ use tracing::Instrument as _;
 
 use crate::claim::{Claimed, RETRY_AFTER, contend};
 use crate::limits::{Patience, RETENTION, assert_retention, assert_wait, check_wait, in_range};
-use crate::observe::Trace;
 use crate::observe::{call_span, claiming, counted, spanned};
 use crate::record::{CalledAt, MarkBatch, MarkOf, Record, Terms, Tried, draw_token, wait_for_row};
 use crate::session::Savepoint;
@@ -102,13 +101,12 @@ pub async fn mark(conn: &mut PgConnection, key: &Key, retention: Duration) -> Re
     MarkOptions::new(retention).mark(conn, key).await
 }
 
-/// The options of marks. All setters except [`trace`](Self::trace) are `const`.
+/// The options of marks. The setters are `const`, so the options can be a constant of your service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MarkOptions {
     retention: Duration,
     on_duplicate: Option<OnDuplicate>,
     deployment: Deployment,
-    trace: Trace,
 }
 
 impl MarkOptions {
@@ -123,7 +121,7 @@ impl MarkOptions {
     #[track_caller]
     pub const fn new(retention: Duration) -> Self {
         assert_retention(retention);
-        Self { retention, on_duplicate: None, deployment: Deployment::new(), trace: Trace::NONE }
+        Self { retention, on_duplicate: None, deployment: Deployment::new() }
     }
 
     /// Sets the behaviour of a call while another transaction with a mark of the same key is open. The default is to
@@ -139,14 +137,6 @@ impl MarkOptions {
     pub const fn on_duplicate(self, on_duplicate: OnDuplicate) -> Self {
         assert_wait(on_duplicate);
         Self { on_duplicate: Some(on_duplicate), ..self }
-    }
-
-    /// Sets the trace of this call, which is a `traceparent` of W3C Trace Context.
-    /// [`Idempotency::trace`](crate::Idempotency::trace) describes the use of a trace. A [batch](Self::mark_many) on
-    /// one server stores no trace.
-    #[must_use]
-    pub fn trace(self, traceparent: &str) -> Self {
-        Self { trace: Trace::of(traceparent), ..self }
     }
 
     /// Sets how the service reaches the database, for example through a pooler.
@@ -202,7 +192,6 @@ impl MarkOptions {
             on_duplicate,
             lease: None,
             max_attempts: None,
-            trace: self.trace,
         };
         let record = Record { key, deployment: self.deployment };
         Ok(match contend(conn, record, &terms, asked).await? {

@@ -2,7 +2,6 @@
 //! the text of an error never contains the value or the scope of a key. The value may be a secret. The value or the
 //! scope in a label would create a time series for each client.
 
-use std::fmt;
 use std::panic::resume_unwind;
 use std::pin::{Pin, pin};
 use std::time::{Duration, Instant};
@@ -22,7 +21,7 @@ macro_rules! call_span {
             mode = $mode.as_str(),
             operation = $key.operation(),
             outcome = tracing::field::Empty,
-            first_trace = tracing::field::Empty
+            token = tracing::field::Empty
         )
     };
 }
@@ -77,14 +76,13 @@ pub(crate) async fn performing<R>(mode: Mode, operation: &str, work: Pin<&mut im
     ended
 }
 
-/// Adds a field to the current span: the trace of the call that has stored the replayed response.
-pub(crate) fn replaying(trace: Option<&str>) {
+/// Adds a field to the span of the call: the token of the record that the call has claimed or replays. By this token, a
+/// reader of the logs finds the call that did the work of a replay.
+pub(crate) fn token(token: i64) {
     // If the call's span is disabled, the current span belongs to the caller, and may have a field of this name.
     let span = Span::current();
-    if span.metadata().is_some_and(|metadata| metadata.target() == "pg_idempotency")
-        && let Some(id) = trace.and_then(trace_id)
-    {
-        span.record("first_trace", id);
+    if span.metadata().is_some_and(|metadata| metadata.target() == "pg_idempotency") {
+        span.record("token", token);
     }
 }
 
@@ -259,57 +257,6 @@ pub(crate) fn records(by_state: impl IntoIterator<Item = (String, u64)>) {
     }
 }
 
-// The trace of a call, as a `traceparent` names it (W3C Trace Context).
-
-/// The length of a `traceparent` of version 00, and of the known part of a later version.
-const LENGTH: usize = 55;
-
-/// The trace of a call, if the call has one. The type is an array, so that the options of a call stay `Copy`.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Trace(Option<[u8; LENGTH]>);
-
-impl Trace {
-    pub(crate) const NONE: Self = Self(None);
-
-    /// Reads a `traceparent`. A text that is not valid by the standard gives no trace.
-    pub(crate) fn of(traceparent: &str) -> Self {
-        Self(known_part(traceparent).and_then(|known| known.as_bytes().try_into().ok()))
-    }
-
-    pub(crate) fn as_str(&self) -> Option<&str> {
-        std::str::from_utf8(self.0.as_ref()?).ok()
-    }
-}
-
-impl fmt::Debug for Trace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.as_str().fmt(f)
-    }
-}
-
-/// Returns the version, the ids of the trace and of the parent, and the flags. A version after 00 may append further
-/// parts. The SQL function `idempotency.ensure` repeats these rules.
-fn known_part(traceparent: &str) -> Option<&str> {
-    let (known, rest) = traceparent.split_at_checked(LENGTH)?;
-    let parts: Vec<&str> = known.split('-').collect();
-    let [version, trace_id, parent_id, flags] = parts[..] else { return None };
-    let is_hex =
-        |text: &str, length| text.len() == length && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    let is_id = |text: &str, length| is_hex(text, length) && text.bytes().any(|digit| digit != b'0');
-    let valid = is_hex(version, 2)
-        && version != "ff"
-        && is_id(trace_id, 32)
-        && is_id(parent_id, 16)
-        && is_hex(flags, 2)
-        && (rest.is_empty() || version != "00" && rest.starts_with('-'));
-    valid.then_some(known)
-}
-
-/// Returns the id of the trace in a stored `traceparent`.
-pub(crate) fn trace_id(stored: &str) -> Option<&str> {
-    stored.get(3..35)
-}
-
 pub(crate) const PERFORMED: &str = "performed";
 /// Only the span of a claim has this outcome. The metric counts the outcome of the work later.
 pub(crate) const CLAIMED: &str = "claimed";
@@ -349,7 +296,3 @@ impl Error {
         }
     }
 }
-
-#[cfg(test)]
-#[path = "../tests/unit/observe.rs"]
-mod tests;

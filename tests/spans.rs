@@ -26,8 +26,6 @@ use tracing_subscriber::{Layer, registry};
 const SCOPE: &str = "scope-of-nobody-else";
 const VALUE: &str = "value-that-is-a-secret";
 
-const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-
 type Fields = BTreeMap<&'static str, String>;
 
 /// Keeps every span of ours, and the text of all spans and events of anybody's.
@@ -54,14 +52,34 @@ impl Listener {
         }
     }
 
-    /// Each span, in the order of their beginning: its name and fields.
+    /// Each span, in the order of their beginning: its name and fields. Tokens are random, so the first token is shown
+    /// as 1, the second one as 2.
     fn spans(&self) -> Vec<String> {
+        let tokens = self.tokens();
         let heard = self.0.lock().expect("not poisoned");
         let shown = heard.spans.iter().map(|(_, name, fields)| {
-            let fields: Vec<_> = fields.iter().map(|(field, value)| format!("{field}={value}")).collect();
+            let fields: Vec<_> = fields
+                .iter()
+                .map(|(field, value)| match tokens.iter().position(|token| *field == "token" && token == value) {
+                    Some(position) => format!("{field}={}", position + 1),
+                    None => format!("{field}={value}"),
+                })
+                .collect();
             format!("{name} {}", fields.join(" "))
         });
         shown.collect()
+    }
+
+    /// The different tokens of the spans, in the order of their first occurrence.
+    fn tokens(&self) -> Vec<String> {
+        let heard = self.0.lock().expect("not poisoned");
+        let mut tokens: Vec<String> = Vec::new();
+        for token in heard.spans.iter().filter_map(|(_, _, fields)| fields.get("token")) {
+            if !tokens.contains(token) {
+                tokens.push(token.clone());
+            }
+        }
+        tokens
     }
 
     fn text(&self) -> String {
@@ -185,11 +203,11 @@ async fn a_first_call_a_replay_and_a_sweep_are_spans(pool: PgPool) -> anyhow::Re
     assert_eq!(
         listener.spans(),
         [
-            "ensure_idempotent mode=transaction operation=POST /orders outcome=performed",
-            "ensure_idempotent mode=transaction operation=POST /orders outcome=replayed",
+            "ensure_idempotent mode=transaction operation=POST /orders outcome=performed token=1",
+            "ensure_idempotent mode=transaction operation=POST /orders outcome=replayed token=1",
             "ensure_idempotent mode=transaction operation=POST /orders outcome=key_reused",
-            "run mode=transaction operation=PUT /orders outcome=failed",
-            "ensure_isolated mode=transaction operation=POST /cards outcome=performed",
+            "run mode=transaction operation=PUT /orders outcome=failed token=2",
+            "ensure_isolated mode=transaction operation=POST /cards outcome=performed token=3",
             "janitor.sweep batches=1 outcome=limited rows=1",
             "janitor.sweep batches=1 outcome=done rows=1",
         ]
@@ -245,18 +263,18 @@ async fn marks_and_leases_are_spans(pool: PgPool) -> anyhow::Result<()> {
     assert_eq!(
         listener.spans(),
         [
-            "mark mode=mark operation=event outcome=performed",
-            "mark mode=mark operation=event outcome=replayed",
+            "mark mode=mark operation=event outcome=performed token=1",
+            "mark mode=mark operation=event outcome=replayed token=1",
             "mark_many first=1 keys=3 mode=mark outcome=performed",
             "lease.run mode=at_most_once operation=charge outcome=performed",
-            "lease.acquire mode=at_most_once operation=charge outcome=claimed",
-            "lease.complete mode=at_most_once operation=charge outcome=performed",
+            "lease.acquire mode=at_most_once operation=charge outcome=claimed token=2",
+            "lease.complete mode=at_most_once operation=charge outcome=performed token=2",
             "lease.run mode=at_most_once operation=charge outcome=replayed",
-            "lease.acquire mode=at_most_once operation=charge outcome=replayed",
+            "lease.acquire mode=at_most_once operation=charge outcome=replayed token=2",
             "lease.run mode=at_most_once operation=refund outcome=lease_lost",
-            "lease.acquire mode=at_most_once operation=refund outcome=claimed",
-            "lease.complete mode=at_most_once operation=refund outcome=lease_lost",
-            "lease.acquire mode=at_most_once operation=payout outcome=claimed",
+            "lease.acquire mode=at_most_once operation=refund outcome=claimed token=3",
+            "lease.complete mode=at_most_once operation=refund outcome=lease_lost token=3",
+            "lease.acquire mode=at_most_once operation=payout outcome=claimed token=4",
         ]
     );
     let text = listener.text();
@@ -277,33 +295,30 @@ async fn a_call_that_is_dropped_logs_in_its_span(pool: PgPool) -> anyhow::Result
     Ok(())
 }
 
-/// Those of a first call do not, because it is inside its own trace.
+/// The token joins the two spans, and the traces around them.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn the_span_of_a_replay_names_the_trace_of_the_work(pool: PgPool) -> anyhow::Result<()> {
+async fn the_spans_of_a_first_call_and_of_its_replays_have_the_token_of_the_record(pool: PgPool) -> anyhow::Result<()> {
     let (listener, _guard) = listen();
     for trips in [RoundTrips::Plain, RoundTrips::SelectFirst, RoundTrips::Fewest] {
-        sqlx::query("delete from idempotency.record").execute(&pool).await?;
-        for trace in [TRACE, ""] {
-            let way = Idempotency::new().round_trips(trips).trace(trace);
-            let _ = way.run(&pool, &key("a"), "body", async |_| Ok::<_, Error>(1)).await?;
+        let a = key(&format!("{trips:?}"));
+        // After the retention, the key is new: the take-over is a first call with a token of its own.
+        for _ in 0..2 {
+            for replayed in [false, true, true] {
+                let way = Idempotency::new().round_trips(trips);
+                assert_eq!(way.run(&pool, &a, "body", async |_| Ok::<_, Error>(1)).await?.is_replayed(), replayed);
+            }
+            let spans = listener.spans();
+            let [first, replays @ ..] = &spans[spans.len() - 3..] else { panic!("three spans") };
+            let (_, token) = first.rsplit_once(" token=").expect("a token");
+            assert!(
+                replays.iter().all(|replay| replay.ends_with(&format!("outcome=replayed token={token}"))),
+                "{spans:?}"
+            );
+            let shown = pg_idempotency::operator::show(&pool, &a).await?.expect("a record");
+            assert_eq!(listener.tokens()[token.parse::<usize>()? - 1], shown.token.to_string());
+            pg_idempotency::testing::expire(&pool, &a).await?;
         }
     }
-    for trace in [TRACE, ""] {
-        let leasing = LeaseOptions::new(AT_LEAST_ONCE).trace(trace);
-        let _ = leasing.run(&pool, &key("b"), "body", async |_| Ok::<_, Error>(1)).await?;
-    }
-    let spans = listener.spans();
-    let (performed, replayed) = (
-        "run mode=transaction operation=a outcome=performed",
-        "run first_trace=4bf92f3577b34da6a3ce929d0e0e4736 mode=transaction operation=a outcome=replayed",
-    );
-    assert_eq!(spans[..6], [performed, replayed].repeat(3));
-    assert_eq!(
-        spans.last().map(String::as_str),
-        Some(
-            "lease.acquire first_trace=4bf92f3577b34da6a3ce929d0e0e4736 mode=at_least_once operation=b outcome=replayed"
-        )
-    );
     Ok(())
 }
 
@@ -316,8 +331,8 @@ async fn an_outcome_is_told_to_no_span_of_the_callers(pool: PgPool) -> anyhow::R
 
     let key = key("POST /orders");
     for _ in 0..2 {
-        let call = Idempotency::new().trace(TRACE).run(&pool, &key, "body", async |_| Ok::<_, Error>(1));
-        let span = info_span!("the caller's", outcome = tracing::field::Empty, first_trace = tracing::field::Empty);
+        let call = Idempotency::new().run(&pool, &key, "body", async |_| Ok::<_, Error>(1));
+        let span = info_span!("the caller's", outcome = tracing::field::Empty, token = tracing::field::Empty);
         let _ = call.instrument(span).await?;
     }
     assert_eq!(listener.spans(), ["the caller's "; 2]);
@@ -400,7 +415,7 @@ async fn mistakes_in_the_set_up_of_the_layer_are_errors_without_the_key(pool: Pg
     let outcomes: Vec<_> = spans.iter().filter_map(|span| span.strip_prefix(of_a_request)).collect();
     assert_eq!(
         outcomes,
-        ["declined outcome=failed", "texts outcome=other_mode", "refused outcome=error", "texts outcome=error"]
+        ["declined outcome=failed token=2", "texts outcome=other_mode", "refused outcome=error", "texts outcome=error"]
     );
     // A request without a key, which needs no connection, has the only place.
     let brief = sqlx::postgres::PgPoolOptions::new()

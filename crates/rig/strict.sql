@@ -19,7 +19,6 @@ alter table idempotency.record
     drop constraint if exists request_only_to_resume,
     drop constraint if exists misdirected_only_to_repeat,
     drop constraint if exists probes_only_in_doubt,
-    drop constraint if exists trace_is_a_traceparent,
     add constraint known_mode check (mode in ('transaction', 'at_least_once', 'in_steps', 'at_most_once', 'mark')),
     -- An entry of the index has at most 2704 bytes.
     add constraint key_length check (
@@ -91,5 +90,4 @@ alter table idempotency.record
             and request is not null
             and jsonb_typeof(probes) = 'object'
         )
-    ),
-    add constraint trace_is_a_traceparent check (trace ~ '^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$');
+    );

@@ -26,13 +26,12 @@ use crate::{Error, Key, Mode};
 
 /// Claims the key, calls the handler and stores its response. If there is a stored response, replays it instead.
 pub(super) async fn run<H: Handler>(
-    mut options: LeaseOptions,
+    options: LeaseOptions,
     layer: &IdempotencyLayer,
     ticket: &Ticket,
     mut place: Place<'_>,
     handler: H,
 ) -> Reply<H> {
-    options.trace = ticket.trace;
     let (asked, request) = (CalledAt::since(ticket.arrived), ticket.stored.as_deref().map(Cow::Borrowed));
     let call = Call::new(options, &layer.pool, &ticket.key, ticket.fingerprint, request, asked)?;
     match call.acquire(&mut place).await? {

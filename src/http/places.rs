@@ -21,7 +21,6 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use super::rejection::Rejection;
 use crate::background::unless;
 use crate::claim::RETRY_AFTER;
-use crate::observe::Trace;
 use crate::session::{Pauses, Polls};
 use crate::{Error, Fingerprint, Key};
 
@@ -61,7 +60,6 @@ impl Runs {
 pub(super) struct Ticket {
     pub(super) key: Arc<Key>,
     pub(super) fingerprint: Fingerprint,
-    pub(super) trace: Trace,
     /// The arrival of the request. A record that has expired at the arrival is ignored. A record that expires after the
     /// arrival still gives the answer.
     pub(super) arrived: std::time::Instant,

@@ -9,7 +9,7 @@ use std::time::{self, Duration};
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Request, Response, header};
+use http::{Extensions, HeaderMap, HeaderValue, Request, Response, header};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tower_layer::Layer;
@@ -25,12 +25,7 @@ use super::rejection::{Denied, Mistake, Rejection};
 use super::request::{IDEMPOTENCY_KEY, MalformedKey, key_value, only_line, to_store};
 use super::transactional::{Transactional, is_lent};
 use crate::key::{MAX_PART_BYTES, checked, checked_recorded};
-use crate::observe::Trace;
 use crate::{BoxError, Error, Key, observe};
-
-/// The header `traceparent` of W3C Trace Context. If a request has more than one line of this header, the layer ignores
-/// all these lines.
-const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 /// The longest form of a key in a header: quotes around characters that are all escaped.
 const LONGEST_ECHO: usize = 2 + 2 * MAX_PART_BYTES;
@@ -222,9 +217,7 @@ async fn admit_covered<B: ByteBody, E>(
         }
         _ => None,
     };
-    let trace = only_line(&parts.headers, &TRACEPARENT).and_then(|line| line.to_str().ok());
-    let trace = Trace::of(trace.unwrap_or_default());
-    let ticket = Some(Ticket { key: Arc::new(key), fingerprint, trace, arrived, stored });
+    let ticket = Some(Ticket { key: Arc::new(key), fingerprint, arrived, stored });
     Ok(Admission::Covered { ticket, request: Request::from_parts(parts, body) })
 }
 

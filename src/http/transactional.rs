@@ -82,8 +82,7 @@ impl Transactional<'_> {
     async fn claim<'k>(self, ticket: &'k Ticket, place: &mut Place<'_>) -> Result<Claimed<Holding<'k>>, Error> {
         let isolated = !self.layer.stored_errors.is_empty();
         // The call itself does not wait, because a request that waits must hold no connection between two polls.
-        let options = Idempotency { trace: ticket.trace, ..self.options };
-        let call = Call::new(&options, &ticket.key, ticket.fingerprint, Some(OnDuplicate::Reject), isolated);
+        let call = Call::new(&self.options, &ticket.key, ticket.fingerprint, Some(OnDuplicate::Reject), isolated);
         let call = call.made_at(ticket.arrived);
         let mut retries = 0;
         let mut first = true;

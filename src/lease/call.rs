@@ -213,7 +213,7 @@ impl<'c> Call<'c> {
     }
 
     pub(super) async fn claim(&mut self, conn: &mut PgConnection, on_duplicate: OnDuplicate) -> Result<Claimed, Error> {
-        let LeaseOptions { policy, retention, max_attempts, trace, .. } = self.options;
+        let LeaseOptions { policy, retention, max_attempts, .. } = self.options;
         let terms = Terms {
             mode: policy.mode(),
             fingerprint: Some(self.fingerprint),
@@ -221,7 +221,6 @@ impl<'c> Call<'c> {
             on_duplicate: Some(on_duplicate),
             lease: Some(policy.lease()),
             max_attempts,
-            trace,
         };
         contend(conn, self.record(), &terms, &mut self.asked).await
     }

@@ -5,7 +5,6 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::limits::{DEFAULT_RETENTION, RETENTION, assert_retention, assert_wait, check_wait, in_range, is_in};
-use crate::observe::Trace;
 use crate::{Deployment, Error, Misuse, Mode, OnDuplicate};
 
 /// The permitted lengths of a lease. 10 ms is short enough for tests. A lease of more than 12 hours is probably meant
@@ -72,7 +71,6 @@ pub struct LeaseOptions {
     pub(crate) deployment: Deployment,
     pub(super) stored_request: bool,
     pub(super) resume_after: Duration,
-    pub(crate) trace: Trace,
 }
 
 impl LeaseOptions {
@@ -93,7 +91,6 @@ impl LeaseOptions {
             deployment: Deployment::new(),
             stored_request: false,
             resume_after: RESUME_AFTER,
-            trace: Trace::NONE,
         }
     }
 
@@ -184,13 +181,6 @@ impl LeaseOptions {
     pub const fn resume_after(self, resume_after: Duration) -> Self {
         assert!(is_in(&RESUMES, resume_after), "the time before an operation is resumed must be at most a day");
         Self { resume_after, ..self }
-    }
-
-    /// Sets the trace of this call, a `traceparent` of W3C Trace Context: see
-    /// [`Idempotency::trace`](crate::Idempotency::trace).
-    #[must_use]
-    pub fn trace(self, traceparent: &str) -> Self {
-        Self { trace: Trace::of(traceparent), ..self }
     }
 
     /// Sets how the service reaches the database, for example behind a pooler.

@@ -153,6 +153,7 @@ impl LeaseOwner {
     async fn store(mut self, encoded: &Response) -> Result<(), Error> {
         let LeaseOptions { policy, retention, .. } = self.leasing;
         let (record, token) = (self.record(), self.token);
+        observe::token(token);
         let stored = within_a_lease(policy.lease(), || {
             committed(&self.pool, self.durable(), async move |conn| {
                 record.complete_lease(conn, token, encoded, retention).await

@@ -43,13 +43,12 @@ impl Record<'_> {
             .query(concat! {
                 "
                 insert /* pg_idempotency: claim */ into idempotency.record
-                    (mode, scope, operation, value, fingerprint, token, expires_at, lease_until, completed_at, trace)
+                    (mode, scope, operation, value, fingerprint, token, expires_at, lease_until, completed_at)
                 select
                     $8::text, $1::text, $2::text, $3::text, $5::bytea, $4::int8,
                     pg_catalog.statement_timestamp() + $6::interval,
                     pg_catalog.statement_timestamp() + $7::interval,
-                    case when $8::text = 'mark' then pg_catalog.statement_timestamp() end,
-                    $10::text
+                    case when $8::text = 'mark' then pg_catalog.statement_timestamp() end
                 where case
                     -- A replay takes no lock, and no claim waits in the insert for an update or delete of the record.
                     when exists (
@@ -69,7 +68,6 @@ impl Record<'_> {
             .bind(terms.lease.map(interval)) // $7
             .bind(terms.mode.as_str()) // $8
             .bind(self.key.lock_id()) // $9
-            .bind(terms.trace.as_str()) // $10
             .fetch_optional(conn)
             .await
             .map_err(Error::of_statement)?;
@@ -108,7 +106,7 @@ macro_rules! take_over_free {
                 response_status = null, response_headers = null, response_body = null,
                 last_error = case when $11::int4 > 1 then last_error end,
                 steps = case when $11::int4 > 1 then steps end, request = case when $11::int4 > 1 then request end,
-                probes = null, misdirected = case when $11::int4 > 1 then misdirected end, trace = $12::text
+                probes = null, misdirected = case when $11::int4 > 1 then misdirected end
             from free
             where scope = $1::text and operation = $2::text and value = $3::text
                 and record.token = $9::int8
@@ -122,7 +120,7 @@ macro_rules! take_over_free {
 pub(super) use take_over_free;
 
 impl Record<'_> {
-    /// A statement that contains [`take_over_free`]. The parameters $4 to $12 are those of this fragment.
+    /// A statement that contains [`take_over_free`]. The parameters $4 to $11 are those of this fragment.
     pub(super) fn taking(
         &self,
         sql: &'static str,
@@ -140,7 +138,6 @@ impl Record<'_> {
             .bind(found_token) // $9
             .bind(asked.at) // $10
             .bind(claim.attempt) // $11
-            .bind(terms.trace.as_str().map(str::to_owned)) // $12
     }
 
     /// The form of [`take_over`](Record::take_over) for a table that is not distributed: one conditional update.
@@ -162,7 +159,7 @@ impl Record<'_> {
                         select case when exists (
                             select from idempotency.record
                             where scope = $1::text and operation = $2::text and value = $3::text and token = $9::int8
-                        ) then pg_catalog.pg_try_advisory_xact_lock($13::int8) end as mine
+                        ) then pg_catalog.pg_try_advisory_xact_lock($12::int8) end as mine
                     ),
                     -- A row that a sweep is deleting is skipped: no call waits for a row.
                     free as materialized (
@@ -185,7 +182,7 @@ impl Record<'_> {
                 found_token,
                 claim,
             )
-            .bind(self.key.lock_id()) // $13
+            .bind(self.key.lock_id()) // $12
             .try_map(|row| Ok((row.try_get("mine")?, row.try_get("free")?, row.try_get("taken")?)))
             .fetch_one(conn)
             .await
@@ -319,7 +316,7 @@ impl MarkBatch<'_> {
                         completed_at = pg_catalog.statement_timestamp(),
                         expires_at = pg_catalog.statement_timestamp() + $5::interval,
                         response_status = null, response_headers = null, response_body = null, last_error = null,
-                        steps = null, request = null, probes = null, misdirected = null, granted_attempt = null, trace = null
+                        steps = null, request = null, probes = null, misdirected = null, granted_attempt = null
                     from locked
                     where record.scope = locked.scope and record.operation = locked.operation
                         and record.value = locked.value

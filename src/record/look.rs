@@ -54,7 +54,7 @@ macro_rules! response {
             select /* pg_idempotency: ",
             $name,
             " */
-                response_status, response_headers::text as response_headers, response_body, trace",
+                response_status, response_headers::text as response_headers, response_body, token",
             $columns,
             "
             from idempotency.record
@@ -121,7 +121,7 @@ impl<'k> Record<'k> {
 
 fn replayed(row: &PgRow) -> sqlx::Result<Response> {
     let response = Response::of(row)?;
-    observe::replaying(row.try_get("trace")?);
+    observe::token(row.try_get("token")?);
     Ok(response)
 }
 

@@ -56,8 +56,6 @@ pub struct Shown {
     /// the operation took effect. `None` outside lease mode. Also `None` for an operation in steps, because only the
     /// steps call other services: see [`downstream_key_of_step`](Self::downstream_key_of_step).
     pub downstream_key: Option<String>,
-    /// The `traceparent` of the last claim, if that call [passed a trace on](crate::Idempotency::trace).
-    pub trace: Option<String>,
     /// Why the last attempt failed.
     pub last_error: Option<String>,
     /// The steps of an unfinished operation in steps, the earliest first, without their results.
@@ -134,7 +132,6 @@ impl Shown {
             lease_left: lease_seconds_left.and_then(|left| Duration::try_from_secs_f64(left).ok()),
             response_bytes: response_bytes.map(|bytes| u64::from(bytes.unsigned_abs())),
             downstream_key: (mode.is_leased() && mode != Mode::InSteps).then(|| downstream_key("")),
-            trace: row.try_get("trace")?,
             last_error: row.try_get("last_error")?,
             in_doubt: steps.iter().filter(|step| step.in_doubt).map(|step| step.name.clone()).collect(),
             steps,
@@ -170,7 +167,7 @@ macro_rules! shown {
     () => {
         concat! {
             "
-                mode, fingerprint, token, attempt, granted_attempt, trace, last_error,
+                mode, fingerprint, token, attempt, granted_attempt, last_error,
                 ", readable!("claimed_at"), " as claimed_at, ", readable!("completed_at"), " as completed_at,
                 ", readable!("expires_at"), " as expires_at,
                 steps::text as steps, ", steps_hash!(), " as steps_hash,

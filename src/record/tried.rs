@@ -8,7 +8,6 @@ use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
 use super::step::in_doubt;
-use crate::observe::Trace;
 use crate::outcome::Response;
 use crate::state::{State, UnknownMode, Version};
 use crate::{Error, Fingerprint, Misuse, Mode, OnDuplicate};
@@ -24,7 +23,6 @@ pub(crate) struct Terms {
     /// The length of the lease. `None` if the claim ends with its transaction.
     pub(crate) lease: Option<Duration>,
     pub(crate) max_attempts: Option<NonZeroU32>,
-    pub(crate) trace: Trace,
 }
 
 /// When a call was made. The time of the call decides whether a record has expired. If a record expires while the call
@@ -116,8 +114,6 @@ pub(crate) struct Found {
     /// The time that is left of a live lease.
     pub(crate) lease_left: Option<Duration>,
     pub(crate) response: Response,
-    /// The trace of the last claim.
-    pub(crate) trace: Option<String>,
     pub(crate) last_error: Option<String>,
     /// The names of the steps that were begun and have no result.
     pub(crate) steps_in_doubt: Vec<String>,
@@ -142,7 +138,7 @@ fn readable(microseconds: i64) -> DateTime<Utc> {
 macro_rules! columns {
     () => {
         concat!(
-            "mode, fingerprint, token, attempt, granted_attempt, last_error, trace, \
+            "mode, fingerprint, token, attempt, granted_attempt, last_error, \
              completed_at is not null as completed, claimed_at, lease_until, expires_at, ",
             $crate::record::statement::steps_in_doubt!(),
             "::text as steps_in_doubt, ",
@@ -204,7 +200,6 @@ impl Found {
             state,
             lease_left,
             response: Response::of(row)?,
-            trace: row.try_get("trace")?,
             last_error: row.try_get("last_error")?,
             steps_in_doubt,
             granted_attempt: row.try_get("granted_attempt")?,

@@ -11,7 +11,7 @@ use super::fewest::{claiming, complete_and_chain};
 use super::{Idempotency, RoundTrips};
 use crate::claim::{Claimed, contend};
 use crate::error::sqlstate;
-use crate::observe::Failure;
+use crate::observe::{self, Failure};
 use crate::outcome::{Outcome, Response, Verdict, decode, encode};
 use crate::record::{CalledAt, Claim, Record, Terms};
 use crate::session::{Opening, Savepoint, Session, depth, roll_back_to};
@@ -53,7 +53,6 @@ impl<'k> Call<'k> {
                 on_duplicate,
                 lease: None,
                 max_attempts: None,
-                trace: options.trace,
             },
             round_trips: options.round_trips,
             isolated,
@@ -130,6 +129,7 @@ impl<'k> Call<'k> {
         if self.claims_in_messages() {
             let (claim, opening) = claiming(record, terms)?;
             if session.begin(&opening).await? {
+                observe::token(claim.token);
                 return self.won(session, claim).await.map(Claimed::Won);
             }
         }

@@ -59,7 +59,7 @@ pub(super) fn claiming(record: Record<'_>, terms: &Terms) -> Result<(Claim, Open
     let token = draw_token()?;
     let message = format!(
         "select /* pg_idempotency: claim */ idempotency.claim_at_begin(
-            {key}, '{token}', {fingerprint}, {retention}, {lease}, {mode}, '{lock_id}', {trace}
+            {key}, '{token}', {fingerprint}, {retention}, {lease}, {mode}, '{lock_id}'
         ); begin",
         key = key(record.key),
         fingerprint = bytes(terms.fingerprint.as_ref().map(Fingerprint::as_bytes)),
@@ -67,7 +67,6 @@ pub(super) fn claiming(record: Record<'_>, terms: &Terms) -> Result<(Claim, Open
         lock_id = record.key.lock_id(),
         lease = interval(terms.lease),
         mode = text(Some(terms.mode.as_str())),
-        trace = text(terms.trace.as_str()),
     );
     Ok((Claim { token, attempt: 1 }, Opening::Claiming(AssertSqlSafe(message).into_sql_str())))
 }

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use crate::limits::{DEFAULT_RETENTION, assert_retention, assert_wait};
-use crate::observe::Trace;
 use crate::{Deployment, OnDuplicate};
 
 /// The options of transaction mode.
@@ -26,7 +25,6 @@ pub struct Idempotency {
     pub(crate) on_duplicate: Option<OnDuplicate>,
     pub(crate) deployment: Deployment,
     pub(crate) round_trips: RoundTrips,
-    pub(crate) trace: Trace,
 }
 
 impl Idempotency {
@@ -38,7 +36,6 @@ impl Idempotency {
             on_duplicate: None,
             deployment: Deployment::new(),
             round_trips: RoundTrips::Plain,
-            trace: Trace::NONE,
         }
     }
 
@@ -73,17 +70,6 @@ impl Idempotency {
     pub const fn on_duplicate(self, on_duplicate: OnDuplicate) -> Self {
         assert_wait(on_duplicate);
         Self { on_duplicate: Some(on_duplicate), ..self }
-    }
-
-    /// Sets the trace of this call, a `traceparent` of W3C Trace Context. By default, a call has no trace. A text that
-    /// is not a valid `traceparent` counts as no trace. The HTTP layer passes on the trace of each request.
-    ///
-    /// The record keeps the trace of its last claim, so a completed operation has the trace of the call that did the
-    /// work. [`operator::show`](crate::operator::show) returns this trace, and the span of each replay names this
-    /// trace: see the guide's page `metrics`.
-    #[must_use]
-    pub fn trace(self, traceparent: &str) -> Self {
-        Self { trace: Trace::of(traceparent), ..self }
     }
 
     /// Sets how the service reaches the database, for example behind a pooler.

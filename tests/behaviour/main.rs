@@ -65,7 +65,6 @@ mod record {
     mod pinned;
     mod row_security;
     mod statements;
-    mod traces;
 }
 
 mod session {

@@ -174,7 +174,6 @@ async fn the_schema_bars_impossible_records_by_name(pool: PgPool) -> anyhow::Res
             "'at_most_once', 's', 'o', 'k', '\\x0100', 1, now(), now(), now()",
             "completed_has_no_lease",
         ),
-        (", trace", "'transaction', 's', 'o', 'k', '\\x0100', 1, now(), 'no trace'", "trace_is_a_traceparent"),
     ] {
         let error =
             pool.execute(sqlx::AssertSqlSafe(format!("{base}{columns}) values ({values})"))).await.expect_err("barred");

@@ -76,7 +76,7 @@ async fn whatever_the_table_would_lose_is_refused_by_name(pool: PgPool) -> anyho
             ("create rule r as on delete to idempotency.record do also select 1", "rules"),
             ("create publication p for table idempotency.record", "a place in a publication"),
             ("alter table idempotency.record replica identity full", "a replica identity"),
-            ("create index own on idempotency.record (trace)", "an index of your own"),
+            ("create index own on idempotency.record (last_error)", "an index of your own"),
             ("alter index idempotency.record_expires_at set (fillfactor = 70)", "settings of an index"),
             ("alter table idempotency.record alter scope set statistics 500", "statistics targets"),
             (

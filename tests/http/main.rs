@@ -30,7 +30,6 @@ mod standards;
 mod steps;
 mod support;
 mod tool_calls;
-mod traces;
 mod transactional;
 mod uploads;
 mod vanished;

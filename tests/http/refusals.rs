@@ -155,7 +155,10 @@ async fn a_refusal_that_cannot_be_stored_is_no_answer(pool: PgPool) -> anyhow::R
         let holder = locked.clone();
         let handler = async move |_: Lease, _: Bytes| {
             let mut tx = locking.begin().await.expect("a connection");
-            sqlx::query("update idempotency.record set trace = trace").execute(&mut *tx).await.expect("a lock");
+            sqlx::query("update idempotency.record set last_error = last_error")
+                .execute(&mut *tx)
+                .await
+                .expect("a lock");
             *holder.lock().expect("not poisoned") = Some(tx);
             StatusCode::UNPROCESSABLE_ENTITY
         };

@@ -139,7 +139,7 @@ async fn a_failed_begin_leaves_its_connection_outside_a_transaction(observer: Pg
          create function evil.fail(int, int) returns int language plpgsql as $$
              begin raise exception 'cancelled' using errcode = '57014'; end $$;
          create operator evil./ (leftarg = int, rightarg = int, function = evil.fail);
-         create or replace function idempotency.claim_at_begin(text, text, text, int8, bytea, interval, interval, text, int8, text)
+         create or replace function idempotency.claim_at_begin(text, text, text, int8, bytea, interval, interval, text, int8)
              returns void language plpgsql as $$ begin perform evil.fail(1, 1); end $$",
     )
     .execute(&observer)

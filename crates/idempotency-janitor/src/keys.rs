@@ -57,7 +57,6 @@ fn in_json(shown: &Shown) -> serde_json::Value {
         "lease_seconds_left": shown.lease_left.map(|left| left.as_secs_f64()),
         "response_bytes": shown.response_bytes,
         "downstream_key": shown.downstream_key,
-        "trace": shown.trace,
         "last_error": shown.last_error,
         "resumable": shown.resumable,
         "request": shown.request.as_ref().map(|request| json!({
@@ -134,7 +133,6 @@ pub(crate) fn in_text(shown: &Shown) -> String {
             "each step has its own; `show --step NAME` prints that of a step which is not listed".to_owned(),
         )
     }));
-    lines.extend(shown.trace.as_deref().map(|trace| ("trace", printable(trace))));
     lines.extend(shown.last_error.as_deref().map(|error| ("last error", printable(error))));
     lines.extend(shown.resumable.then(|| ("request", "stored: a resumer may finish the operation".to_owned())));
     lines.extend(shown.request.iter().flat_map(request_in_text));

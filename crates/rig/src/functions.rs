@@ -14,7 +14,6 @@ pub struct Answer {
     pub headers: Option<String>,
     pub body: Option<Vec<u8>>,
     pub retry_after: Option<PgInterval>,
-    pub first_trace: Option<String>,
 }
 
 /// Calls `idempotency.ensure`. Without a `wait`, with its default.
@@ -25,7 +24,7 @@ pub async fn ensure(
     wait: Option<&str>,
 ) -> sqlx::Result<Answer> {
     let row = sqlx::query(
-        "select outcome, token, status, headers::text, body, retry_after, first_trace
+        "select outcome, token, status, headers::text, body, retry_after
          from idempotency.ensure(
              scope => $1, operation => $2, value => $3, fingerprint => $4, wait => $5::text::interval
          )",
@@ -44,7 +43,6 @@ pub async fn ensure(
         headers: row.try_get("headers")?,
         body: row.try_get("body")?,
         retry_after: row.try_get("retry_after")?,
-        first_trace: row.try_get("first_trace")?,
     })
 }
 

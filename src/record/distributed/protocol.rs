@@ -20,13 +20,12 @@ pub(super) async fn claim(record: Record<'_>, conn: &mut PgConnection, terms: &T
         .query(
             "
             insert /* pg_idempotency: claim */ into idempotency.record
-                (mode, scope, operation, value, fingerprint, token, expires_at, lease_until, completed_at, trace)
+                (mode, scope, operation, value, fingerprint, token, expires_at, lease_until, completed_at)
             values (
                 $8::text, $1::text, $2::text, $3::text, $5::bytea, $4::int8,
                 pg_catalog.statement_timestamp() + $6::interval,
                 pg_catalog.statement_timestamp() + $7::interval,
-                case when $8::text = 'mark' then pg_catalog.statement_timestamp() end,
-                $9::text
+                case when $8::text = 'mark' then pg_catalog.statement_timestamp() end
             )
             on conflict (scope, operation, value) do nothing
             ",
@@ -35,8 +34,7 @@ pub(super) async fn claim(record: Record<'_>, conn: &mut PgConnection, terms: &T
         .bind(terms.fingerprint.as_ref().map(Fingerprint::as_bytes)) // $5
         .bind(interval(terms.retention)) // $6
         .bind(terms.lease.map(interval)) // $7
-        .bind(terms.mode.as_str()) // $8
-        .bind(terms.trace.as_str()); // $9
+        .bind(terms.mode.as_str()); // $8
     if !changes_a_row(&mut *conn, insert).await? {
         return Ok(Tried::Unread);
     }

@@ -10,8 +10,6 @@ use sqlx::{Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::support::{connect, create_effects, effects, key, leave_effect, records, setting};
 
-const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-
 fn fingerprint() -> &'static Fingerprint {
     static ONE: LazyLock<Fingerprint> = LazyLock::new(|| Fingerprint::of_bytes(b"body"));
     &ONE
@@ -42,14 +40,12 @@ async fn the_library_and_the_sql_functions_replay_each_others_responses_to_the_b
 
     let mut tx = conn.begin().await?;
     let perform = async |conn: &mut PgConnection| leave_effect(conn, "from Rust").await;
-    let traced = Idempotency::new().trace(TRACE);
-    let id = traced.ensure(&mut tx, &key("rust"), fingerprint(), perform).await?.into_inner();
+    let id = ensure_idempotent(&mut tx, &key("rust"), fingerprint(), perform).await?.into_inner();
     tx.commit().await?;
     let mut tx = conn.begin().await?;
     let replayed = ensure(&mut tx, &key("rust"), fingerprint().as_bytes(), None).await?;
     assert_eq!((&*replayed.outcome, replayed.token, replayed.status), ("replayed", None, None));
     assert_eq!(replayed.body, Some(id.to_string().into_bytes()));
-    assert_eq!(replayed.first_trace.as_deref(), Some(TRACE));
     tx.commit().await?;
     assert_eq!(effects(&pool).await, 2);
     Ok(())
@@ -203,38 +199,5 @@ async fn every_vector_of_the_fingerprint_of_bytes_is_computed_alike(pool: PgPool
         assert_eq!(Fingerprint::of_bytes(&request).as_bytes(), asked);
     }
     assert!(vectors.len() > 5, "{vectors:?}");
-    Ok(())
-}
-
-#[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
-async fn a_claim_stores_the_known_part_of_its_trace_and_no_text_that_is_no_trace(pool: PgPool) -> anyhow::Result<()> {
-    let rest = &TRACE[2..];
-    let newer = format!("cc{rest}");
-    let long = format!("{newer}-more");
-    for (trace, stored) in [
-        (TRACE, Some(TRACE)),
-        (&long, Some(&*newer)),
-        (&format!("{TRACE}-more"), None),
-        (&format!("ff{rest}"), None),
-        ("a trace", None),
-    ] {
-        let mut tx = pool.begin().await?;
-        // The second call takes over the record, which has expired with another trace.
-        for before in [
-            "delete from idempotency.record",
-            "update idempotency.record
-            set expires_at = now(), trace = '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00'",
-        ] {
-            tx.execute(before).await?;
-            let ensure =
-                "select outcome from idempotency.ensure('s', 'o', 'v', idempotency.fingerprint('x'), trace => $1)";
-            let outcome: String = sqlx::query_scalar(ensure).bind(trace).fetch_one(&mut *tx).await?;
-            assert_eq!(outcome, "claimed", "{trace}");
-            let found: Option<String> =
-                sqlx::query_scalar("select trace from idempotency.record").fetch_one(&mut *tx).await?;
-            assert_eq!(found.as_deref(), stored, "{trace}");
-        }
-    }
     Ok(())
 }

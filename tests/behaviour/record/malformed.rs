@@ -47,7 +47,7 @@ const SPOILS: [&str; 31] = [
     "misdirected = -2147483648",
     "request = ''",
     "request = decode('00ffff', 'hex')",
-    "trace = 'none', last_error = ''",
+    "last_error = ''",
     "claimed_at = '-infinity'",
     "claimed_at = '4713-01-01 00:00:00+00 BC', expires_at = 'infinity'",
 ];

@@ -9,7 +9,6 @@ async fn a_request_that_took_an_unnoticed_lapse_over_leaves_the_holder_alone() {
     let ticket = Ticket {
         key: Arc::new(Key::new("tenant", "POST /texts", "a").expect("a key")),
         fingerprint: Fingerprint::of_bytes(b""),
-        trace: Trace::NONE,
         arrived: std::time::Instant::now(),
         stored: None,
     };

@@ -415,7 +415,6 @@ pub(super) fn key(shown: &Shown, form: Option<Markup>) -> Markup {
                     dt { "Downstream key" }
                     dd { "Each step has its own; " code { "show --step NAME" } " prints that of a step which is not listed" }
                 }
-                @if let Some(trace) = &shown.trace { dt { "Trace" } dd { code { (visible(trace)) } } }
                 @if let Some(error) = &shown.last_error { dt { "Last error" } dd { (visible(error)) } }
                 @if shown.resumable { dt { "Request" } dd { "stored: a resumer may finish the operation" } }
                 dt { "Token" } dd { code { (shown.token) } }

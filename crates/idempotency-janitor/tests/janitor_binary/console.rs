@@ -278,21 +278,6 @@ async fn each_of_several_steps_in_doubt_is_settled_for_itself(pool: PgPool) -> a
     Ok(())
 }
 
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_key_shows_the_trace_of_its_work(pool: PgPool) -> anyhow::Result<()> {
-    let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-    for (value, trace, shown) in [("a", trace, true), ("b", "", false)] {
-        let key = key(value);
-        let perform = async |_: &mut sqlx::PgConnection| Ok::<_, pg_idempotency::Error>(1);
-        let _ = pg_idempotency::Idempotency::new().trace(trace).run(&pool, &key, "body", perform).await?;
-        let console = Console::start(&pool, &[]);
-        let (_, (_, page)) = Visitor::of(&console.url)?.look_up(&key).await?;
-        let named = page.contains("<dt>Trace</dt>") && page.contains(trace);
-        assert_eq!(named, shown, "{page}");
-    }
-    Ok(())
-}
-
 /// The reader of standard output is gone. The decision is made, the page shows it, and the log of the process has it.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_decision_that_was_made_is_shown_and_logged(pool: PgPool) -> anyhow::Result<()> {

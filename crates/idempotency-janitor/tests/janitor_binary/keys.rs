@@ -61,22 +61,6 @@ async fn a_time_is_in_utc_and_relative_in_at_most_two_units(pool: PgPool) -> any
     Ok(())
 }
 
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn show_names_the_trace_of_the_work(pool: PgPool) -> anyhow::Result<()> {
-    let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-    for (value, trace) in [("a", trace), ("b", "")] {
-        let key = Key::new("user:1", "POST /orders", value)?;
-        let perform = async |_: &mut sqlx::PgConnection| Ok::<_, pg_idempotency::Error>(1);
-        let _ = pg_idempotency::Idempotency::new().trace(trace).run(&pool, &key, "body", perform).await?;
-    }
-    let show = |value| text(&janitor_on(&pool, &["show", "user:1", "POST /orders", value]).stdout);
-    assert!(show("a").contains(&format!("trace          {trace}\n")), "{}", show("a"));
-    assert!(!show("b").contains("trace"), "{}", show("b"));
-    let shown = |value| json(&janitor_on(&pool, &["show", "--json", "user:1", "POST /orders", value]))["trace"].clone();
-    assert_eq!((shown("a"), shown("b")), (trace.into(), ().into()));
-    Ok(())
-}
-
 /// A request of the HTTP layer: a version, the length of the head, the head, and the body.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn show_prints_a_stored_request_without_its_body(pool: PgPool) -> anyhow::Result<()> {

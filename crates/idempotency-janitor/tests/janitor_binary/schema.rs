@@ -95,9 +95,7 @@ fn key(value: &str) -> Key {
 async fn records(pool: &PgPool) -> anyhow::Result<Vec<Key>> {
     let states = ["completed", "expired", "mark", "in_flight", "released", "lapsed", "in_steps", "at_most_once"];
     let [completed, expired, mark, in_flight, released, lapsed_once, in_steps, at_most_once] = states.map(key);
-    let traced = pg_idempotency::Idempotency::new().trace("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
-    let perform = async |_: &mut sqlx::PgConnection| Ok::<_, pg_idempotency::Error>(1);
-    let _ = traced.run(pool, &completed, "body", perform).await?;
+    Fixture::completed(&completed, "body", &1)?.write(pool).await?;
     Fixture::completed(&expired, "body", &1)?.expired().write(pool).await?;
     Fixture::marked(&mark).write(pool).await?;
     // The renewals stop, and the lease goes on.
