@@ -91,7 +91,8 @@
 //! layer**, the handler. In axum, add the layer with `Router::route_layer`. With `route_layer`, the matched route names
 //! the operation, and the answer for an unknown path stays a 404. **Enable the feature `axum`**, because otherwise the
 //! layer does not see the path prefix of a nested router. If two of these layers cover a request, the request is
-//! refused, even if the layers use different keys.
+//! refused, even if the layers use different keys. If the database has other services, give the layer the name of its
+//! [`service`](IdempotencyLayer::service).
 //!
 //! - Outer layers also run for a replay, so a user whose access was revoked gets no stored answer. Inner layers do not
 //!   run for a replay.

@@ -15,6 +15,9 @@ pub(crate) const MAX_PART_BYTES: usize = 255;
 /// - `operation`: the kind of operation, from a fixed set of names: `POST /payments`, `order.created`.
 /// - `value`: the client's value: an `Idempotency-Key`, an event's id, a nonce.
 ///
+/// **The database is the name space of operations.** Services that share a database need different operations, such as
+/// `billing order.created`. Otherwise one service replays the answer of another service, and does nothing.
+///
 /// Each part has 1 to 255 bytes of UTF-8, no control characters, and at least one visible character. Parts are compared
 /// byte by byte, so case, accents and Unicode normal forms make a difference.
 ///

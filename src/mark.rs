@@ -92,6 +92,9 @@ impl Marked {
 /// Marks a key for `retention`, in the caller's transaction. If another transaction is marking the key, the call waits
 /// for 5 seconds, or for half the retention if that is shorter.
 ///
+/// **The database is the name space of operations.** If two services in one database process the same events, give each
+/// service an operation of its own. Otherwise each event is processed by only one of the services.
+///
 /// # Errors and cancellation
 ///
 /// The errors and the effect of a cancellation are those of [`MarkOptions::mark`]. For a retention under a millisecond

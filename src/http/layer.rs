@@ -35,9 +35,16 @@ const RUNS_PER_CONNECTION: usize = 32;
 /// more after this time. Work that takes longer on purpose belongs in a queue.
 const RUN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
+/// The largest size of the name of a service, in bytes. At least 190 bytes of an operation remain for its method and its
+/// route.
+const LONGEST_SERVICE: usize = 64;
+
 /// The longest wait for a place. The pool's `acquire_timeout` may be unlimited, but the deadline for a place must be a
 /// finite time. A wait for another request with the same key is at most an hour, so it is shorter than this time.
 const LONGEST_PLACE_TIME: Duration = Duration::from_secs(24 * 3600);
+
+const SERVICE_OR_OPERATION: &str = "the name of a service is only for the default operation; let the function \
+                                    IdempotencyLayer::operation put the name into its texts";
 
 type ScopeOf = dyn Fn(&Parts) -> Result<String, Denied> + Send + Sync;
 type KeyOf = dyn Fn(&Parts, &Bytes) -> Result<Option<String>, Denied> + Send + Sync;
@@ -56,6 +63,8 @@ pub struct IdempotencyLayer {
     pub(super) scope: Arc<ScopeOf>,
     /// Names the operation. `None` stands for the method and the route that axum has matched.
     pub(super) operation: Option<Arc<OperationOf>>,
+    /// The name of the service, in front of the method and the route.
+    pub(super) service: Option<Arc<str>>,
     pub(super) key_from: Option<Arc<KeyOf>>,
     pub(super) key_required: bool,
     pub(super) shortest_key: usize,
@@ -138,6 +147,7 @@ impl IdempotencyLayer {
             methods: vec![Method::POST, Method::PATCH],
             scope,
             operation: None,
+            service: None,
             key_from: None,
             key_required: true,
             shortest_key: 0,
@@ -226,8 +236,57 @@ impl IdempotencyLayer {
     /// another prefix, another method, or a `{*rest}` instead of a parameter. The operation also changes when a route
     /// is split or merged. If a change of the service would change the operation, let this function return the old text
     /// until the retention has passed. Also keep the [`RequestResumer`](super::RequestResumer) of the old operation.
+    ///
+    /// **The database is the name space of operations.** If services share a database, put the name of the service into
+    /// each text.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the layer has a [`service`](Self::service), whose name is only for the default operation.
+    #[track_caller]
     pub fn operation(self, operation: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
+        assert!(self.service.is_none(), "{SERVICE_OR_OPERATION}");
         Self { operation: Some(Arc::new(operation)), ..self }
+    }
+
+    /// Names the service, and puts this name before the default [operation](Self::operation):
+    /// `layer.service("billing")` gives `billing POST /events` instead of `POST /events`. Name each service whose
+    /// database has other services.
+    ///
+    /// **The database is the name space of operations.** Without a name, the routes `POST /events` of two services are
+    /// one operation. If a client sends one key to both services, the second service replays the answer of the first
+    /// service, and does nothing. A [`RequestResumer`](super::RequestResumer) or a
+    /// [`Reconciler`](crate::lease::Reconciler) of one service also finds the requests of the other service.
+    ///
+    /// The name is a part of the operation in every record, log and metric. The functions of
+    /// [`operator`](crate::operator) and a `Reconciler` take the operation with the name, which
+    /// [`recorded_operation`](Self::recorded_operation) returns. A `RequestResumer` takes the operation without the
+    /// name. The operation may have 255 bytes, including the name. A longer operation is refused as `malformed-key`.
+    ///
+    /// **Set the name before the service claims its first key.** A name changes the key of each operation, its lock and
+    /// its downstream key. If a running service got a name, it would perform the retry of each earlier request again.
+    /// Such a service names its old operations with [`operation`](Self::operation) instead, until the retention of
+    /// their last key has passed. It also keeps a `RequestResumer` for them.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the name is empty, is longer than 64 bytes, or has a character other than visible ASCII, such as white
+    /// space. Also panics if the layer has a function [`operation`](Self::operation).
+    #[track_caller]
+    pub fn service(self, name: &str) -> Self {
+        let is_word = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic());
+        assert!(is_word, "the name of a service must be a word of visible ASCII, without white space: {name:?}");
+        assert!(name.len() <= LONGEST_SERVICE, "the name of a service must have at most {LONGEST_SERVICE} bytes");
+        assert!(self.operation.is_none(), "{SERVICE_OR_OPERATION}");
+        Self { service: Some(name.into()), ..self }
+    }
+
+    /// Returns an operation of this layer as its records have it: with the name of the [`service`](Self::service), if
+    /// the layer has one. Pass this text to a [`Reconciler`](crate::lease::Reconciler), to
+    /// [`unsettled`](crate::operator::unsettled), or to a [`Key`](crate::Key) for an operator.
+    #[must_use]
+    pub fn recorded_operation(&self, operation: &str) -> String {
+        self.service.as_ref().map_or_else(|| operation.to_owned(), |name| [name, " ", operation].concat())
     }
 
     /// Also stores this header with a [stored request](crate::lease::LeaseOptions::store_request), in plain text. A
@@ -492,7 +551,10 @@ impl LayerMode {
 impl IdempotencyLayer {
     /// Returns the operation of a request, or `None` if neither the service nor a route names the operation.
     pub(super) fn operation_of(&self, parts: &Parts) -> Option<String> {
-        self.operation.as_ref().map_or_else(|| matched_operation(parts), |named| named(parts))
+        match &self.operation {
+            Some(named) => named(parts),
+            None => matched_operation(parts).map(|matched| self.recorded_operation(&matched)),
+        }
     }
 
     /// Returns how long a request waits for a place among the runs. The pool waits for a connection for the same time.

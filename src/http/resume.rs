@@ -41,7 +41,9 @@ pub struct RequestResumer {
 
 impl RequestResumer {
     /// A resumer for the requests of one operation behind this layer, for example `POST /payments` or `POST
-    /// /accounts/{}/pay`.
+    /// /accounts/{}/pay`. If the layer has the name of a [`service`](IdempotencyLayer::service), the resumer adds this
+    /// name. **The database is the name space of operations**, so without a name, the resumer also finds the requests
+    /// of other services in the database.
     ///
     /// # Errors
     ///
@@ -51,10 +53,11 @@ impl RequestResumer {
     /// - The policy is `AtMostOnce`, or the options have no [`max_attempts`](crate::lease::LeaseOptions::max_attempts).
     /// - The operation contains a `{name}`, but no function [`operation`](IdempotencyLayer::operation) names the
     ///   layer's operations.
+    /// - The operation begins with the name of the layer's service.
     /// - No [`Key`] can have the operation.
     pub fn new(layer: &IdempotencyLayer, operation: &str) -> Result<Self, Error> {
-        layer.resumable(operation)?;
-        Ok(Self { layer: layer.clone(), operation: operation.to_owned(), interval: INTERVAL })
+        layer.resumable()?;
+        Ok(Self { layer: layer.clone(), operation: layer.searched(operation)?, interval: INTERVAL })
     }
 
     /// Sets the pause after a search that found nothing. The default is 10 seconds.
@@ -162,7 +165,8 @@ struct Taken {
 
 impl IdempotencyLayer {
     /// Takes over one abandoned request of this operation, sends it to `service`, and stores the answer as this layer
-    /// does. A request is abandoned if its claim has lapsed or was released, and its client has not come back for the
+    /// does. As in [`RequestResumer::new`](super::RequestResumer::new), the operation has no name of the service. A
+    /// request is abandoned if its claim has lapsed or was released, and its client has not come back for the
     /// time of [`resume_after`](LeaseOptions::resume_after). A resumed request counts as a run, so it needs a
     /// [place](Self::max_runs). `None` means that there is no abandoned request, or that no place is free. For each
     /// operation, a process resumes one request of each scope at a time.
@@ -199,7 +203,8 @@ impl IdempotencyLayer {
         S::Error: 'static,
         R: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        Ok(match self.take_abandoned(operation, &mut Shutdown::Never, decide).await? {
+        let operation = self.searched(operation)?;
+        Ok(match self.take_abandoned(&operation, &mut Shutdown::Never, decide).await? {
             None => None,
             Some(Abandoned::Refused(key)) => Some(ResumedRequest::Refused(key)),
             Some(Abandoned::Taken(taken)) => Some(self.answer(taken, service).await),
@@ -217,7 +222,7 @@ impl IdempotencyLayer {
         D: AsyncFnOnce(&Key, &mut Request<Bytes>) -> Result<Decision, E> + Clone,
         E: Display,
     {
-        let options = self.resumable(operation)?;
+        let options = self.resumable()?;
         let mut skipped = 0;
         loop {
             let found = options.candidates(&self.pool, operation, StoredAs::Envelope, skipped, shutdown).await?;
@@ -258,8 +263,8 @@ impl IdempotencyLayer {
         }
     }
 
-    fn resumable(&self, operation: &str) -> Result<LeaseOptions, Error> {
-        check_operation(operation)?;
+    /// Returns the operation as the records have it, for a search.
+    fn searched(&self, operation: &str) -> Result<String, Error> {
         if self.operation.is_none() && has_names(operation) {
             // If `operation` contains the name of a parameter, the search would find nothing, and would return no
             // error.
@@ -267,6 +272,18 @@ impl IdempotencyLayer {
                            {} for each {name}, and {*} for each {*name}, as in POST /accounts/{}/pay";
             return Err(Misuse::options(problem));
         }
+        // With the name twice, the search would also find nothing.
+        let rest = self.service.as_ref().and_then(|name| operation.strip_prefix(&**name)?.strip_prefix(' '));
+        if rest.is_some_and(|rest| !rest.starts_with('/')) {
+            let problem = "the layer adds the name of its service; give the operation without this name";
+            return Err(Misuse::options(problem));
+        }
+        let recorded = self.recorded_operation(operation);
+        check_operation(&recorded)?;
+        Ok(recorded)
+    }
+
+    fn resumable(&self) -> Result<LeaseOptions, Error> {
         match self.mode {
             LayerMode::Leased(options) if options.stores_requests() => options.resumable_attempts().map(|_| options),
             _ => Err(Misuse::options(

@@ -204,7 +204,11 @@ impl Reconciler {
     /// Creates a reconciler for all operations with one name. Give the reconciler the same options as the callers. An
     /// HTTP layer without `operation` names an operation by method and route, without the names of parameters, as in
     /// `POST /accounts/{}/text`. A reconciler does not know whether its callers use such a layer, so a parameter with a
-    /// name (`{name}`) is not refused, and only causes a warning in the log.
+    /// name (`{name}`) is not refused, and only causes a warning in the log. If the layer has the name of a service,
+    /// pass the operation that `IdempotencyLayer::recorded_operation` returns.
+    ///
+    /// **The database is the name space of operations**, so the reconciler also finds the operations of other services
+    /// that have this name. It would ask the wrong gateway, and release operations that took effect.
     ///
     /// `quiet` is the longest time for which a request of the owner's **dead** process can still take effect after the
     /// lapse of the lease. Include the time-out of the HTTP client, the retries of proxies, and the queue of the

@@ -37,7 +37,9 @@ pub struct Resumer {
 }
 
 impl Resumer {
-    /// Creates a resumer for all operations with one name. Give the resumer the same options as the callers.
+    /// Creates a resumer for all operations with one name. Give the resumer the same options as the callers. **The
+    /// database is the name space of operations**, so the resumer also finds the operations of other services that have
+    /// this name.
     ///
     /// # Errors
     ///

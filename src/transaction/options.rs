@@ -11,6 +11,9 @@ use crate::{Deployment, OnDuplicate};
 /// [`ensure_isolated`](Self::ensure_isolated) make a call in your transaction, and [`run`](Self::run) makes a call on a
 /// pool.
 ///
+/// **The database is the name space of operations**, so services that share a database need [different
+/// operations](crate::Key).
+///
 /// ```
 /// # use pg_idempotency::{Idempotency, OnDuplicate};
 /// # use std::time::Duration;

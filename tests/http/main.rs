@@ -24,6 +24,7 @@ mod requests;
 mod resumed;
 mod resumed_races;
 mod rules;
+mod services;
 mod settings;
 mod silent;
 mod standards;

@@ -46,6 +46,14 @@ async fn a_setter_of_the_layer_panics_for_what_no_layer_can_do(pool: PgPool) {
     }
     assert!(refusal(|| layer().max_runs(0)).contains("one run or more"));
     assert!(refusal(|| layer().max_runs_of_one_scope(0)).contains("one run or more"));
+    for name in ["", " ", "bill ing", "billing\t", "billing\n", "billing\u{200b}", "f\u{fc}r", "\u{3000}"] {
+        assert!(refusal(|| layer().service(name)).contains("a word of visible ASCII"), "{name:?}");
+    }
+    assert!(refusal(|| layer().service(&"b".repeat(65))).contains("at most 64 bytes"));
+    let own = |layer: IdempotencyLayer| layer.operation(|_| Some("pay".to_owned()));
+    for refused in [refusal(|| own(layer()).service("billing")), refusal(|| own(layer().service("billing")))] {
+        assert!(refused.contains("only for the default operation"), "{refused}");
+    }
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
