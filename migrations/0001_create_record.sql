@@ -46,9 +46,6 @@ create table idempotency.record (
     -- The request, so that a resumer can do the work if no caller comes back. It is JSON, or a request of the HTTP layer. The first
     -- byte of the latter is the version of its form. JSON never begins with a byte below 9.
     request          bytea,
-    -- How often a resumer has sent the request to a service that knows it under another key, up to 20. Such a sending does not
-    -- count as an attempt, but delays the next attempt as an attempt would. Null, which takes no space, if this has never happened.
-    misdirected      integer,
     -- The findings of a reconciler about an operation in doubt. src/record/probes.rs describes them.
     probes           jsonb,
 

@@ -165,8 +165,7 @@ begin
                 set mode = 'transaction', fingerprint = $4, token = drawn, attempt = next_attempt, granted_attempt = null,
                     claimed_at = now(), lease_until = null, completed_at = null, expires_at = statement_timestamp() + remembered,
                     response_status = null, response_headers = null, response_body = null,
-                    last_error = case when next_attempt > 1 then last_error end, steps = null, request = null, probes = null,
-                    misdirected = null
+                    last_error = case when next_attempt > 1 then last_error end, steps = null, request = null, probes = null
                 where outcome = 'overtaken' and record.scope = $1 and record.operation = $2 and record.value = $3
                     and record.token = seen.token
                     and ((expires_at <= asked and (lease_until is null or lease_until <= statement_timestamp()))

@@ -17,7 +17,6 @@ alter table idempotency.record
     drop constraint if exists response_only_when_completed,
     drop constraint if exists steps_only_in_steps,
     drop constraint if exists request_only_to_resume,
-    drop constraint if exists misdirected_only_to_repeat,
     drop constraint if exists probes_only_in_doubt,
     add constraint known_mode check (mode in ('transaction', 'at_least_once', 'in_steps', 'at_most_once', 'mark')),
     -- An entry of the index has at most 2704 bytes.
@@ -74,12 +73,6 @@ alter table idempotency.record
     add constraint steps_only_in_steps check (steps is null or (mode = 'in_steps' and completed_at is null and jsonb_typeof(steps) = 'object')),
     add constraint request_only_to_resume check (
         request is null or (mode in ('at_least_once', 'in_steps', 'at_most_once') and completed_at is null)
-    ),
-    -- A misdirected attempt is given back. The first attempt is never given back, because any body may take over
-    -- attempt 0.
-    add constraint misdirected_only_to_repeat check (
-        misdirected is null
-        or (misdirected between 1 and 20 and attempt >= 1 and completed_at is null and mode in ('at_least_once', 'in_steps'))
     ),
     -- An attempt or a decision removes earlier findings.
     add constraint probes_only_in_doubt check (

@@ -21,7 +21,7 @@ use super::rejection::{Mistake, Rejection};
 use super::replay::replay;
 use crate::lease::{Acquired, Call, Lease, LeaseOptions, LeaseOwner};
 use crate::observe::performing;
-use crate::record::{CalledAt, Candidate};
+use crate::record::CalledAt;
 use crate::{Error, Key, Mode};
 
 /// Claims the key, calls the handler and stores its response. If there is a stored response, replays it instead.
@@ -49,7 +49,7 @@ pub(super) struct Performed<H: Handler> {
     pub(super) stored: bool,
 }
 
-/// Calls the handler, and stores its response or releases the claim. Gives the claim of a resumed request back, if the
+/// Calls the handler, and stores its response or releases the claim. Releases the claim of a resumed request, if the
 /// layer in the service has found another key for the request than the record has.
 pub(super) async fn perform<H: Handler>(
     layer: &IdempotencyLayer,
@@ -71,8 +71,8 @@ pub(super) async fn perform<H: Handler>(
     let Some(concluded) = concluded else { return failed(Err(owner.failed(Error::LeaseLost).into())) };
     // The layer in the service has refused the request. The service may have changed the response of that layer, but
     // even the changed response is not an answer to the request.
-    if let Some((resumed, mistake)) = resumed.and_then(|resumed| Some((resumed, resumed.mistake()?))) {
-        owner.give_back(&mistake, &resumed.expires_at).await;
+    if let Some(mistake) = resumed.and_then(Resumed::mistake) {
+        owner.fail(&mistake).await;
         return failed(concluded.map(|(Conclusion::Store { response, .. } | Conclusion::Free { response })| response));
     }
     let (reason, reply) = match concluded {
@@ -131,16 +131,14 @@ fn reason<E>(error: &NoResponse<E>) -> &'static str {
 #[derive(Clone)]
 pub(super) struct Resumed {
     key: Key,
-    /// The end of the retention, as it was before the claim.
-    expires_at: String,
     /// The reason why the layer in the service refused the request. The resumer reads the reason here, because code
     /// between the layer and the resumer may change the layer's response.
     mistake: Arc<Mutex<Option<String>>>,
 }
 
 impl Resumed {
-    pub(super) fn of(found: Candidate) -> Self {
-        Self { key: found.key, expires_at: found.expires_at, mistake: Arc::default() }
+    pub(super) fn of(key: Key) -> Self {
+        Self { key, mistake: Arc::default() }
     }
 
     /// Compares the key that the layer has found with the key of the record. Under another key, the effect would have

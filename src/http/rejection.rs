@@ -148,7 +148,7 @@ pub(super) enum Mistake {
     )]
     NoOperation,
     /// The resumed request has another key here than in its record, so its effect would have another downstream key.
-    /// So nothing was performed, and no attempt was used up.
+    /// So nothing was performed.
     #[error(
         "a resumed request has another key here, of the operation {found:?}, than its record, of the operation \
          {recorded:?}; if the operations differ, name that of the record with IdempotencyLayer::operation; otherwise \

@@ -143,8 +143,8 @@ pub enum ResumedRequest {
     /// The service refused the request before its operation was claimed.
     Refused(Key),
     /// The attempt failed. The next attempt comes later, unless this was the last attempt, or a 4xx has refused the
-    /// request. If the layer in the service finds [another key](super::Rejection::Misconfigured) for the request than
-    /// the record has, the request is not performed, and the attempt does not count.
+    /// request. An attempt also fails if the layer in the service finds [another
+    /// key](super::Rejection::Misconfigured) for the request than the record has. The request is then not performed.
     Failed(Key),
 }
 
@@ -246,7 +246,8 @@ impl IdempotencyLayer {
                         let Some((owner, _)) = options.take(&self.pool, &candidate, Some(&stored)).await? else {
                             continue;
                         };
-                        let taken = Taken { options, owner, resumed: Resumed::of(candidate), request, _place: place };
+                        let taken =
+                            Taken { options, owner, resumed: Resumed::of(candidate.key), request, _place: place };
                         return Ok(Some(Abandoned::Taken(Box::new(taken))));
                     }
                     Some(Ok(Ok(Decision::Refuse(reason)))) if self.refuse(options, &candidate, &reason).await? => {
@@ -347,8 +348,7 @@ impl IdempotencyLayer {
             observe::resumed(operation, PERFORMED);
             return ResumedRequest::Answered(key, response.status());
         }
-        let was_the_last = resumed.mistake().is_none() && options.was_the_last(&lease);
-        observe::resumed(operation, if was_the_last { EXHAUSTED } else { FAILED });
+        observe::resumed(operation, if options.was_the_last(&lease) { EXHAUSTED } else { FAILED });
         let (token, attempt) = (lease.token(), lease.attempt());
         let status = reply.ok().map(|response| response.status().as_u16());
         tracing::warn!(operation, token, attempt, status, "a resumed request failed; its record has the reason");

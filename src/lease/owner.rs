@@ -250,19 +250,6 @@ impl LeaseOwner {
         freed
     }
 
-    /// Gives the claim back after the request of a resumer has arrived in the service under another key. The layer then
-    /// refuses the request, and the service has not begun to work. The attempt does not count, and the end of
-    /// the retention is set back to `expires_at`, its value before the claim. The method ignores an error of its
-    /// statement. After such an error, the claim lapses, and the attempt counts.
-    #[cfg(feature = "http")]
-    pub(crate) async fn give_back(mut self, reason: &str, expires_at: &str) {
-        self.end_failed();
-        let giving_back = committed(&self.pool, self.durable(), async |conn| {
-            self.record().give_back(conn, self.token, reason, expires_at).await
-        });
-        self.ended = self.for_a_lease(giving_back).await.is_ok();
-    }
-
     /// Counts the failure and ends the lease, so that the work stops before the claim ends.
     fn end_failed(&self) {
         self.deadline.end();

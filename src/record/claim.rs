@@ -106,7 +106,7 @@ macro_rules! take_over_free {
                 response_status = null, response_headers = null, response_body = null,
                 last_error = case when $11::int4 > 1 then last_error end,
                 steps = case when $11::int4 > 1 then steps end, request = case when $11::int4 > 1 then request end,
-                probes = null, misdirected = case when $11::int4 > 1 then misdirected end
+                probes = null
             from free
             where scope = $1::text and operation = $2::text and value = $3::text
                 and record.token = $9::int8
@@ -316,7 +316,7 @@ impl MarkBatch<'_> {
                         completed_at = pg_catalog.statement_timestamp(),
                         expires_at = pg_catalog.statement_timestamp() + $5::interval,
                         response_status = null, response_headers = null, response_body = null, last_error = null,
-                        steps = null, request = null, probes = null, misdirected = null, granted_attempt = null
+                        steps = null, request = null, probes = null, granted_attempt = null
                     from locked
                     where record.scope = locked.scope and record.operation = locked.operation
                         and record.value = locked.value

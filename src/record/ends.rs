@@ -136,7 +136,7 @@ impl Record<'_> {
                 "
                 update /* pg_idempotency: complete lease */ idempotency.record
                 set completed_at = pg_catalog.statement_timestamp(), lease_until = null, steps = null, request = null,
-                    probes = null, misdirected = null, granted_attempt = null,
+                    probes = null, granted_attempt = null,
                     response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb,
                     expires_at = pg_catalog.statement_timestamp() + $8::interval
                 where scope = $1::text and operation = $2::text and value = $3::text

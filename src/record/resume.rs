@@ -7,9 +7,7 @@ use sqlx::{PgConnection, Row as _};
 
 #[cfg(feature = "http")]
 use super::ends::storable;
-#[cfg(feature = "http")]
-use super::statement::draw_token;
-use super::statement::{self, Pages, Record, changes_a_row, interval, may_be_retried, stored_time};
+use super::statement::{self, Pages, Record, changes_a_row, interval, may_be_retried};
 use crate::{Deployment, Error, Fingerprint, Key, Mode};
 
 /// The number of rows in one page of a search. A resumer that loses a candidate to another caller tries the next
@@ -43,9 +41,6 @@ pub(crate) struct Candidate {
     pub(crate) fingerprint: Fingerprint,
     pub(crate) attempt: i32,
     pub(crate) token: i64,
-    /// The end of the retention, as text in the form of `stored_time`. An operator may have set the end to `infinity`.
-    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "only a layer can find that it was sent in vain"))]
-    pub(crate) expires_at: String,
     /// The place of the row in the order of the search. A later search skips the rows up to this place, including rows
     /// that were left out.
     #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "only a resumer of the layer searches on"))]
@@ -54,8 +49,7 @@ pub(crate) struct Candidate {
 
 impl Candidate {
     /// The operations that a resumer can try, the oldest claim first. The age of the last claim must be at least
-    /// `after`. The time `after` doubles with each attempt, including an attempt that was [given
-    /// back](Record::give_back). Leaves out the first `skipped` rows.
+    /// `after`. The time `after` doubles with each attempt. Leaves out the first `skipped` rows.
     #[allow(clippy::too_many_arguments, reason = "each is a parameter of the statement")]
     pub(crate) async fn all(
         conn: &mut PgConnection,
@@ -70,7 +64,7 @@ impl Candidate {
         let sql = concat! {
             "
             select /* pg_idempotency: candidates */
-                scope, value, fingerprint, attempt, token, ", stored_time!("expires_at"), " as expires_at
+                scope, value, fingerprint, attempt, token
             from idempotency.record
             where operation = $1::text
                 and request is not null
@@ -82,8 +76,8 @@ impl Candidate {
                 and expires_at > pg_catalog.statement_timestamp()
                 and attempt < greatest($3::int4, granted_attempt)
                 and claimed_at <= pg_catalog.statement_timestamp() - $4::interval * pg_catalog.power(2,
-                    -- No sum overflows, whatever was written into the row by hand.
-                    least(least(greatest(attempt, 1) - 1, 20) + least(greatest(misdirected, 0), 20), 20))
+                    -- The time does not overflow, whatever was written into the row by hand.
+                    least(greatest(attempt, 1) - 1, 20))
             order by claimed_at
             limit $5::int8 offset $8::int8
             ",
@@ -120,8 +114,7 @@ impl Candidate {
         let key = statement::stored_key(row, operation)?;
         let fingerprint = Fingerprint::stored(row.try_get("fingerprint")?);
         let (attempt, token) = (row.try_get("attempt")?, row.try_get("token")?);
-        let expires_at: String = row.try_get("expires_at")?;
-        Ok(key.zip(fingerprint).map(|(key, fingerprint)| Self { key, fingerprint, attempt, token, expires_at, place }))
+        Ok(key.zip(fingerprint).map(|(key, fingerprint)| Self { key, fingerprint, attempt, token, place }))
     }
 }
 
@@ -164,39 +157,6 @@ impl Record<'_> {
             })
             .bind(token) // $4
             .bind(storable(reason)); // $5
-        changes_a_row(conn, update).await
-    }
-
-    /// Releases the claim of a resumer because the service found another key for the request, and stores the reason.
-    /// The attempt does not count, but the next attempt is delayed as if this attempt counted. The end of the retention
-    /// is set back to `expires_at`, because otherwise a service that is never repaired would keep the record for ever.
-    /// Returns `false` if the claim is gone.
-    #[cfg(feature = "http")]
-    pub(crate) async fn give_back(
-        self,
-        conn: &mut PgConnection,
-        token: i64,
-        reason: &str,
-        expires_at: &str,
-    ) -> Result<bool, Error> {
-        let update = self
-            .query(concat! {
-                "
-                update /* pg_idempotency: give back */ idempotency.record
-                set lease_until = '-infinity', token = $5::int8, last_error = $6::text,
-                    expires_at = ($7::text::timestamp at time zone 'UTC'),
-                    attempt = attempt - 1, misdirected = least(coalesce(misdirected, 0), 19) + 1
-                where scope = $1::text and operation = $2::text and value = $3::text
-                    and token = $4::int8
-                    and completed_at is null
-                    -- Any body may take over attempt 0.
-                    and attempt > 1
-                ",
-            })
-            .bind(token) // $4
-            .bind(draw_token()?) // $5
-            .bind(storable(reason)) // $6
-            .bind(expires_at); // $7
         changes_a_row(conn, update).await
     }
 

@@ -118,7 +118,7 @@ impl Shown {
             "
             update /* pg_idempotency: resolve */ idempotency.record
             set completed_at = pg_catalog.statement_timestamp(), token = $7::int8, lease_until = null, steps = null,
-                request = null, probes = null, misdirected = null, granted_attempt = null,
+                request = null, probes = null, granted_attempt = null,
                 response_body = $8::bytea, response_status = $9::int2, response_headers = $10::text::jsonb,
                 -- The key may have been pinned for longer by hand.
                 expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $11::interval)
@@ -210,8 +210,7 @@ impl Shown {
             "
             update /* pg_idempotency: grant attempt */ idempotency.record
             set granted_attempt = attempt + 1, lease_until = '-infinity', token = $7::int8, last_error = $8::text,
-                -- The cause of what happened before is repaired.
-                probes = null, misdirected = null
+                probes = null
             ", as_shown!(), "
                 -- In transaction mode attempts are not limited, and after attempt 0 comes the first.
                 and mode in ('at_least_once', 'in_steps', 'at_most_once')

@@ -11,8 +11,8 @@ use pg_idempotency::{Error, Misuse, operator};
 use rig::lease::AT_MOST_ONCE;
 use sqlx::PgPool;
 
-use crate::resumed::{MINUTE, OPERATION, Service, key, permit};
-use crate::support::{create_effects, effects, insert, post_to, recorded, records, transactional};
+use crate::resumed::{MINUTE, OPERATION, Service, key, permit, signed};
+use crate::support::{create_effects, effects, insert, post_to, recorded, records, send, transactional};
 
 /// No client can see the name, so every retry of theirs is one of the same operation.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
@@ -56,57 +56,58 @@ async fn a_resumer_refuses_an_operation_that_no_request_can_have(pool: PgPool) -
     Ok(())
 }
 
-/// The attempts are for failures of the work. Nobody could finish the operation if a deploy used them up.
+/// A deploy has changed the operation while the request was open.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_resumed_request_that_meets_another_key_costs_no_attempt(pool: PgPool) -> anyhow::Result<()> {
+async fn a_resumed_request_that_meets_another_key_costs_its_attempts(pool: PgPool) -> anyhow::Result<()> {
     let service = Service::new(&pool);
     service.abandoned(&pool, "key-1", "/payments/ada").await;
     let (moved, key) = (service.moved(&pool, "pay"), key("key-1"));
     // Two attempts are permitted.
-    for nth in 1..=4_u32 {
-        let expires = recorded::<String>(&pool, "expires_at::text").await;
-        assert_eq!(moved.resume().await, Some(ResumedRequest::Failed(key.clone())), "{nth}");
-        assert_eq!(
-            recorded::<String>(&pool, "expires_at::text").await,
-            expires,
-            "{nth}: the record is not remembered for longer"
-        );
-        let shown = operator::show(&pool, &key).await?.expect("a record");
-        assert_eq!((shown.state, shown.attempt), (State::Released, 1), "{nth}");
-        let error = shown.last_error.expect("a reason");
-        assert!(error.contains("\"pay\"") && error.contains(&format!("{OPERATION:?}")), "{error}");
-        // The distance doubles, as after an attempt that counts.
-        age(&pool, &key, MINUTE * 2_u32.pow(nth) - MINUTE / 2).await?;
-        assert_eq!(moved.resume().await, None, "{nth}: too early");
-        age(&pool, &key, MINUTE / 2).await?;
-    }
-    assert_eq!(service.charges().len(), 1, "nothing was performed");
+    assert_eq!(moved.resume().await, Some(ResumedRequest::Failed(key.clone())));
+    let shown = operator::show(&pool, &key).await?.expect("a record");
+    assert_eq!((shown.state, shown.attempt), (State::Released, 2));
+    let error = shown.last_error.as_deref().expect("a reason");
+    assert!(error.contains("\"pay\"") && error.contains(&format!("{OPERATION:?}")), "{error}");
+    age(&pool, &key, MINUTE * 60).await?;
+    assert_eq!(moved.resume().await, None, "the attempts are used up");
+    let retry = send(&service.restarted(&pool).authenticated(), signed("key-1", "/payments/ada")).await;
+    assert_eq!((&*retry.problem(), service.charges().len()), ("exhausted", 1), "nothing was performed");
+    shown.grant(&pool, "the operation is back").await?;
     let resumed = service.restarted(&pool).resume().await;
     assert_eq!(resumed, Some(ResumedRequest::Answered(key, StatusCode::CREATED)));
-    assert!(recorded::<bool>(&pool, "attempt = 2 and completed_at is not null and misdirected is null").await);
     let charges = service.charges();
     let [(_, first, _), (_, second, _)] = &charges[..] else { panic!("{charges:?}") };
     assert_eq!(first, second, "one operation, for a gateway that knows the key");
     Ok(())
 }
 
-/// A middleware may make another response of the layer's, and even a success must not become the answer of the key.
+/// A middleware may make another response of the layer's. A success would become the answer of work that never ran, and
+/// a 404 would refuse the request for ever.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn no_answer_of_the_service_hides_that_the_request_met_another_key(pool: PgPool) -> anyhow::Result<()> {
     let service = Service::new(&pool);
-    service.abandoned(&pool, "key-1", "/payments/ada").await;
     let moved = service.moved(&pool, "pay");
-    for (nth, status) in (1..).zip([StatusCode::OK, StatusCode::NOT_FOUND, StatusCode::SERVICE_UNAVAILABLE]) {
+    for status in [StatusCode::OK, StatusCode::NOT_FOUND, StatusCode::SERVICE_UNAVAILABLE] {
+        let key = key(status.as_str());
+        service.abandoned(&pool, status.as_str(), "/payments/ada").await;
         let routes = moved
             .routes()
             .layer(axum::middleware::map_response(move |_: axum::response::Response| async move { status }));
         let resumed = moved.layer.resume_one(OPERATION, permit, routes).await?;
-        assert_eq!(resumed, Some(ResumedRequest::Failed(key("key-1"))), "{status}");
-        assert!(recorded::<bool>(&pool, "attempt = 1 and request is not null").await, "{status}");
-        assert_eq!(recorded::<String>(&pool, "misdirected::text").await, nth.to_string(), "{status}");
-        age(&pool, &key("key-1"), MINUTE * 2_u32.pow(nth)).await?;
+        assert_eq!(resumed, Some(ResumedRequest::Failed(key.clone())), "{status}");
+        let shown = operator::show(&pool, &key).await?.expect("a record");
+        assert_eq!((shown.state, shown.attempt), (State::Released, 2), "{status}");
+        assert!(shown.request.is_some() && shown.last_error.is_some_and(|error| error.contains("\"pay\"")), "{status}");
     }
-    // The value of the scope is in no error of the record.
+    assert_eq!(service.charges().len(), 3, "nothing was performed");
+    Ok(())
+}
+
+/// The function that decides has put another identity into the request.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_resumed_request_of_another_identity_is_not_performed(pool: PgPool) -> anyhow::Result<()> {
+    let service = Service::new(&pool);
+    service.abandoned(&pool, "key-1", "/payments/ada").await;
     let another = async |_: &_, request: &mut axum::http::Request<_>| -> Result<Decision, Error> {
         request.extensions_mut().insert(crate::resumed::Account("somebody else".to_owned()));
         Ok(Decision::Resume)
@@ -114,27 +115,8 @@ async fn no_answer_of_the_service_hides_that_the_request_met_another_key(pool: P
     let failed = service.layer.resume_one(OPERATION, another, service.routes()).await?;
     assert_eq!(failed, Some(ResumedRequest::Failed(key("key-1"))));
     assert_eq!((service.charges().len(), records(&pool).await), (1, 1), "no charge under another downstream key");
+    // The scopes are in no error of the record.
     let error: String = recorded(&pool, "last_error").await;
     assert!(error.contains("identity") && !error.contains("somebody") && !error.contains("ada"), "{error}");
-    Ok(())
-}
-
-/// An operator who permits another attempt has repaired the cause, and must not wait for hours.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_granted_attempt_comes_as_early_as_the_attempts_say(pool: PgPool) -> anyhow::Result<()> {
-    let service = Service::new(&pool);
-    service.abandoned(&pool, "key-1", "/payments/ada").await;
-    let (moved, key) = (service.moved(&pool, "pay"), key("key-1"));
-    // A record that somebody has pinned stays so.
-    sqlx::query("update idempotency.record set expires_at = 'infinity'").execute(&pool).await?;
-    for _ in 0..25 {
-        sqlx::query("update idempotency.record set claimed_at = '2000-01-01'").execute(&pool).await?;
-        assert!(moved.resume().await.is_some());
-    }
-    assert!(recorded::<bool>(&pool, "misdirected = 20 and expires_at = 'infinity'").await);
-    operator::show(&pool, &key).await?.expect("a record").grant(&pool, "the route is back").await?;
-    age(&pool, &key, MINUTE).await?;
-    let resumed = service.restarted(&pool).resume().await;
-    assert_eq!(resumed, Some(ResumedRequest::Answered(key, StatusCode::CREATED)));
     Ok(())
 }

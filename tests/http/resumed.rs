@@ -90,7 +90,7 @@ impl Service {
         Router::new().route("/payments/{of}", post(pay)).route_layer(self.layer.clone())
     }
 
-    fn authenticated(&self) -> Router {
+    pub(crate) fn authenticated(&self) -> Router {
         self.routes().layer(middleware::from_fn(async |headers: HeaderMap, mut request: Request, next: Next| {
             let token = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
             let Some(account) = token.and_then(|token| token.strip_prefix("Bearer ")) else {

@@ -187,7 +187,7 @@ impl Fixture {
                 lease_until = excluded.lease_until, expires_at = excluded.expires_at,
                 response_status = null, response_headers = null, response_body = excluded.response_body,
                 granted_attempt = null, last_error = excluded.last_error, steps = excluded.steps, request = excluded.request,
-                probes = excluded.probes, misdirected = null
+                probes = excluded.probes
             ",
         )
         .bind(self.key.scope()) // $1

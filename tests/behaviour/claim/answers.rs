@@ -138,7 +138,7 @@ async fn write(conn: &mut PgConnection, key: &Key, state: State) -> bool {
         "
         insert into idempotency.record (
             mode, scope, operation, value, fingerprint, token, attempt, claimed_at, lease_until, completed_at, expires_at,
-            response_body, steps, granted_attempt, request, probes, misdirected
+            response_body, steps, granted_attempt, request, probes
         )
         values (
             $1, $2, $3, $4, case when $1 = 'mark' then null else $5 end, 1, $6, now(),
@@ -148,8 +148,7 @@ async fn write(conn: &mut PgConnection, key: &Key, state: State) -> bool {
             case when $8 then '\"first\"'::bytea end, $10::text::jsonb, $11,
             -- Every way to take the record over has to clear these.
             case when not $8 and $6 > 0 and $1 in ('in_steps', 'at_most_once') then '{}'::bytea end,
-            case when not $8 and $6 > 0 and $1 in ('in_steps', 'at_most_once') then '{}'::jsonb end,
-            case when not $8 and $6 > 0 and $1 in ('in_steps', 'at_least_once') then 3 end
+            case when not $8 and $6 > 0 and $1 in ('in_steps', 'at_most_once') then '{}'::jsonb end
         )
         ",
     )
@@ -262,12 +261,11 @@ async fn every_state_gets_the_answer_of_the_table_in_lease_mode(pool: PgPool) ->
                 Ok(Acquired::Owner(lease)) => {
                     let kept: bool = sqlx::query_scalar(
                         "select steps is not distinct from $1::text::jsonb and granted_attempt is not distinct from $2
-                            and misdirected is not distinct from $3 and token <> 1
+                            and token <> 1
                          from idempotency.record",
                     )
                     .bind(state.steps.filter(|_| lease.attempt() > 1))
                     .bind(state.granted.filter(|_| lease.attempt() > 1))
-                    .bind((lease.attempt() > 1 && state.mode != "at_most_once").then_some(3))
                     .fetch_one(&pool)
                     .await?;
                     assert!(kept, "these are kept by a take-over, and gone in a new operation: {state:?}");

@@ -5,7 +5,7 @@ use sha2::{Digest as _, Sha256};
 use super::{FUNCTIONS, ours};
 
 /// The digest of each file that a release has, under its number. The last line may change until a release has it.
-const RELEASED: [(u32, &str); 1] = [(1, "cbb601e05b8eaa22c335947c08d9f92ba4e95492c0833be389893d7db3a07df8")];
+const RELEASED: [(u32, &str); 1] = [(1, "31f0f3afec6051394067976216196f1df31e7e0c22976efa699acf19e8c862bf")];
 
 /// A process of another release calls the functions by these.
 const SIGNATURES: [&str; 5] = [
