@@ -49,7 +49,9 @@ create table idempotency.record (
     -- The findings of a reconciler about an operation in doubt. src/record/probes.rs describes them.
     probes           jsonb,
 
-    constraint record_pkey primary key (scope, operation, value)
+    -- The value comes first, because it distinguishes most keys. In a service with one scope, a comparison of two index entries would
+    -- otherwise pass two equal texts first.
+    constraint record_pkey primary key (value, scope, operation)
 ) with (
     -- Completion in transaction mode is a heap-only update without spare room, because it follows the claim on the same page.
     -- Room in every page would save 4 % of the WAL and cost two thirds more heap.

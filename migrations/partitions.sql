@@ -64,7 +64,7 @@ begin
     alter index idempotency.record_to_resume rename to plain_record_to_resume;
     create table idempotency.record (like idempotency.plain_record including all excluding indexes)
         partition by hash (scope);
-    alter table idempotency.record add constraint record_pkey primary key (scope, operation, value);
+    alter table idempotency.record add constraint record_pkey primary key (value, scope, operation);
     create index record_expires_at on idempotency.record (expires_at);
     create index record_to_resume on idempotency.record (operation, claimed_at) where request is not null;
     comment on table idempotency.record is 'pg-idempotency: one row per idempotency key; delete none by hand that is not past expires_at';

@@ -59,11 +59,12 @@ pub async fn show(pool: &PgPool, key: &Key) -> Result<Option<Shown>, Error> {
     .await
 }
 
-/// Lists at most `limit` records whose value begins with `beginning`, in the order of their keys. If `scope` or
-/// `operation` is `None`, the search includes every scope or every operation. An empty `beginning` matches every value.
+/// Lists at most `limit` records whose value begins with `beginning`, in the order of the value, the scope and the
+/// operation. If `scope` or `operation` is `None`, the search includes every scope or every operation. An empty
+/// `beginning` matches every value.
 ///
-/// A search with a scope, an operation and a beginning reads only the entries of the returned records in the primary
-/// key. Every other search may read the whole table. When the time `within` is over, the server ends the search, and
+/// A search by a beginning reads only the entries of the primary key whose values have this beginning. So a value alone
+/// is enough to find a key quickly. A search by a scope or an operation alone may read the whole table. When the time `within` is over, the server ends the search, and
 /// the call fails. A time under a millisecond counts as a millisecond, and a time over 24 days as about 24 days.
 ///
 /// # Errors and cancellation

@@ -273,7 +273,8 @@ pub(crate) async fn search(
             and ($3::text is null or operation = $3::text)
             -- The server turns the beginning of a pattern into a range of the primary key, because the collation is C.
             and value like $4::text
-        order by scope, operation, value
+        -- The order of the primary key. In another order, the server would sort the whole table for an empty beginning.
+        order by value, scope, operation
         limit $1::int8 offset $5::int8
         ",
     };

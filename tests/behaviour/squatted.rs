@@ -180,7 +180,7 @@ fn squats() -> Vec<(&'static str, String, &'static str)> {
             given(
                 "references on idempotency.record",
                 "create table lair.child (scope text, operation text, value text, foreign key (scope, operation, value)
-                    references idempotency.record on delete cascade);
+                    references idempotency.record (scope, operation, value) on delete cascade);
                  create trigger trap after delete on lair.child for each row execute function lair.trap_for_others();
                  reset role;
                  insert into idempotency.record (mode, scope, operation, value, token, completed_at, expires_at)

@@ -142,7 +142,7 @@ async fn a_search_finds_the_values_that_begin_so(pool: PgPool) -> anyhow::Result
             expected.push(Key::new(scope, operation, value)?);
         }
         // The keys above are in another order.
-        expected.sort();
+        expected.sort_by(|a, b| (a.value(), a.scope(), a.operation()).cmp(&(b.value(), b.scope(), b.operation())));
         assert!(
             shown.iter().map(|record| &record.key).eq(&expected),
             "{scope:?} {operation:?} {beginning:?}: {shown:?}"

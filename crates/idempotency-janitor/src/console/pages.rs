@@ -23,8 +23,8 @@ use crate::stats::size;
 
 /// How many of the oldest keys the list shows. A person settles fewer keys than this at once.
 pub(super) const LISTED: u32 = 100;
-/// After this time, the server ends a search. A search by scope, operation and the beginning of the value reads an
-/// index. Every other search may read the whole table.
+/// After this time, the server ends a search. A search by the beginning of the value reads an index. A search by
+/// a scope or an operation alone may read the whole table.
 pub(super) const SEARCH_TIME: Duration = Duration::from_secs(5);
 /// The time between two refreshes of a page in seconds, if a person has asked for refreshes.
 pub(super) const REFRESH_SECONDS: &str = "30";
