@@ -74,6 +74,6 @@ pub use owner::LeaseOwner;
 pub use reconciler::{Effect, Finding, InDoubt, Reconciler, Visit};
 pub use resume::Resumer;
 #[cfg(feature = "http")]
-pub(crate) use resume::{INTERVAL, INTERVALS};
+pub(crate) use resume::{INTERVAL, Search, assert_interval};
 pub use step::Step;
 pub(crate) use step::encode_result;

@@ -2,32 +2,33 @@
 //! stores the answer.
 
 use std::fmt::Display;
+use std::future::poll_fn;
 use std::pin::pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
+use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
 use tower_service::Service;
 use tracing::Instrument as _;
 
-use super::handler::{Handler as _, ServiceCall};
+use super::handler::{Handler, ServiceCall};
 use super::layer::{IdempotencyLayer, LayerMode};
 use super::leased::{Performed, Resumed, perform};
-use super::places::Run;
 use super::request::restored;
-use crate::background::{Next, Passes, Shutdown, caught, jittered, unless};
-use crate::lease::{INTERVAL, INTERVALS, Lease, LeaseOptions, LeaseOwner};
-use crate::limits::is_in;
-use crate::observe::{EXHAUSTED, FAILED, PERFORMED, REFUSED};
-use crate::record::{Candidate, Record, StoredAs};
+use crate::background::{Next, Passes, Shutdown, caught, unless};
+use crate::lease::{INTERVAL, Lease, LeaseOptions, LeaseOwner, Search, assert_interval};
+use crate::observe::{FAILED, PERFORMED, REFUSED};
+use crate::record::{Candidate, StoredAs};
 use crate::route::{check_operation, has_names};
-use crate::session::{Opening, bounded, ended_or_closed, in_pooled_transaction};
+use crate::session::ended_or_closed;
 use crate::{BoxError, Error, Key, Misuse, observe};
 
-/// The number of requests that one resumer sends at a time. These requests compete with clients that wait.
+/// The number of requests that one resumer sends at a time, each in a loop of its own. These requests compete with
+/// clients that wait.
 const AT_A_TIME: usize = 4;
 
 /// Finishes those requests of a leased layer whose clients do not come back. Run a resumer in each process of a fleet,
@@ -68,7 +69,7 @@ impl RequestResumer {
     #[must_use]
     #[track_caller]
     pub fn interval(self, interval: Duration) -> Self {
-        assert!(is_in(&INTERVALS, interval), "the interval of a resumer must be between 100 ms and a day");
+        assert_interval(interval);
         Self { interval, ..self }
     }
 
@@ -90,37 +91,131 @@ impl RequestResumer {
         S::Error: 'static,
         R: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        let Self { layer, operation, interval } = self;
-        let mut attempts = JoinSet::new();
-        let (what, shutdown) = ("a search for requests to resume", pin!(shutdown));
-        let mut passes = Passes::of(what, Some(&operation), interval, shutdown);
-        while passes.next().await {
-            let shutdown = &mut passes.shutdown;
-            let pass = async {
-                while attempts.try_join_next().is_some() {}
-                if attempts.len() >= AT_A_TIME && unless(shutdown, attempts.join_next()).await.is_none() {
-                    return Ok(Next::AtOnce);
-                }
-                match layer.take_abandoned(&operation, shutdown, decide.clone()).await? {
-                    None if attempts.is_empty() => return Ok(Next::LATER),
-                    None => {
-                        // After the end of an attempt, the next search may find another request of the same scope.
-                        unless(shutdown, timeout(jittered(interval), attempts.join_next())).await;
-                    }
-                    Some(Abandoned::Refused(_)) => {}
-                    Some(Abandoned::Taken(taken)) => {
-                        let (layer, service) = (layer.clone(), service.clone());
-                        let attempt = async move { drop(layer.answer(taken, service).await) };
-                        attempts.spawn(attempt.in_current_span());
-                    }
-                }
-                Ok(Next::AtOnce)
-            };
-            let ended = caught(pass).await;
-            passes.ended(ended);
+        let (stop, stopped) = watch::channel(());
+        let attempts_one_at_a_time = |_| async {
+            let mut stopped = stopped.clone();
+            let shutdown = pin!(async move { drop(stopped.changed().await) });
+            let mut passes = Passes::of("resuming a request", Some(&self.operation), self.interval, shutdown);
+            while passes.next().await {
+                let pass = async {
+                    let resuming = self.resume(&mut passes.shutdown, decide.clone(), service.clone());
+                    Ok(resuming.await?.map_or(Next::LATER, |_| Next::AtOnce))
+                };
+                let ended = caught(pass).await;
+                passes.ended(ended);
+            }
+        };
+        let mut loops: Vec<_> = (0..AT_A_TIME).map(attempts_one_at_a_time).map(Box::pin).collect();
+        let mut all = pin!(poll_fn(|context| {
+            loops.retain_mut(|each| each.as_mut().poll(context).is_pending());
+            if loops.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        }));
+        if unless(&mut pin!(shutdown), all.as_mut()).await.is_none() {
+            drop(stop);
+            all.await;
         }
-        while attempts.join_next().await.is_some() {}
     }
+
+    /// Does the work of [`IdempotencyLayer::resume_one`]. A shutdown ends the search, but not an attempt.
+    async fn resume<D, E, S, R>(
+        &self,
+        shutdown: &mut Shutdown<'_>,
+        decide: D,
+        service: S,
+    ) -> Result<Option<ResumedRequest>, Error>
+    where
+        D: AsyncFnOnce(&Key, &mut Request<Bytes>) -> Result<Decision, E> + Clone,
+        E: Display,
+        S: Service<Request<Full<Bytes>>, Response = Response<R>, Error: Send, Future: Send> + Send + 'static,
+        S::Error: 'static,
+        R: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
+        let (layer, operation) = (&self.layer, &*self.operation);
+        let mut search = Search::of(&layer.pool, layer.resumable()?, operation, StoredAs::Envelope)?;
+        while let Some(candidate) = search.next(shutdown).await? {
+            // The places are taken before the claim. If no place is free, the candidate stays for a later search.
+            let Some(place) = layer.places.resumed(&candidate.key, layer.bounds()) else { continue };
+            let Some((stored, mut request)) = stored(&search, &candidate).await? else { continue };
+            let deciding = caught(decide.clone()(&candidate.key, &mut request));
+            let end = shutdown.or_after(layer.run_timeout, Duration::ZERO);
+            let error = match ended_or_closed(end, deciding).await {
+                Some(Ok(Ok(Decision::Resume))) => {
+                    let Some((owner, _)) = search.take(&candidate, Some(&stored)).await? else { continue };
+                    let layer = layer.clone();
+                    // The attempt has a task of its own, so that a busy handler does not delay other attempts. A drop
+                    // of the set ends the task.
+                    let mut task = JoinSet::new();
+                    let attempt = async move {
+                        let _place = place;
+                        let handler = ServiceCall { service, request: request.map(Full::new) };
+                        answer(&layer, owner, handler).await
+                    };
+                    task.spawn(attempt.in_current_span());
+                    let answered = task.join_next().await.and_then(Result::ok).flatten();
+                    return Ok(Some(match answered {
+                        Some(status) => ResumedRequest::Answered(candidate.key, status),
+                        None => ResumedRequest::Failed(candidate.key),
+                    }));
+                }
+                Some(Ok(Ok(Decision::Refuse(reason)))) if refuse(&search, &candidate, &reason).await? => {
+                    return Ok(Some(ResumedRequest::Refused(candidate.key)));
+                }
+                Some(Ok(Ok(Decision::Refuse(_)))) => continue,
+                Some(Ok(Err(error))) => error.to_string(),
+                Some(Err(_)) => "the function panicked".to_owned(),
+                None if shutdown.is_ready().await => return Ok(None),
+                None => "the function took too long".to_owned(),
+            };
+            tracing::error!(operation, error, "a stored request could not be decided, and is asked about later");
+        }
+        Ok(None)
+    }
+}
+
+/// Returns the stored bytes of the request, and the request that is made from these bytes. Returns `None` if the record
+/// has changed since the search, or if the stored request is damaged.
+async fn stored(search: &Search<'_>, found: &Candidate) -> Result<Option<(Vec<u8>, Request<Bytes>)>, Error> {
+    let reading = search.on_record(found, async |record, conn| record.request(conn, found.token).await);
+    let Some(stored) = reading.await? else { return Ok(None) };
+    let request = restored(&stored);
+    if request.is_none() {
+        let (operation, token) = (found.key.operation(), found.token);
+        tracing::error!(
+            operation,
+            token,
+            "a stored request is damaged; `unsettled --abandoned-for` lists its operation"
+        );
+    }
+    Ok(request.map(|request| (stored, request)))
+}
+
+/// Stores the service's refusal. Returns `false` if the record has changed since the search.
+async fn refuse(search: &Search<'_>, found: &Candidate, reason: &str) -> Result<bool, Error> {
+    let (operation, token) = (found.key.operation(), found.token);
+    let refusing = search.on_record(found, async |record, conn| record.refuse_request(conn, token, reason).await);
+    let refused = refusing.await?;
+    if refused {
+        tracing::warn!(operation, token, "the service refused a stored request, which waits for an operator");
+        observe::resumed(operation, REFUSED);
+    }
+    Ok(refused)
+}
+
+/// Sends the request to the service. Returns the status of the answer if the layer has stored the answer.
+async fn answer<H: Handler>(layer: &IdempotencyLayer, owner: LeaseOwner, mut handler: H) -> Option<StatusCode> {
+    let lease = Lease::clone(&owner);
+    let resumed = Resumed::of(lease.key().clone());
+    handler.extensions_mut().insert(lease.key().clone());
+    handler.extensions_mut().insert(resumed.clone());
+    let Performed { reply, stored } = perform(layer, owner, handler, Some(&resumed)).await;
+    lease.count_resumed(if stored { PERFORMED } else { FAILED });
+    let status = reply.ok().map(|response| response.status());
+    if !stored {
+        let (operation, token, attempt) = (lease.key().operation(), lease.token(), lease.attempt());
+        let status = status.map(|status| status.as_u16());
+        tracing::warn!(operation, token, attempt, status, "a resumed request failed; its record has the reason");
+    }
+    status.filter(|_| stored)
 }
 
 /// The decision of the service about a stored request, before its operation is claimed.
@@ -146,21 +241,6 @@ pub enum ResumedRequest {
     /// request. An attempt also fails if the layer in the service finds [another
     /// key](super::Rejection::Misconfigured) for the request than the record has. The request is then not performed.
     Failed(Key),
-}
-
-enum Abandoned {
-    /// The service refused the request with this key.
-    Refused(Key),
-    Taken(Box<Taken>),
-}
-
-/// An abandoned request that this resumer has claimed, and the places for its run.
-struct Taken {
-    options: LeaseOptions,
-    owner: LeaseOwner,
-    resumed: Resumed,
-    request: Request<Bytes>,
-    _place: Run,
 }
 
 impl IdempotencyLayer {
@@ -203,65 +283,7 @@ impl IdempotencyLayer {
         S::Error: 'static,
         R: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        let operation = self.searched(operation)?;
-        Ok(match self.take_abandoned(&operation, &mut Shutdown::Never, decide).await? {
-            None => None,
-            Some(Abandoned::Refused(key)) => Some(ResumedRequest::Refused(key)),
-            Some(Abandoned::Taken(taken)) => Some(self.answer(taken, service).await),
-        })
-    }
-
-    /// Takes over one abandoned request. A shutdown ends the search.
-    async fn take_abandoned<D, E>(
-        &self,
-        operation: &str,
-        shutdown: &mut Shutdown<'_>,
-        decide: D,
-    ) -> Result<Option<Abandoned>, Error>
-    where
-        D: AsyncFnOnce(&Key, &mut Request<Bytes>) -> Result<Decision, E> + Clone,
-        E: Display,
-    {
-        let options = self.resumable()?;
-        let mut skipped = 0;
-        loop {
-            let found = options.candidates(&self.pool, operation, StoredAs::Envelope, skipped, shutdown).await?;
-            if found.is_empty() {
-                return Ok(None);
-            }
-            for candidate in found {
-                if shutdown.is_ready().await {
-                    return Ok(None);
-                }
-                // The next page of candidates begins after this request, even if this resumer does not take the request
-                // over.
-                skipped = skipped.max(candidate.place);
-                // The places are taken before the claim. If no place is free, the candidate stays for a later search.
-                let Some(place) = self.places.resumed(&candidate.key, self.bounds()) else { continue };
-                let Some((stored, mut request)) = self.stored(options, &candidate).await? else { continue };
-                let deciding = caught(decide.clone()(&candidate.key, &mut request));
-                let end = shutdown.or_after(self.run_timeout, Duration::ZERO);
-                let error = match ended_or_closed(end, deciding).await {
-                    Some(Ok(Ok(Decision::Resume))) => {
-                        let Some((owner, _)) = options.take(&self.pool, &candidate, Some(&stored)).await? else {
-                            continue;
-                        };
-                        let taken =
-                            Taken { options, owner, resumed: Resumed::of(candidate.key), request, _place: place };
-                        return Ok(Some(Abandoned::Taken(Box::new(taken))));
-                    }
-                    Some(Ok(Ok(Decision::Refuse(reason)))) if self.refuse(options, &candidate, &reason).await? => {
-                        return Ok(Some(Abandoned::Refused(candidate.key)));
-                    }
-                    Some(Ok(Ok(Decision::Refuse(_)))) => continue,
-                    Some(Ok(Err(error))) => error.to_string(),
-                    Some(Err(_)) => "the function panicked".to_owned(),
-                    None if shutdown.is_ready().await => return Ok(None),
-                    None => "the function took too long".to_owned(),
-                };
-                tracing::error!(operation, error, "a stored request could not be decided, and is asked about later");
-            }
-        }
+        RequestResumer::new(self, operation)?.resume(&mut Shutdown::Never, decide, service).await
     }
 
     /// Returns the operation as the records have it, for a search.
@@ -291,67 +313,5 @@ impl IdempotencyLayer {
                 "the requests are not stored; use a leased layer with LeaseOptions::store_request(true)",
             )),
         }
-    }
-
-    /// Returns the stored bytes of the request, and the request that is made from these bytes. Returns `None` if the
-    /// record has changed since the search, or if the stored request is damaged.
-    async fn stored(
-        &self,
-        options: LeaseOptions,
-        found: &Candidate,
-    ) -> Result<Option<(Vec<u8>, Request<Bytes>)>, Error> {
-        let record = Record { key: &found.key, deployment: options.deployment };
-        let reading =
-            in_pooled_transaction(&self.pool, Opening::Plain, async |conn| record.request(conn, found.token).await);
-        let Some(stored) = bounded(options.claim_limit(&self.pool), reading).await? else { return Ok(None) };
-        let request = restored(&stored);
-        if request.is_none() {
-            let (operation, token) = (found.key.operation(), found.token);
-            tracing::error!(
-                operation,
-                token,
-                "a stored request is damaged; `unsettled --abandoned-for` lists its operation"
-            );
-        }
-        Ok(request.map(|request| (stored, request)))
-    }
-
-    /// Stores the service's refusal. Returns `false` if the record has changed since the search.
-    async fn refuse(&self, options: LeaseOptions, found: &Candidate, reason: &str) -> Result<bool, Error> {
-        let (operation, token) = (found.key.operation(), found.token);
-        let record = Record { key: &found.key, deployment: options.deployment };
-        let refusing = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| {
-            record.refuse_request(conn, token, reason).await
-        });
-        let refused = bounded(options.claim_limit(&self.pool), refusing).await?;
-        if refused {
-            tracing::warn!(operation, token, "the service refused a stored request, which waits for an operator");
-            observe::resumed(operation, REFUSED);
-        }
-        Ok(refused)
-    }
-
-    async fn answer<S, R>(&self, taken: Box<Taken>, service: S) -> ResumedRequest
-    where
-        S: Service<Request<Full<Bytes>>, Response = Response<R>, Error: Send, Future: Send> + Send + 'static,
-        S::Error: 'static,
-        R: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
-    {
-        let Taken { options, owner, resumed, request, _place } = *taken;
-        let mut handler = ServiceCall { service, request: request.map(Full::new) };
-        let lease = Lease::clone(&owner);
-        let (key, operation) = (lease.key().clone(), lease.key().operation());
-        handler.extensions_mut().insert(key.clone());
-        handler.extensions_mut().insert(resumed.clone());
-        let Performed { reply, stored } = perform(self, owner, handler, Some(&resumed)).await;
-        if let (Ok(response), true) = (&reply, stored) {
-            observe::resumed(operation, PERFORMED);
-            return ResumedRequest::Answered(key, response.status());
-        }
-        observe::resumed(operation, if options.was_the_last(&lease) { EXHAUSTED } else { FAILED });
-        let (token, attempt) = (lease.token(), lease.attempt());
-        let status = reply.ok().map(|response| response.status().as_u16());
-        tracing::warn!(operation, token, attempt, status, "a resumed request failed; its record has the reason");
-        ResumedRequest::Failed(key)
     }
 }

@@ -1,12 +1,16 @@
-//! The resumer, which finishes operations whose callers do not come back: its loop, and the take-over of one operation.
+//! The resumer, which finishes operations whose callers do not come back: its loop, the search for these operations, and
+//! the take-over of one operation. A resumer of the HTTP layer shares the search, the take-over, and the end of an attempt.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::pin::pin;
 use std::time::Duration;
+use std::vec;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+#[cfg(feature = "http")]
+use sqlx::PgConnection;
 use sqlx::PgPool;
 use tokio::time::Instant;
 
@@ -19,6 +23,8 @@ use crate::claim::Claimed;
 use crate::limits::is_in;
 use crate::observe::{EXHAUSTED, FAILED, Failure, PERFORMED};
 use crate::outcome::unquoted;
+#[cfg(feature = "http")]
+use crate::record::Record;
 use crate::record::{Candidate, StoredAs};
 use crate::route::check_operation;
 use crate::session::{Opening, bounded, ended_or_closed, in_pooled_transaction};
@@ -26,7 +32,12 @@ use crate::{Error, Incompatible, Misuse, OnDuplicate, observe};
 
 /// The default pause after a search that found nothing. A search is one statement on a small index.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(10);
-pub(crate) const INTERVALS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(24 * 60 * 60);
+const INTERVALS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(24 * 60 * 60);
+
+#[track_caller]
+pub(crate) fn assert_interval(interval: Duration) {
+    assert!(is_in(&INTERVALS, interval), "the interval of a resumer must be between 100 ms and a day");
+}
 
 /// Finishes the operations whose callers do not come back. `examples/ride.rs` is a program with a resumer.
 #[derive(Clone, Debug)]
@@ -59,7 +70,7 @@ impl Resumer {
     #[must_use]
     #[track_caller]
     pub fn interval(self, interval: Duration) -> Self {
-        assert!(is_in(&INTERVALS, interval), "the interval of a resumer must be between 100 ms and a day");
+        assert_interval(interval);
         Self { interval, ..self }
     }
 
@@ -82,18 +93,18 @@ impl Resumer {
         W: AsyncFnOnce(&Lease, B) -> Result<T, E> + Clone,
     {
         let (operation, shutdown) = (self.operation.as_str(), pin!(shutdown));
-        let what = "resuming an operation";
-        let mut passes = Passes::of(what, Some(operation), self.interval, shutdown);
+        let mut passes = Passes::of("resuming an operation", Some(operation), self.interval, shutdown);
         while passes.next().await {
             let pass = async {
-                Ok(match self.leasing.resume(pool, operation, &mut passes.shutdown, work.clone()).await? {
-                    Resumed::Nothing => Next::LATER,
-                    Resumed::Completed(_) => Next::AtOnce,
-                    Resumed::Failed(Failure::Panicked(_)) => {
+                let taken = self.leasing.take_one(pool, operation, &mut passes.shutdown).await?;
+                let Some(taken) = taken else { return Ok(Next::LATER) };
+                Ok(match attempt(taken, work.clone()).await {
+                    Ok(_) => Next::AtOnce,
+                    Err(Failure::Panicked(_)) => {
                         tracing::error!(operation, "a resumed operation panicked, and its next attempt comes later");
                         Next::AfterError
                     }
-                    Resumed::Failed(failure) => {
+                    Err(failure) => {
                         tracing::warn!(
                             operation,
                             error = %format_args!("{:#}", failure.into_callers()),
@@ -107,13 +118,6 @@ impl Resumer {
             passes.ended(ended);
         }
     }
-}
-
-pub(super) enum Resumed<T, E> {
-    /// There is no operation to resume at this moment.
-    Nothing,
-    Completed(T),
-    Failed(Failure<E>),
 }
 
 impl LeaseOptions {
@@ -147,57 +151,23 @@ impl LeaseOptions {
         E: From<Error> + Display,
         F: AsyncFnOnce(&Lease, B) -> Result<T, E>,
     {
-        match self.resume(pool, operation, &mut Shutdown::Never, work).await? {
-            Resumed::Nothing => Ok(None),
-            Resumed::Completed(response) => Ok(Some(response)),
-            Resumed::Failed(failure) => Err(failure.into_callers()),
-        }
+        let Some(taken) = self.take_one(pool, operation, &mut Shutdown::Never).await? else { return Ok(None) };
+        attempt(taken, work).await.map(Some).map_err(Failure::into_callers)
     }
 
-    /// Does the work of [`resume_one`](Self::resume_one), but distinguishes an error of the search from a failed
-    /// attempt. A shutdown ends the search, but not an attempt that has begun.
-    pub(super) async fn resume<B, T, E, F>(
+    async fn take_one(
         self,
         pool: &PgPool,
         operation: &str,
         shutdown: &mut Shutdown<'_>,
-        work: F,
-    ) -> Result<Resumed<T, E>, Error>
-    where
-        B: DeserializeOwned,
-        T: Serialize + DeserializeOwned,
-        E: Display,
-        F: AsyncFnOnce(&Lease, B) -> Result<T, E>,
-    {
-        let Some((mut owner, request)) = self.take_one(pool, operation, shutdown).await? else {
-            return Ok(Resumed::Nothing);
-        };
-        // The work begins before the decoding, so that a request whose decoding panics also uses up an attempt.
-        owner.begin();
-        let lease = Lease::clone(&owner);
-        let worked = match serde_json::from_slice(&request) {
-            Ok(request) => owner.work(async |lease| work(lease, request).await).await,
-            Err(error) => {
-                let source = unquoted(&error);
-                owner.fail(&format!("the stored request does not decode: {source}")).await;
-                Err(Failure::Crate(Error::Undecodable { step: None, source: source.into() }))
+    ) -> Result<Option<(LeaseOwner, Vec<u8>)>, Error> {
+        let mut search = Search::of(pool, self, operation, StoredAs::Json)?;
+        while let Some(candidate) = search.next(shutdown).await? {
+            if let Some(taken) = search.take(&candidate, None).await? {
+                return Ok(Some(taken));
             }
-        };
-        let outcome = match &worked {
-            Ok(_) => PERFORMED,
-            // If a step is in doubt, the operation is not exhausted, because the operator who settles the step permits
-            // another attempt.
-            Err(failure) if failure.outcome() == FAILED && self.was_the_last(&lease) => EXHAUSTED,
-            Err(failure) => failure.outcome(),
-        };
-        observe::resumed(operation, outcome);
-        Ok(worked.map_or_else(Resumed::Failed, Resumed::Completed))
-    }
-
-    /// Whether this attempt was the last permitted attempt. An attempt that an operator has permitted beyond the limit
-    /// is also the last attempt.
-    pub(crate) fn was_the_last(&self, lease: &Lease) -> bool {
-        self.max_attempts.is_some_and(|most| lease.attempt() >= most.get()) && lease.steps.in_doubt().is_empty()
+        }
+        Ok(None)
     }
 
     /// Returns the limit of attempts, or an error if operations with these options cannot be resumed.
@@ -209,62 +179,111 @@ impl LeaseOptions {
         let most = self.max_attempts.ok_or_else(|| Misuse::options(problem))?;
         Ok(i32::try_from(most.get()).unwrap_or(i32::MAX))
     }
+}
 
-    async fn take_one(
-        self,
-        pool: &PgPool,
-        operation: &str,
-        shutdown: &mut Shutdown<'_>,
-    ) -> Result<Option<(LeaseOwner, Vec<u8>)>, Error> {
+/// Does the work with the stored request, and stores the response.
+async fn attempt<B, T, E, F>((mut owner, request): (LeaseOwner, Vec<u8>), work: F) -> Result<T, Failure<E>>
+where
+    B: DeserializeOwned,
+    T: Serialize + DeserializeOwned,
+    E: Display,
+    F: AsyncFnOnce(&Lease, B) -> Result<T, E>,
+{
+    // The work begins before the decoding, so that a request whose decoding panics also uses up an attempt.
+    owner.begin();
+    let lease = Lease::clone(&owner);
+    let worked = match serde_json::from_slice(&request) {
+        Ok(request) => owner.work(async |lease| work(lease, request).await).await,
+        Err(error) => {
+            let source = unquoted(&error);
+            owner.fail(&format!("the stored request does not decode: {source}")).await;
+            Err(Failure::Crate(Error::Undecodable { step: None, source: source.into() }))
+        }
+    };
+    lease.count_resumed(worked.as_ref().map_or_else(Failure::outcome, |_| PERFORMED));
+    worked
+}
+
+impl Lease {
+    /// Counts the end of a resumed attempt. If the last permitted attempt has failed, the operation counts as exhausted.
+    /// An attempt that an operator has permitted beyond the limit is also the last attempt.
+    pub(crate) fn count_resumed(&self, outcome: &'static str) {
+        let was_the_last = self.leasing.max_attempts.is_some_and(|most| self.attempt() >= most.get());
+        // If a step is in doubt, the operation is not exhausted, because the operator who settles the step permits
+        // another attempt.
+        let is_exhausted = outcome == FAILED && was_the_last && self.steps.in_doubt().is_empty();
+        observe::resumed(self.key.operation(), if is_exhausted { EXHAUSTED } else { outcome });
+    }
+}
+
+/// A search for operations to resume.
+pub(crate) struct Search<'s> {
+    pool: &'s PgPool,
+    options: LeaseOptions,
+    operation: &'s str,
+    stored_as: StoredAs,
+    found: vec::IntoIter<Candidate>,
+    /// The number of rows before the next page. `None` after the last page.
+    skipped: Option<i64>,
+}
+
+impl<'s> Search<'s> {
+    pub(crate) fn of(
+        pool: &'s PgPool,
+        options: LeaseOptions,
+        operation: &'s str,
+        stored_as: StoredAs,
+    ) -> Result<Self, Error> {
         check_operation(operation)?;
-        for candidate in self.candidates(pool, operation, StoredAs::Json, 0, shutdown).await? {
-            if shutdown.is_ready().await {
-                break;
+        Ok(Self { pool, options, operation, stored_as, found: Vec::new().into_iter(), skipped: Some(0) })
+    }
+
+    /// Returns the next operation, or `None` after the last operation or a shutdown.
+    pub(crate) async fn next(&mut self, shutdown: &mut Shutdown<'_>) -> Result<Option<Candidate>, Error> {
+        let LeaseOptions { policy, deployment, resume_after, .. } = self.options;
+        let (operation, stored_as, max_attempts) = (self.operation, self.stored_as, self.options.resumable_attempts()?);
+        while !shutdown.is_ready().await {
+            if let Some(candidate) = self.found.next() {
+                return Ok(Some(candidate));
             }
-            if let Some(taken) = self.take(pool, &candidate, None).await? {
-                return Ok(Some(taken));
-            }
+            let Some(skipped) = self.skipped else { break };
+            let page = in_pooled_transaction(self.pool, Opening::AllRows, async |conn| {
+                let (mode, after) = (policy.mode(), resume_after);
+                Candidate::page(conn, deployment, operation, mode, max_attempts, after, stored_as, skipped).await
+            });
+            // The search only reads, so a shutdown may cut it off at once.
+            let end = shutdown.or_after(self.options.claim_limit(self.pool), Duration::ZERO);
+            let (mut found, next) = match ended_or_closed(end, page).await {
+                Some(page) => page?,
+                None if shutdown.is_ready().await => break,
+                None => return Err(Error::Unanswered),
+            };
+            begin_anywhere(&mut found);
+            (self.found, self.skipped) = (found.into_iter(), next);
         }
         Ok(None)
     }
 
-    /// Searches for operations to resume. Skips the first `skipped` operations, which an earlier search has found.
-    /// After a shutdown, the result is empty.
-    pub(crate) async fn candidates(
-        self,
-        pool: &PgPool,
-        operation: &str,
-        stored_as: StoredAs,
-        skipped: i64,
-        shutdown: &mut Shutdown<'_>,
-    ) -> Result<Vec<Candidate>, Error> {
-        let max_attempts = self.resumable_attempts()?;
-        let (mode, after) = (self.policy.mode(), self.resume_after);
-        let candidates = in_pooled_transaction(pool, Opening::AllRows, async |conn| {
-            Candidate::all(conn, self.deployment, operation, mode, max_attempts, after, stored_as, skipped).await
-        });
-        let limit = self.claim_limit(pool);
-        // The search only reads, so a shutdown may cut it off at once.
-        let end = shutdown.or_after(limit, Duration::ZERO);
-        let mut candidates = match ended_or_closed(end, candidates).await {
-            Some(found) => found?,
-            None if shutdown.is_ready().await => return Ok(Vec::new()),
-            None => return Err(Error::Unanswered),
-        };
-        begin_anywhere(&mut candidates);
-        Ok(candidates)
+    /// Does a statement on the record of a candidate that is not taken over.
+    #[cfg(feature = "http")]
+    pub(crate) async fn on_record<R, F>(&self, candidate: &Candidate, statement: F) -> Result<R, Error>
+    where
+        F: AsyncFnOnce(Record<'_>, &mut PgConnection) -> Result<R, Error>,
+    {
+        let record = Record { key: &candidate.key, deployment: self.options.deployment };
+        let work = in_pooled_transaction(self.pool, Opening::Plain, async |conn| statement(record, conn).await);
+        bounded(self.options.claim_limit(self.pool), work).await
     }
 
     /// Takes the operation over if it has not changed since the search. If `stored` is given, the stored request must
     /// also be equal to `stored`. `None` means that the caller has come back, that another resumer was faster, or that
     /// the record does not decode.
     pub(crate) async fn take(
-        self,
-        pool: &PgPool,
+        &self,
         candidate: &Candidate,
         stored: Option<&[u8]>,
     ) -> Result<Option<(LeaseOwner, Vec<u8>)>, Error> {
-        match self.take_unchanged(pool, candidate, stored).await {
+        match self.take_unchanged(candidate, stored).await {
             Err(
                 Error::KeyReused { .. }
                 | Error::InFlight { .. }
@@ -277,7 +296,7 @@ impl LeaseOptions {
             // A row that a person has changed with SQL may not decode. Other candidates must not wait until this row is
             // repaired.
             Err(Error::Database(error @ (sqlx::Error::Decode(_) | sqlx::Error::ColumnDecode { .. }))) => {
-                let (operation, token) = (candidate.key.operation(), candidate.token);
+                let (operation, token) = (self.operation, candidate.token);
                 tracing::error!(
                     operation,
                     token,
@@ -291,16 +310,16 @@ impl LeaseOptions {
     }
 
     async fn take_unchanged(
-        self,
-        pool: &PgPool,
+        &self,
         candidate: &Candidate,
         stored: Option<&[u8]>,
     ) -> Result<(LeaseOwner, Vec<u8>), Error> {
-        let mut call = Call::again(self, pool, &candidate.key, candidate.fingerprint);
+        let options = self.options;
+        let mut call = Call::again(options, self.pool, &candidate.key, candidate.fingerprint);
         // This error rolls the claim back if the operation has changed.
-        let changed = || Error::InFlight { retry_after: self.resume_after };
+        let changed = || Error::InFlight { retry_after: options.resume_after };
         let claimed_at = Instant::now();
-        let claiming = in_pooled_transaction(pool, Opening::Durable(self.deployment), async |conn| {
+        let claiming = in_pooled_transaction(self.pool, Opening::Durable(options.deployment), async |conn| {
             let Claimed::Won(claim) = call.claim(conn, OnDuplicate::Reject).await? else { return Err(changed()) };
             // Since the search, another attempt has ended, or the retention has ended. If the retention has ended, this
             // claim is the first claim of a new operation.
@@ -314,7 +333,7 @@ impl LeaseOptions {
             }
             Ok((call.won(conn, claim).await?, request))
         });
-        let (won, request) = bounded(self.claim_limit(pool), claiming).await?;
+        let (won, request) = bounded(options.claim_limit(self.pool), claiming).await?;
         Ok((call.owner(won, claimed_at), request))
     }
 }

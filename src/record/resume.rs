@@ -7,7 +7,7 @@ use sqlx::{PgConnection, Row as _};
 
 #[cfg(feature = "http")]
 use super::ends::storable;
-use super::statement::{self, Pages, Record, changes_a_row, interval, may_be_retried};
+use super::statement::{self, Record, changes_a_row, interval, may_be_retried};
 use crate::{Deployment, Error, Fingerprint, Key, Mode};
 
 /// The number of rows in one page of a search. A resumer that loses a candidate to another caller tries the next
@@ -41,17 +41,14 @@ pub(crate) struct Candidate {
     pub(crate) fingerprint: Fingerprint,
     pub(crate) attempt: i32,
     pub(crate) token: i64,
-    /// The place of the row in the order of the search. A later search skips the rows up to this place, including rows
-    /// that were left out.
-    #[cfg_attr(not(feature = "http"), expect(dead_code, reason = "only a resumer of the layer searches on"))]
-    pub(crate) place: i64,
 }
 
 impl Candidate {
-    /// The operations that a resumer can try, the oldest claim first. The age of the last claim must be at least
-    /// `after`. The time `after` doubles with each attempt. Leaves out the first `skipped` rows.
+    /// A page of the operations that a resumer can try, the oldest claim first, and the number of rows before the next
+    /// page. This number is `None` for the last page. The age of the last claim must be at least `after`. The time
+    /// `after` doubles with each attempt. Leaves out the first `skipped` rows.
     #[allow(clippy::too_many_arguments, reason = "each is a parameter of the statement")]
-    pub(crate) async fn all(
+    pub(crate) async fn page(
         conn: &mut PgConnection,
         deployment: Deployment,
         operation: &str,
@@ -60,7 +57,7 @@ impl Candidate {
         after: Duration,
         stored_as: StoredAs,
         skipped: i64,
-    ) -> Result<Vec<Self>, Error> {
+    ) -> Result<(Vec<Self>, Option<i64>), Error> {
         let sql = concat! {
             "
             select /* pg_idempotency: candidates */
@@ -82,39 +79,31 @@ impl Candidate {
             limit $5::int8 offset $8::int8
             ",
         };
-        let mut pages = Pages::of(CANDIDATES, 1, skipped);
-        loop {
-            let mut place = pages.skipped;
-            let page = sqlx::query(sql)
-                .persistent(deployment.prepared)
-                .bind(operation) // $1
-                .bind(mode.as_str()) // $2
-                .bind(max_attempts) // $3
-                .bind(interval(after)) // $4
-                .bind(CANDIDATES) // $5
-                .bind(stored_as.first_bytes()[0]) // $6
-                .bind(stored_as.first_bytes()[1]) // $7
-                .bind(pages.skipped) // $8
-                .try_map(|row: PgRow| {
-                    place += 1;
-                    Ok(statement::or_left_out(operation, Self::of(&row, operation, place)))
-                })
-                .fetch_all(&mut *conn)
-                .await
-                .map_err(Error::of_statement)?;
-            if pages.end_with(page) {
-                return Ok(pages.found);
-            }
-        }
+        let page = sqlx::query(sql)
+            .persistent(deployment.prepared)
+            .bind(operation) // $1
+            .bind(mode.as_str()) // $2
+            .bind(max_attempts) // $3
+            .bind(interval(after)) // $4
+            .bind(CANDIDATES) // $5
+            .bind(stored_as.first_bytes()[0]) // $6
+            .bind(stored_as.first_bytes()[1]) // $7
+            .bind(skipped) // $8
+            .try_map(|row: PgRow| Ok(statement::or_left_out(operation, Self::of(&row, operation))))
+            .fetch_all(conn)
+            .await
+            .map_err(Error::of_statement)?;
+        let is_full = i64::try_from(page.len()).is_ok_and(|rows| rows >= CANDIDATES);
+        Ok((page.into_iter().flatten().collect(), is_full.then_some(skipped + CANDIDATES)))
     }
 
     /// `None` for a row whose key no caller can have. Also `None` for a fingerprint whose length differs from that of
     /// this release. A newer release wrote such a fingerprint, and that release resumes the operation.
-    fn of(row: &PgRow, operation: &str, place: i64) -> sqlx::Result<Option<Self>> {
+    fn of(row: &PgRow, operation: &str) -> sqlx::Result<Option<Self>> {
         let key = statement::stored_key(row, operation)?;
         let fingerprint = Fingerprint::stored(row.try_get("fingerprint")?);
         let (attempt, token) = (row.try_get("attempt")?, row.try_get("token")?);
-        Ok(key.zip(fingerprint).map(|(key, fingerprint)| Self { key, fingerprint, attempt, token, place }))
+        Ok(key.zip(fingerprint).map(|(key, fingerprint)| Self { key, fingerprint, attempt, token }))
     }
 }
 
