@@ -1,5 +1,5 @@
-//! Each program runs on a server of its own or of `DATABASE_URL`, and ends with right books. `script/prove` runs
-//! payments and retrying_clients by their scripts.
+//! Each program runs on a server of its own or of `DATABASE_URL`, and ends with right books. `script/test` runs payments
+//! by its script, and `script/prove` retrying_clients.
 
 use std::process::Command;
 
