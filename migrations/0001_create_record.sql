@@ -157,12 +157,10 @@ exception
 end
 $$;
 
--- The option "fewest round trips" calls `claim_at_begin` and `store_response` in the messages that also begin and commit, where
--- nothing is prepared. The server keeps the plans of a function, and a new plan costs more than a round trip on a Unix socket. The
--- statements are the same as `insert` and `complete` of src/record, word for word, with two exceptions: the age that `insert`
--- returns, and the clock by which `complete` judges the retention. The statements name the schema of every function and table. So
--- the functions have no search_path, which every call would set and reset. The functions of any-language.sql also call `try_claim`
--- and `store_response`.
+-- The functions of any-language.sql call `try_claim` and `store_response`. The statements are the same as `insert` and `complete` of
+-- src/record, word for word, with two exceptions: the age that `insert` returns, and the clock by which `complete` judges the
+-- retention. The statements name the schema of every function and table. So the functions have no search_path, which every call
+-- would set and reset.
 
 -- Returns true if this call has won the claim.
 create function idempotency.try_claim(text, text, text, int8, bytea, interval, interval, text, int8)
@@ -188,21 +186,6 @@ begin
     returning pg_catalog.set_config('idempotency.claim', coalesce(pg_catalog.current_setting('idempotency.claim', true), '') || ' ' || $4::int8::text, true)
     into claims;
     return found;
-end
-$$;
-
--- Claims the key in the message that begins the transaction.
-create function idempotency.claim_at_begin(text, text, text, int8, bytea, interval, interval, text, int8)
-returns void language plpgsql as $$
-begin
-    -- The message that calls this function begins the transaction. If now() is older than the message, somebody else has begun
-    -- one, and the crate must not commit it.
-    if pg_catalog.now() <> pg_catalog.statement_timestamp() then
-        raise exception 'the connection was already in a transaction' using errcode = 'IK005';
-    end if;
-    if not idempotency.try_claim($1, $2, $3, $4, $5, $6, $7, $8, $9) then
-        raise exception 'the idempotency key is taken' using errcode = 'IK001';
-    end if;
 end
 $$;
 

@@ -33,7 +33,7 @@ begin
         foreach name in array array[
             'is_plain()', 'await_key(text, text, text, int8, int8, timestamptz, text)', 'on_escape()', 'version()',
             'try_claim(text, text, text, int8, bytea, interval, interval, text, int8)', 'fingerprint(bytea)',
-            'claim_at_begin(text, text, text, int8, bytea, interval, interval, text, int8)', 'unprotect(regclass)',
+            'unprotect(regclass)',
             'store_response(text, text, text, int8, bytea, int2, text)', 'with_partitions(regclass)', 'protect(regclass, text)',
             'ensure(text, text, text, bytea, interval, interval)', 'run(text, text, text, bytea, regproc, jsonb)',
             'complete(text, text, text, int8, int4, jsonb, bytea)'

@@ -68,11 +68,6 @@ impl Deployment {
     pub(crate) fn marks_in_batches(self) -> bool {
         !self.distributed
     }
-
-    /// Whether [`SelectFirst`](crate::RoundTrips::SelectFirst) and [`Fewest`](crate::RoundTrips::Fewest) take effect.
-    pub(crate) fn saves_round_trips(self) -> bool {
-        !self.distributed
-    }
 }
 
 impl Default for Deployment {

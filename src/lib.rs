@@ -52,4 +52,4 @@ pub use migrate::{
 pub use outcome::{Outcome, Verdict};
 pub use session::commit;
 pub use state::Mode;
-pub use transaction::{Idempotency, RoundTrips, ensure_idempotent};
+pub use transaction::{Idempotency, ensure_idempotent};

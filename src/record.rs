@@ -1,7 +1,6 @@
 //! The SQL statements on `idempotency.record`, one function for each.
 //!
-//! Every statement is a literal, except for those of `RoundTrips::Fewest` and for the sweep of a leaf. These rules hold
-//! for every statement:
+//! Every statement is a literal, except for the sweep of a leaf. These rules hold for every statement:
 //!
 //! - A statement names the schema. Each parameter is cast, because sqlx caches a prepared statement under its text
 //!   alone.

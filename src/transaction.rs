@@ -2,10 +2,9 @@
 
 mod call;
 mod ensure;
-mod fewest;
 mod options;
 
 #[cfg(feature = "http")]
 pub(crate) use call::{Call, Won};
 pub use ensure::ensure_idempotent;
-pub use options::{Idempotency, RoundTrips};
+pub use options::Idempotency;

@@ -31,16 +31,6 @@ pub(crate) const QUERY_CANCELED: &str = "57014";
 pub(crate) const SHUTDOWN_OR_STARTUP: &str = "57P";
 pub(crate) const INTERNAL_ERROR: &str = "XX000";
 
-/// `idempotency.claim_at_begin` fails with this code if a record exists, or if an open transaction claims the key.
-pub(crate) const KEY_TAKEN: &str = "IK001";
-/// `idempotency.store_response` fails with this code if the claim has ended.
-pub(crate) const CLAIM_ENDED: &str = "IK002";
-/// `idempotency.store_response` fails with this code if the retention has ended.
-pub(crate) const RETENTION_ENDED: &str = "IK003";
-/// `idempotency.claim_at_begin` fails with this code if the transaction began before the message that calls the
-/// function.
-pub(crate) const FOREIGN_TRANSACTION: &str = "IK005";
-
 /// `idempotency.protect` fails with this code if the relation cannot be protected.
 pub(crate) const NOT_PROTECTED: &str = "IK007";
 

@@ -85,24 +85,19 @@ impl Transactional<'_> {
         let call = Call::new(&self.options, &ticket.key, ticket.fingerprint, Some(OnDuplicate::Reject), isolated);
         let call = call.made_at(ticket.arrived);
         let mut retries = 0;
-        let mut first = true;
         loop {
-            match bounded(self.claim_limit(), self.claim_once(&call, first)).await {
+            match bounded(self.claim_limit(), self.claim_once(&call)).await {
                 Err(Error::Retryable(_)) if retries < RETRIES => retries += 1,
                 Err(Error::InFlight { .. }) if place.rest().await => {}
                 claimed => return claimed,
             }
-            first = false;
         }
     }
 
-    /// Claims once, without waiting for another request. Only the first try may send the claim in the message that
-    /// begins the transaction, which saves round trips. Each claim that fails in such a message writes an error to the
-    /// server's log.
-    async fn claim_once<'k>(self, call: &Call<'k>, first: bool) -> Result<Claimed<Holding<'k>>, Error> {
+    /// Claims once, without waiting for another request.
+    async fn claim_once<'k>(self, call: &Call<'k>) -> Result<Claimed<Holding<'k>>, Error> {
         let mut session = Session::of(&self.layer.pool).await?;
-        let claimed = if first { call.begin(&mut session).await } else { call.begin_and_claim(&mut session).await };
-        match claimed {
+        match call.begin(&mut session).await {
             Ok(Claimed::Won(won)) => Ok(Claimed::Won((session, won))),
             Ok(Claimed::Replayed(stored)) => {
                 self.commit_unwatched(session);
@@ -181,15 +176,14 @@ impl Transactional<'_> {
             None => session.commit_exempt().await,
             Some(won) => won.undo_and_commit(&mut session, stored, undo).await,
         };
-        match committed {
-            Ok(()) => self.commit_unwatched(session),
-            Err(_) => self.roll_back(session).await,
+        if committed.is_err() {
+            self.roll_back(session).await;
         }
         committed.map_err(Rejection::of_completion)
     }
 
-    /// Starts a task that commits a transaction without writes. The transaction belongs to a replay, or is the new
-    /// transaction that `commit and chain` began. The answer does not wait for this task.
+    /// Starts a task that commits the transaction of a replay, which has no writes. The answer does not wait for this
+    /// task.
     fn commit_unwatched(self, mut session: Session) {
         if session.is_open() {
             let committing = async move { session.commit().await };

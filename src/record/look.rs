@@ -87,8 +87,8 @@ impl<'k> Record<'k> {
         replayed(&row).map(Some).map_err(Error::of_statement)
     }
 
-    /// Under [`RoundTrips::SelectFirst`](crate::RoundTrips::SelectFirst), finds the response for a replay in one round
-    /// trip, before any transaction begins. Returns `None` if the statement finds no response for this call, or if the
+    /// Under [`replay_first`](crate::Idempotency::replay_first), finds the response for a replay in one round trip,
+    /// before any transaction begins. Returns `None` if the statement finds no response for this call, or if the
     /// statement fails. The claim that follows meets the same state, and returns the answer or the error. Also returns
     /// `None` if the connection is in an open transaction that has written something. Such a transaction may see a
     /// record that is not committed.
@@ -97,7 +97,7 @@ impl<'k> Record<'k> {
     /// Between these messages, a pooler in transaction mode may change the server connection. The unnamed statement of
     /// the new connection then belongs to another client.
     pub(crate) async fn select_first(self, conn: &mut PgConnection, terms: &Terms) -> Option<Response> {
-        if !self.deployment.prepared || !self.deployment.saves_round_trips() {
+        if !self.deployment.prepared || self.deployment.distributed {
             return None;
         }
         let statement = response!(

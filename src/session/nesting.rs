@@ -4,7 +4,7 @@
 //! sqlx counts zero in autocommit, one in a transaction, and one more for each nested transaction, which is a
 //! savepoint. The crate `sqlx` does not export this count, but `sqlx-core` does. Only this file uses `sqlx-core`.
 
-use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgTransaction, Postgres, SqlStr};
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgTransaction, Postgres, SqlSafeStr as _};
 use sqlx_core::database::Database;
 use sqlx_core::transaction::TransactionManager;
 
@@ -27,8 +27,8 @@ pub(crate) fn depth(conn: &PgConnection) -> usize {
 }
 
 /// Begins a transaction with this message. sqlx counts the transaction once the server has answered.
-pub(super) async fn begin(conn: &mut PgConnection, message: SqlStr) -> sqlx::Result<()> {
-    Manager::begin(conn, Some(message)).await
+pub(super) async fn begin(conn: &mut PgConnection, message: &'static str) -> sqlx::Result<()> {
+    Manager::begin(conn, Some(message.into_sql_str())).await
 }
 
 pub(super) async fn commit_innermost(conn: &mut PgConnection) -> sqlx::Result<()> {

@@ -12,7 +12,7 @@ use std::task::{Context, Waker};
 use std::time::Instant;
 
 use sqlx::pool::PoolConnection;
-use sqlx::{Executor as _, PgConnection, PgPool, Postgres, SqlSafeStr as _, SqlStr};
+use sqlx::{Executor as _, PgConnection, PgPool, Postgres};
 
 use super::nesting::{begin, commit_innermost, depth, queue_rollbacks, roll_back_to};
 use crate::error::sqlstate;
@@ -40,32 +40,30 @@ impl Session {
         Ok(session)
     }
 
-    /// Begins a transaction. `false` means that the claim in the message did not win, and no transaction is open.
+    /// Begins a transaction.
     ///
     /// If other code has left a transaction open on the connection, this function rolls that transaction back, and
     /// begins again. Such a transaction comes from a forgotten guard or from a raw BEGIN. sqlx counts a transaction
     /// with a forgotten guard, and the opening detects a raw BEGIN.
-    pub(crate) async fn begin(&mut self, opening: &Opening) -> Result<bool, Error> {
+    pub(crate) async fn begin(&mut self, opening: &Opening) -> Result<(), Error> {
         self.roll_back().await;
         self.uncounted = true;
-        let begun = match self.send(opening).await? {
-            Begun::Foreign(_) => {
+        let begun = match self.send(opening).await {
+            Err(error) if opening.is_refused_by_a_foreign_transaction(&error) => {
                 self.conn.execute("rollback").await?;
-                self.send(opening.checked()).await?
+                // After the ROLLBACK no foreign transaction is left, so an error has another cause.
+                self.send(opening.checked()).await
             }
             begun => begun,
         };
-        // After the ROLLBACK no foreign transaction is left, so this error has another cause.
-        if let Begun::Foreign(error) = begun {
-            return Err(Error::of_statement(error));
-        }
+        begun.map_err(Error::of_statement)?;
         self.uncounted = false;
-        Ok(matches!(begun, Begun::Open))
+        Ok(())
     }
 
-    async fn send(&mut self, opening: &Opening) -> Result<Begun, Error> {
+    async fn send(&mut self, opening: &Opening) -> sqlx::Result<()> {
         self.unchecked_since = (!opening.is_checked()).then(Instant::now);
-        opening.judge(begin(&mut self.conn, opening.sql()).await)
+        begin(&mut self.conn, opening.sql()).await
     }
 
     /// When the BEGIN was sent. `None` if the age of the transaction is not needed to show that this BEGIN began the
@@ -147,8 +145,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         queue_rollbacks(&mut self.conn, 0);
         if self.uncounted {
-            let _ =
-                pin!(begin(&mut self.conn, "rollback".into_sql_str())).poll(&mut Context::from_waker(Waker::noop()));
+            let _ = pin!(begin(&mut self.conn, "rollback")).poll(&mut Context::from_waker(Waker::noop()));
         }
     }
 }
@@ -210,17 +207,6 @@ pub(crate) enum Opening {
     /// Begins at READ COMMITTED, whatever the session's own level is, and without a snapshot. The first statement takes
     /// a lock, and the second statement must see everything that was committed before the lock.
     ReadCommitted,
-    /// Begins with this message, which contains a claim and BEGIN. The claim also detects a foreign transaction.
-    Claiming(SqlStr),
-}
-
-#[derive(Debug)]
-enum Begun {
-    Open,
-    /// The claim in the message did not win, because the key is taken, or because of a concurrent transaction.
-    Taken,
-    /// The pool gave out a connection with a foreign transaction. The error has aborted this transaction.
-    Foreign(sqlx::Error),
 }
 
 impl Opening {
@@ -230,17 +216,16 @@ impl Opening {
         if deployment.claims_tell_the_age() { &Self::BeforeClaim } else { &Self::Plain }
     }
 
-    fn sql(&self) -> SqlStr {
+    fn sql(&self) -> &'static str {
         match self {
-            Self::Plain => opening::BEGIN.into_sql_str(),
-            Self::BeforeClaim => opening::BEGIN_BEFORE_CLAIM.into_sql_str(),
+            Self::Plain => opening::BEGIN,
+            Self::BeforeClaim => opening::BEGIN_BEFORE_CLAIM,
             #[cfg(feature = "http")]
-            Self::Exempt => opening::BEGIN_EXEMPT.into_sql_str(),
-            Self::Durable(deployment) => record::durable_opening(*deployment).into_sql_str(),
-            Self::AllRows => opening::BEGIN_ALL_ROWS.into_sql_str(),
-            Self::DurableAllRows(deployment) => record::durable_opening_of_all_rows(*deployment).into_sql_str(),
-            Self::ReadCommitted => opening::BEGIN_READ_COMMITTED.into_sql_str(),
-            Self::Claiming(message) => message.clone(),
+            Self::Exempt => opening::BEGIN_EXEMPT,
+            Self::Durable(deployment) => record::durable_opening(*deployment),
+            Self::AllRows => opening::BEGIN_ALL_ROWS,
+            Self::DurableAllRows(deployment) => record::durable_opening_of_all_rows(*deployment),
+            Self::ReadCommitted => opening::BEGIN_READ_COMMITTED,
         }
     }
 
@@ -256,19 +241,13 @@ impl Opening {
         !matches!(self, Self::BeforeClaim)
     }
 
-    /// Decides what the result of this opening's message means.
-    fn judge(&self, begun: sqlx::Result<()>) -> Result<Begun, Error> {
-        let Err(error) = begun else { return Ok(Begun::Open) };
-        match (self, sqlstate(&error).as_deref()) {
-            (
-                Self::Claiming(_),
-                Some(sqlstate::KEY_TAKEN | sqlstate::SERIALIZATION_FAILURE | sqlstate::DEADLOCK_DETECTED),
-            ) => Ok(Begun::Taken),
-            (Self::Claiming(_), Some(sqlstate::FOREIGN_TRANSACTION))
-            | (Self::BeforeClaim, Some(sqlstate::ACTIVE_TRANSACTION))
-            // The check has found a foreign transaction, or the foreign transaction is already aborted.
-            | (_, Some(sqlstate::DIVISION_BY_ZERO | sqlstate::IN_FAILED_TRANSACTION)) => Ok(Begun::Foreign(error)),
-            _ => Err(Error::of_statement(error)),
+    /// Whether this opening has failed because the pool gave out a connection with a foreign transaction. The error has
+    /// aborted the foreign transaction, or it was aborted before.
+    fn is_refused_by_a_foreign_transaction(&self, error: &sqlx::Error) -> bool {
+        match sqlstate(error).as_deref() {
+            Some(sqlstate::ACTIVE_TRANSACTION) => matches!(self, Self::BeforeClaim),
+            Some(sqlstate::DIVISION_BY_ZERO | sqlstate::IN_FAILED_TRANSACTION) => true,
+            _ => false,
         }
     }
 }

@@ -7,11 +7,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::{Connection as _, PgConnection, PgPool};
 
-use super::fewest::{claiming, complete_and_chain};
-use super::{Idempotency, RoundTrips};
+use super::Idempotency;
 use crate::claim::{Claimed, contend};
 use crate::error::sqlstate;
-use crate::observe::{self, Failure};
+use crate::observe::Failure;
 use crate::outcome::{Outcome, Response, Verdict, decode, encode};
 use crate::record::{CalledAt, Claim, Record, Terms};
 use crate::session::{Opening, Savepoint, Session, depth, roll_back_to};
@@ -20,7 +19,8 @@ use crate::{Error, Fingerprint, Key, Misuse, Mode, OnDuplicate};
 pub(crate) struct Call<'k> {
     pub(crate) record: Record<'k>,
     pub(crate) terms: Terms,
-    round_trips: RoundTrips,
+    /// Whether a call in a transaction of the crate looks for a stored response before its transaction begins.
+    replay_first: bool,
     /// Whether `perform` runs behind a savepoint.
     isolated: bool,
     /// The time of the call, before its wait for a connection of the pool.
@@ -32,8 +32,6 @@ pub(crate) struct Won<'k> {
     pub(crate) record: Record<'k>,
     pub(crate) claim: Claim,
     savepoint: Option<Savepoint>,
-    /// Whether the message with the COMMIT may contain the completion.
-    in_messages: bool,
 }
 
 impl<'k> Call<'k> {
@@ -54,7 +52,7 @@ impl<'k> Call<'k> {
                 lease: None,
                 max_attempts: None,
             },
-            round_trips: options.round_trips,
+            replay_first: options.replay_first,
             isolated,
             since: Instant::now(),
         }
@@ -122,33 +120,19 @@ impl<'k> Call<'k> {
         ended
     }
 
-    /// Begins a transaction of the crate and claims the key in it, or finds the stored response. The options decide
-    /// which round trips are saved. After a replay, the session has an empty transaction or no transaction.
-    pub(crate) async fn begin(&self, session: &mut Session) -> Result<Claimed<Won<'k>>, Error> {
-        let (record, terms) = (self.record, &self.terms);
-        if self.claims_in_messages() {
-            let (claim, opening) = claiming(record, terms)?;
-            if session.begin(&opening).await? {
-                observe::token(claim.token);
-                return self.won(session, claim).await.map(Claimed::Won);
-            }
-        }
-        if self.round_trips != RoundTrips::Plain
-            && let Some(stored) = record.select_first(session, terms).await
-        {
-            return Ok(Claimed::Replayed(stored));
-        }
-        self.begin_and_claim(session).await
-    }
-
-    /// Does the same as [`begin`](Self::begin), but always sends BEGIN and the claim as separate statements. Does not
-    /// look for a stored response before the BEGIN.
+    /// Begins a transaction of the crate and claims the key in it, or finds the stored response. After a replay, the
+    /// session has an empty transaction or no transaction.
     ///
     /// A transaction that is older than its BEGIN may be a foreign transaction, which other code has begun. If the
     /// claim fails because the transaction is read only or its role lacks a privilege, the transaction may also be
     /// foreign. In both cases, the call rolls the transaction back, and begins again with the check for a foreign
     /// transaction.
-    pub(crate) async fn begin_and_claim(&self, session: &mut Session) -> Result<Claimed<Won<'k>>, Error> {
+    pub(crate) async fn begin(&self, session: &mut Session) -> Result<Claimed<Won<'k>>, Error> {
+        if self.replay_first
+            && let Some(stored) = self.record.select_first(session, &self.terms).await
+        {
+            return Ok(Claimed::Replayed(stored));
+        }
         session.begin(Opening::before_claim(self.record.deployment)).await?;
         let unchecked_since = session.unchecked_since();
         match self.claim(session, unchecked_since).await {
@@ -167,19 +151,12 @@ impl<'k> Call<'k> {
     ) -> Result<Claimed<Won<'k>>, Error> {
         let mut asked = CalledAt::since(self.since).in_transaction_since(unchecked_since);
         Ok(match contend(conn, self.record, &self.terms, &mut asked).await? {
-            Claimed::Won(claim) => Claimed::Won(self.won(conn, claim).await?),
+            Claimed::Won(claim) => {
+                let savepoint = if self.isolated { Some(Savepoint::set(conn, claim.token).await?) } else { None };
+                Claimed::Won(Won { record: self.record, claim, savepoint })
+            }
             Claimed::Replayed(stored) => Claimed::Replayed(stored),
         })
-    }
-
-    async fn won(&self, conn: &mut PgConnection, claim: Claim) -> Result<Won<'k>, Error> {
-        let savepoint = if self.isolated { Some(Savepoint::set(conn, claim.token).await?) } else { None };
-        Ok(Won { record: self.record, claim, savepoint, in_messages: self.claims_in_messages() })
-    }
-
-    /// Whether the claim is sent with BEGIN, and the completion with COMMIT.
-    fn claims_in_messages(&self) -> bool {
-        self.round_trips == RoundTrips::Fewest && self.record.deployment.saves_round_trips()
     }
 }
 
@@ -248,15 +225,11 @@ impl Won<'_> {
 
     /// Stores the response, and releases the savepoint, which is not needed any more.
     async fn complete(&self, conn: &mut PgConnection, response: &Response) -> Result<(), Error> {
-        self.store(conn, response).await?;
+        self.record.complete(conn, self.claim, response).await?;
         match self.savepoint {
             Some(savepoint) => savepoint.release(conn).await,
             None => Ok(()),
         }
-    }
-
-    async fn store(&self, conn: &mut PgConnection, response: &Response) -> Result<(), Error> {
-        self.record.complete(conn, self.claim, response).await
     }
 
     /// Undoes the writes of the handler if `undo` is set, stores the response, and commits. After an error, roll back.
@@ -276,10 +249,7 @@ impl Won<'_> {
     /// Stores the response and commits. The COMMIT also ends the savepoint. After an error, the caller rolls back.
     async fn complete_and_commit(&self, session: &mut Session, response: &Response) -> Result<(), Error> {
         session.check_depth()?;
-        if self.in_messages {
-            return complete_and_chain(session, self.record, self.claim, response).await;
-        }
-        self.store(session, response).await?;
+        self.record.complete(session, self.claim, response).await?;
         session.commit().await
     }
 }

@@ -197,8 +197,8 @@ impl Idempotency {
     ///
     /// If other code has left a transaction open on the pool's connection, the crate rolls this transaction back and
     /// begins again. The guide's page `promises` names one exception. A replay under
-    /// [`RoundTrips::SelectFirst`](crate::RoundTrips::SelectFirst) reads in the transaction of the other code, and
-    /// leaves that transaction open.
+    /// [`replay_first`](Self::replay_first) reads in the transaction of the other code, and leaves that transaction
+    /// open.
     ///
     /// If every retry should get a failure whose writes are undone, let `perform` begin a nested transaction
     /// (`conn.begin()`), roll the nested transaction back, and return the failure as the response.

@@ -27,7 +27,7 @@ pub struct Idempotency {
     pub(crate) retention: Duration,
     pub(crate) on_duplicate: Option<OnDuplicate>,
     pub(crate) deployment: Deployment,
-    pub(crate) round_trips: RoundTrips,
+    pub(crate) replay_first: bool,
 }
 
 impl Idempotency {
@@ -38,7 +38,7 @@ impl Idempotency {
             retention: DEFAULT_RETENTION,
             on_duplicate: None,
             deployment: Deployment::new(),
-            round_trips: RoundTrips::Plain,
+            replay_first: false,
         }
     }
 
@@ -81,51 +81,18 @@ impl Idempotency {
         Self { deployment, ..self }
     }
 
-    /// Sets which round trips [`run`](Self::run) saves. The default is [`RoundTrips::Plain`]. The setting has no effect
-    /// on a call in your transaction, because your code begins and commits this transaction.
-    #[must_use]
-    pub const fn round_trips(self, round_trips: RoundTrips) -> Self {
-        Self { round_trips, ..self }
-    }
-}
-
-/// Which round trips [`Idempotency::run`] and the transactional HTTP layer save. All variants return the same
-/// responses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum RoundTrips {
-    /// The claim and the completion are separate statements. A first call takes two round trips more than its
-    /// transaction alone. A replay takes four round trips.
-    #[default]
-    Plain,
-    /// A call looks for a stored response before its transaction begins. Use this variant if most calls are retries. A
-    /// replay takes one round trip instead of four. A first call takes one round trip more than under `Plain`.
+    /// Sets whether [`run`](Self::run) and the transactional HTTP layer look for a stored response before they begin a
+    /// transaction. The default is `false`. Turn this setting on if most calls are retries. A replay then takes one
+    /// round trip instead of four, and a first call takes one round trip more. The answers stay the same. The setting
+    /// has no effect on a call in your transaction, because your code has begun this transaction.
     ///
-    /// The variant has no effect on a [distributed](Deployment::distributed) table. The variant also has no effect if
+    /// The setting has no effect on a [distributed](Deployment::distributed) table. The setting also has no effect if
     /// [prepared statements](Deployment::prepared_statements) are turned off. sqlx would then send the statement in two
     /// messages, and a pooler could send the second message to another server connection.
-    SelectFirst,
-    /// A call sends the claim with BEGIN, and the completion with COMMIT. A first call takes two round trips fewer than
-    /// under [`Plain`](Self::Plain), so use this variant if the database is distant. On a Unix socket, this variant is
-    /// slower than `Plain`. `docs/performance.md` of the package has measurements. The costs of this variant:
-    /// - **Each call that finds the key taken writes an ERROR to the server's log**, with SQLSTATE IK001 and the key. A
-    ///   call finds the key taken if the call is a duplicate, or if the record of the key has expired or was released.
-    ///   A replay takes two round trips fewer than under `Plain`. Every other call that finds the key taken takes one
-    ///   or two round trips more than under `Plain`.
-    /// - **The text of a statement contains the key and the response** (in hexadecimal digits). So do not use this
-    ///   variant if a response must not appear in logs. PostgreSQL logs a statement that fails
-    ///   (`log_min_error_statement`) or is slow. `pg_stat_activity` shows the statement. sqlx logs the statement at
-    ///   DEBUG, or at WARN if the statement is slow. A separate statement stores a response over 16 KiB.
-    /// - A COMMIT that fails also writes a WARNING about a missing transaction.
-    /// - If the future of a duplicate is dropped, the pool may lose the connection of this call.
-    /// - In `pg_stat_database`, each first call of [`Idempotency::run`] counts as a commit and as a rollback. The
-    ///   connection of the call returns to the pool with an empty transaction, which the pool rolls back. So round
-    ///   trips are saved only if the pool has another connection for the next call.
-    /// - Roles need EXECUTE on `idempotency.claim_at_begin`, `idempotency.try_claim` and `idempotency.store_response`.
-    ///   PUBLIC has this privilege by default.
-    ///
-    /// The variant has no effect on a [distributed](Deployment::distributed) table.
-    Fewest,
+    #[must_use]
+    pub const fn replay_first(self, replay_first: bool) -> Self {
+        Self { replay_first, ..self }
+    }
 }
 
 impl Default for Idempotency {

@@ -11,7 +11,7 @@ use rig::gate::cancel_after;
 use rig::lease::{AT_MOST_ONCE, owner};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
-use crate::support::{WAYS, clear, create_effects, janitor, key, leave_effect, once, pool_of};
+use crate::support::{clear, create_effects, janitor, key, leave_effect, once, pool_of};
 
 /// Far more than any call takes.
 const MOST_POLLS: usize = 200;
@@ -65,15 +65,17 @@ async fn alone(observer: &PgPool) -> PgPool {
     pool_of(1, &observer.connect_options()).await
 }
 
-/// A first call, one that undoes its writes, a replay and a refusal, in every way.
+/// A first call, one that undoes its writes, a replay and a refusal, with and without a look before the transaction.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn run_can_be_dropped_at_every_poll(observer: PgPool) -> anyhow::Result<()> {
     let pool = alone(&observer).await;
     tables(&observer).await;
     let there = key("there");
-    for (way, kind) in
-        WAYS.into_iter().flat_map(|way| ["first call", "undo", "replay", "refusal"].map(|kind| (way, kind)))
+    for (replay_first, kind) in [false, true]
+        .into_iter()
+        .flat_map(|first| ["first call", "undo", "replay", "refusal"].map(|kind| (first, kind)))
     {
+        let way = Idempotency::new().replay_first(replay_first);
         clear(&observer).await;
         let is_new = ["first call", "undo"].contains(&kind);
         if !is_new {

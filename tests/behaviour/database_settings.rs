@@ -22,7 +22,7 @@ use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::lease::reconcile::{self, pass_time, reconciler};
 use crate::lease::resume::{abandoned, leasing};
-use crate::support::{WAYS, janitor, key, options, outside, pool_of};
+use crate::support::{janitor, key, options, outside, pool_of};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -270,7 +270,8 @@ impl Doors<'_> {
     }
 
     async fn run(&self) -> anyhow::Result<()> {
-        for way in WAYS {
+        for replay_first in [false, true] {
+            let way = Idempotency::new().replay_first(replay_first);
             let key = key(&format!("{way:?}"));
             let call = || way.run(self.pool, &key, "body", async |conn: &mut PgConnection| leave(conn, "run").await);
             once(call).await.with_context(|| format!("{way:?}"))?;
@@ -508,9 +509,7 @@ impl Doors<'_> {
         .await?;
 
         let perform = async |conn: &mut PgConnection| leave(conn, "read only").await;
-        for way in WAYS {
-            refused(&format!("{way:?}"), way.run(self.pool, &key("new"), "body", perform).await)?;
-        }
+        refused("run", Idempotency::new().run(self.pool, &key("new"), "body", perform).await)?;
         let mut tx = self.pool.begin().await?;
         refused("ensure", ensure_idempotent(&mut tx, &key("new"), "body", perform).await)?;
         tx.rollback().await?;

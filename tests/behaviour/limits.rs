@@ -7,11 +7,11 @@ use pg_idempotency::lease::{Lease, LeaseOptions, Policy};
 use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::operator::{State, search, unsettled};
 use pg_idempotency::testing::expire;
-use pg_idempotency::{Error, Janitor, Key, Misuse, OnDuplicate, Outcome};
+use pg_idempotency::{Error, Idempotency, Janitor, Key, Misuse, OnDuplicate, Outcome};
 use serde_json::Value;
 use sqlx::{Executor as _, PgConnection, PgPool};
 
-use crate::support::{WAYS, create_effects, effects, janitor, key, leave_effect, once, records, shown};
+use crate::support::{create_effects, effects, janitor, key, leave_effect, once, records, shown};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -25,19 +25,17 @@ async fn a_call_keeps_its_promise_at_both_ends_of_the_retention(pool: PgPool) ->
         conn.execute("select pg_sleep(0.01)").await?;
         Ok::<_, Error>(id)
     };
-    for (number, way) in WAYS.into_iter().enumerate() {
-        let key = key(&number.to_string());
-        // By default, the wait is half of the retention, which is under a millisecond here.
-        for brief in [way.retention(MILLISECOND), way.retention(MILLISECOND).on_duplicate(OnDuplicate::Reject)] {
-            let outlived = brief.run(&pool, &key, "body", slow).await;
-            assert!(matches!(outlived, Err(Error::OutlivedRetention)), "{way:?}: {outlived:?}");
-            assert_eq!((effects(&pool).await, records(&pool).await), (number as i64, number as i64), "{way:?}");
-        }
-        let long = way.retention(YEARS).on_duplicate(OnDuplicate::Wait(Duration::from_secs(3600)));
-        assert!(!long.run(&pool, &key, "body", slow).await?.is_replayed(), "{way:?}");
-        assert!(long.run(&pool, &key, "body", slow).await?.is_replayed(), "{way:?}");
-        assert!(shown(&pool, &key).await.retention_left > YEARS - DAY, "{way:?}");
+    let (way, key) = (Idempotency::new(), key("a"));
+    // By default, the wait is half of the retention, which is under a millisecond here.
+    for brief in [way.retention(MILLISECOND), way.retention(MILLISECOND).on_duplicate(OnDuplicate::Reject)] {
+        let outlived = brief.run(&pool, &key, "body", slow).await;
+        assert!(matches!(outlived, Err(Error::OutlivedRetention)), "{outlived:?}");
+        assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
     }
+    let long = way.retention(YEARS).on_duplicate(OnDuplicate::Wait(Duration::from_secs(3600)));
+    assert!(!long.run(&pool, &key, "body", slow).await?.is_replayed());
+    assert!(long.run(&pool, &key, "body", slow).await?.is_replayed());
+    assert!(shown(&pool, &key).await.retention_left > YEARS - DAY);
     Ok(())
 }
 
@@ -139,22 +137,20 @@ async fn a_janitor_and_a_list_work_at_both_ends_of_their_settings(pool: PgPool) 
 async fn a_response_is_as_deep_as_a_retry_can_read(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let nested = |levels: usize| (0..levels).fold(Value::Null, |inside, _| Value::Array(vec![inside]));
-    for (number, way) in WAYS.into_iter().enumerate() {
-        let run = async |levels: usize| {
-            let perform = async |conn: &mut PgConnection| {
-                leave_effect(conn, "deep").await?;
-                Ok::<_, Error>(nested(levels))
-            };
-            way.run(&pool, &key(&number.to_string()), &nested(200), perform).await
+    let run = async |levels: usize| {
+        let perform = async |conn: &mut PgConnection| {
+            leave_effect(conn, "deep").await?;
+            Ok::<_, Error>(nested(levels))
         };
-        for too_deep in [128, 1000] {
-            let refused = run(too_deep).await;
-            assert!(matches!(refused, Err(Error::Unencodable { .. })), "{way:?}: {refused:?}");
-        }
-        assert_eq!((effects(&pool).await, records(&pool).await), (number as i64, number as i64), "{way:?}");
-        for expected in [Outcome::Performed(nested(127)), Outcome::Replayed(nested(127))] {
-            assert_eq!(run(127).await?, expected, "{way:?}");
-        }
+        Idempotency::new().run(&pool, &key("a"), &nested(200), perform).await
+    };
+    for too_deep in [128, 1000] {
+        let refused = run(too_deep).await;
+        assert!(matches!(refused, Err(Error::Unencodable { .. })), "{refused:?}");
+    }
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+    for expected in [Outcome::Performed(nested(127)), Outcome::Replayed(nested(127))] {
+        assert_eq!(run(127).await?, expected);
     }
     Ok(())
 }

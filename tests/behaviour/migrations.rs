@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use pg_idempotency::operator::health;
-use pg_idempotency::{Error, Incompatible, MIGRATOR, SetupError, migrate, migrate_any_language, schema_sql};
+use pg_idempotency::{
+    Error, Idempotency, Incompatible, MIGRATOR, SetupError, migrate, migrate_any_language, schema_sql,
+};
 use rig::database::backend;
 use rig::role::with_role;
 use sqlx::{Executor as _, PgPool};
 
-use crate::support::{WAYS, connect, create_open_effects, once, options, pool_of};
+use crate::support::{connect, create_open_effects, once, options, pool_of};
 
 async fn works(pool: &PgPool) {
     create_open_effects(pool).await;
@@ -116,10 +118,8 @@ async fn a_current_schema_needs_no_right_to_create_one(pool: PgPool) -> anyhow::
     with_role(&pool, least, async |role| {
         let as_role = pool_of(1, &options(&pool).options([("role", role)])).await;
         migrate(&as_role).await?;
-        for (number, way) in WAYS.iter().enumerate() {
-            let key = crate::support::key(&number.to_string());
-            assert!(!way.run(&as_role, &key, "body", async |_| Ok::<_, Error>(1)).await?.is_replayed(), "{way:?}");
-        }
+        let (calls, key) = (Idempotency::new(), crate::support::key("a"));
+        assert!(!calls.run(&as_role, &key, "body", async |_| Ok::<_, Error>(1)).await?.is_replayed());
         migrate_any_language(&pool).await?;
         migrate_any_language(&as_role).await?;
         anyhow::Ok(())

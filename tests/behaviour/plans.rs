@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Finding, InDoubt, LeaseOptions, Policy};
 use pg_idempotency::mark::{MarkOptions, mark};
-use pg_idempotency::{Error, Idempotency, RoundTrips, ensure_idempotent, operator};
+use pg_idempotency::{Error, Idempotency, ensure_idempotent, operator};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgPool, Row as _};
 
 use crate::lease::reconcile;
@@ -26,7 +26,7 @@ async fn the_server_keeps_the_plan_of_each_statement(pool: PgPool) -> anyhow::Re
         println!("skipped: PostgreSQL 13 does not count plans");
         return Ok(());
     }
-    let select_first = Idempotency::new().round_trips(RoundTrips::SelectFirst);
+    let replay_first = Idempotency::new().replay_first(true);
     let leasing = LeaseOptions::new(Policy::AtLeastOnce { lease: Duration::from_secs(30) });
     for call in 0..CALLS {
         for _ in ["first", "replay"] {
@@ -37,7 +37,7 @@ async fn the_server_keeps_the_plan_of_each_statement(pool: PgPool) -> anyhow::Re
             // Of the smallest size, for which the values change the estimates most.
             let _ = MarkOptions::new(WINDOW).mark_many(&mut tx, &[key(&format!("batch {call}"))]).await?;
             tx.commit().await?;
-            let _ = select_first.run(&pool, &one, "body", async |_| Ok::<_, Error>(1)).await?;
+            let _ = replay_first.run(&pool, &one, "body", async |_| Ok::<_, Error>(1)).await?;
         }
         for _ in ["first", "replay"] {
             let lease = key(&format!("lease {call}"));
@@ -59,8 +59,8 @@ async fn the_server_keeps_the_plan_of_each_statement(pool: PgPool) -> anyhow::Re
 #[cfg_attr(idempotency_distributed, ignore = "the table is not plain there")]
 async fn no_plan_asks_whether_the_table_is_plain(pool: PgPool) -> anyhow::Result<()> {
     let pool = crate::support::pool_of(1, &pool.connect_options()).await;
-    let select_first = Idempotency::new().round_trips(RoundTrips::SelectFirst);
-    let _ = select_first.run(&pool, &key("a"), "body", async |_| Ok::<_, Error>(1)).await?;
+    let replay_first = Idempotency::new().replay_first(true);
+    let _ = replay_first.run(&pool, &key("a"), "body", async |_| Ok::<_, Error>(1)).await?;
     let mut conn = pool.acquire().await?;
     let mut tx = conn.begin().await?;
     let _ = MarkOptions::new(WINDOW).mark_many(&mut tx, &[key("batch")]).await?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pg_idempotency::operator::{Shown, show};
 use pg_idempotency::{
-    Deployment, Error, Idempotency, Janitor, Key, OnDuplicate, OnEscape, Outcome, RoundTrips, SettleError, protect,
+    Deployment, Error, Idempotency, Janitor, Key, OnDuplicate, OnEscape, Outcome, SettleError, protect,
 };
 use sqlx::{Connection as _, PgConnection, PgPool};
 
@@ -38,13 +38,6 @@ pub(crate) fn rejecting() -> Idempotency {
 pub(crate) fn waiting(limit: Duration) -> Idempotency {
     Idempotency::new().on_duplicate(OnDuplicate::Wait(limit))
 }
-
-/// Every way to make a call by `run`: they differ in their round trips, and in nothing else.
-pub(crate) const WAYS: [Idempotency; 3] = [
-    Idempotency::new(),
-    Idempotency::new().round_trips(RoundTrips::SelectFirst),
-    Idempotency::new().round_trips(RoundTrips::Fewest),
-];
 
 /// The settings that fit the table. A plain one works with both.
 pub(crate) const DEPLOYMENTS: &[Deployment] = if cfg!(idempotency_distributed) {

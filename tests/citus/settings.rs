@@ -12,7 +12,7 @@ use axum::routing::post;
 use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, NoTransaction, Rejection};
 use pg_idempotency::lease::{LeaseOptions, Policy};
 use pg_idempotency::mark::MarkOptions;
-use pg_idempotency::{Deployment, Error, Idempotency, Key, Misuse, RoundTrips, Verdict, migrate};
+use pg_idempotency::{Deployment, Error, Idempotency, Key, Misuse, Verdict, migrate};
 use rig::fixture::Fixture;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
@@ -33,7 +33,6 @@ fn plain() -> Idempotency {
 enum Door {
     Ensure,
     SelectFirst,
-    FewestRoundTrips,
     Isolated,
     Lease,
     Resume,
@@ -41,14 +40,12 @@ enum Door {
     MarkMany,
     Http,
     HttpSelectFirst,
-    HttpFewestRoundTrips,
     HttpLeased,
 }
 
-const DOORS: [Door; 12] = [
+const DOORS: [Door; 10] = [
     Door::Ensure,
     Door::SelectFirst,
-    Door::FewestRoundTrips,
     Door::Isolated,
     Door::Lease,
     Door::Resume,
@@ -56,7 +53,6 @@ const DOORS: [Door; 12] = [
     Door::MarkMany,
     Door::Http,
     Door::HttpSelectFirst,
-    Door::HttpFewestRoundTrips,
     Door::HttpLeased,
 ];
 
@@ -70,7 +66,7 @@ enum Found {
 
 impl Door {
     fn is_http(self) -> bool {
-        matches!(self, Self::Http | Self::HttpSelectFirst | Self::HttpFewestRoundTrips | Self::HttpLeased)
+        matches!(self, Self::Http | Self::HttpSelectFirst | Self::HttpLeased)
     }
 
     /// The states that make a difference. The layer makes its keys itself, and a resumer takes what it finds.
@@ -107,12 +103,7 @@ impl Door {
                 let _ = plain().ensure(&mut tx, key, "body", perform).await?;
                 pg_idempotency::commit(tx).await
             }
-            Self::SelectFirst => {
-                plain().round_trips(RoundTrips::SelectFirst).run(pool, key, "body", perform).await.map(drop)
-            }
-            Self::FewestRoundTrips => {
-                plain().round_trips(RoundTrips::Fewest).run(pool, key, "body", perform).await.map(drop)
-            }
+            Self::SelectFirst => plain().replay_first(true).run(pool, key, "body", perform).await.map(drop),
             Self::Isolated => {
                 let perform = async |conn: &mut PgConnection| perform(conn).await.map(Verdict::Keep);
                 let mut tx = pool.begin().await?;
@@ -153,8 +144,7 @@ impl Door {
         let router = Router::new().route("/", handler);
         let router = match self {
             Self::Http => router.layer(transactional(plain())),
-            Self::HttpSelectFirst => router.layer(transactional(plain().round_trips(RoundTrips::SelectFirst))),
-            Self::HttpFewestRoundTrips => router.layer(transactional(plain().round_trips(RoundTrips::Fewest))),
+            Self::HttpSelectFirst => router.layer(transactional(plain().replay_first(true))),
             _ => {
                 let options = LeaseOptions::new(REPEATS).deployment(PLAIN);
                 router.layer(IdempotencyLayer::leased(pool.clone(), options, scope))

@@ -12,7 +12,6 @@ use axum::http::StatusCode;
 use axum::middleware::{Next, from_fn};
 use axum::response::IntoResponse as _;
 use axum::routing::post;
-use pg_idempotency::RoundTrips;
 use pg_idempotency::http::{IdempotencyLayer, LastError, NoLease};
 use pg_idempotency::lease::Lease;
 use pg_idempotency::testing::lapse;
@@ -22,9 +21,7 @@ use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS};
 use rig::proxy::Proxy;
 use sqlx::PgPool;
 
-use crate::support::{
-    create_effects, leased, leasing, post_to, recorded, request, saving, send, transactional, until, user,
-};
+use crate::support::{create_effects, leased, leasing, post_to, recorded, request, send, transactional, until, user};
 
 /// A gateway that counts its calls and answers with the status in the path.
 fn app(layer: IdempotencyLayer) -> (Router, Arc<AtomicU32>) {
@@ -192,13 +189,11 @@ async fn the_layer_sends_a_plain_server_no_statement_for_citus(direct: PgPool) -
     create_effects(&direct).await;
     let proxy = Proxy::listening(&direct.connect_options()).await?;
     let pool = PgPool::connect_with(proxy.options.clone()).await?;
-    for layer in [transactional(&pool), saving(&pool, RoundTrips::Fewest)] {
-        let app = crate::support::app(layer.optional_key(true));
-        for key in [Some("a"), Some("a"), None] {
-            send(&app, request("POST", "/effects", key, "effect")).await;
-        }
-        post_to(&app, "/status/500", "fails", "effect").await;
+    let transactions = crate::support::app(transactional(&pool).optional_key(true));
+    for key in [Some("a"), Some("a"), None] {
+        send(&transactions, request("POST", "/effects", key, "effect")).await;
     }
+    post_to(&transactions, "/status/500", "fails", "effect").await;
     for (name, policy) in [("repeats", AT_LEAST_ONCE), ("once", AT_MOST_ONCE)] {
         let (app, _) = app(leased(&pool, policy));
         for status in [200, 200, 499, 502] {

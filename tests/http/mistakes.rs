@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use axum::http::StatusCode;
 use axum::routing::post;
 use axum::{Router, body::Bytes};
-use pg_idempotency::RoundTrips;
+use pg_idempotency::Idempotency;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, NoTransaction};
 use rig::cases::each;
 use rig::lease::IN_STEPS;
@@ -16,8 +16,8 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, PgPool};
 
 use crate::support::{
-    app, calls, create_effects, effects, insert, leased, options, outside, pool_of, post_to, records, request, saving,
-    send, transactional, until, until_nothing_is_open,
+    app, create_effects, effects, insert, leased, options, outside, pool_of, post_to, records, replaying_first,
+    request, send, transactional, until, until_nothing_is_open,
 };
 
 /// The inner layer would wait for the key that the outer one holds, and the client would be told *in flight* for ever.
@@ -30,7 +30,7 @@ async fn two_layers_on_one_router_are_a_mistake_that_is_named(pool: PgPool) {
         StatusCode::CREATED
     };
     let layer = || transactional(&pool).operation(|_| Some("POST /effects".to_owned()));
-    let of_another = IdempotencyLayer::transactional(pool.clone(), calls(), |_| Ok("another".to_owned()));
+    let of_another = IdempotencyLayer::transactional(pool.clone(), Idempotency::new(), |_| Ok("another".to_owned()));
     let of_another = of_another.operation(|_| Some("POST /effects".to_owned()));
     let under_a_lease = || leased(&pool, IN_STEPS).operation(|_| Some("POST /effects".to_owned()));
     let with_another_key = || under_a_lease().key_from(|_, _| Ok(Some("k".into())));
@@ -66,22 +66,20 @@ async fn a_forgotten_nested_transaction_is_never_acknowledged(other: PgPool) {
         std::mem::forget(nested);
         StatusCode::from_bytes(&body).expect("a status")
     };
-    for saved in [RoundTrips::Plain, RoundTrips::SelectFirst, RoundTrips::Fewest] {
-        let layer = saving(&pool, saved).optional_key(true).store_errors([StatusCode::PAYMENT_REQUIRED]);
-        let app = Router::new().route("/forgets", post(forgets)).layer(layer);
-        for key in [Some("key-1"), None] {
-            // Neither an answer that releases the key nor an error without a key is stored.
-            let declined = if key.is_some() { 500 } else { 402 };
-            for (handlers, expected) in [("200", 500), ("402", declined), ("404", 404), ("503", 503)] {
-                let answer = send(&app, request("POST", "/forgets", key, handlers)).await;
-                assert_eq!(answer.status.as_u16(), expected, "{saved:?} {key:?}: {answer:?}");
-                if expected == 500 {
-                    assert!(answer.mistake().contains("nested transaction was still open"), "{answer:?}");
-                }
-                outside(&pool, "insert into effect (note) values ('the next caller')").await;
-                assert_eq!((effects(&other).await, records(&other).await), (1, 0), "{saved:?} {key:?} {handlers}");
-                outside(&other, "truncate effect").await;
+    let layer = transactional(&pool).optional_key(true).store_errors([StatusCode::PAYMENT_REQUIRED]);
+    let app = Router::new().route("/forgets", post(forgets)).layer(layer);
+    for key in [Some("key-1"), None] {
+        // Neither an answer that releases the key nor an error without a key is stored.
+        let declined = if key.is_some() { 500 } else { 402 };
+        for (handlers, expected) in [("200", 500), ("402", declined), ("404", 404), ("503", 503)] {
+            let answer = send(&app, request("POST", "/forgets", key, handlers)).await;
+            assert_eq!(answer.status.as_u16(), expected, "{key:?}: {answer:?}");
+            if expected == 500 {
+                assert!(answer.mistake().contains("nested transaction was still open"), "{answer:?}");
             }
+            outside(&pool, "insert into effect (note) values ('the next caller')").await;
+            assert_eq!((effects(&other).await, records(&other).await), (1, 0), "{key:?} {handlers}");
+            outside(&other, "truncate effect").await;
         }
     }
 }
@@ -97,20 +95,17 @@ async fn a_handler_that_ends_the_transaction_is_never_acknowledged(pool: PgPool)
         }
         "done"
     };
-    for saved in [RoundTrips::Plain, RoundTrips::Fewest] {
-        let app = Router::new().route("/ends", post(ends)).layer(saving(&pool, saved).optional_key(true));
-        for body in ["rollback", "commit", "rollback; begin", "commit; begin", "rollback and chain", "commit and chain"]
-        {
-            for key in [Some("key-1"), None] {
-                let answer = send(&app, request("POST", "/ends", key, body)).await;
-                assert!(answer.mistake().contains("not in the transaction"), "{saved:?} {key:?} {body}: {answer:?}");
-                until_nothing_is_open(&pool).await;
-                // A raw COMMIT commits the claim, which is indeterminate then, and the writes before it.
-                let kept = i64::from(body.starts_with("commit"));
-                assert_eq!(effects(&pool).await, kept, "{saved:?} {key:?} {body}");
-                assert_eq!(records(&pool).await, if key.is_some() { kept } else { 0 });
-                outside(&pool, "truncate effect, idempotency.record").await;
-            }
+    let app = Router::new().route("/ends", post(ends)).layer(transactional(&pool).optional_key(true));
+    for body in ["rollback", "commit", "rollback; begin", "commit; begin", "rollback and chain", "commit and chain"] {
+        for key in [Some("key-1"), None] {
+            let answer = send(&app, request("POST", "/ends", key, body)).await;
+            assert!(answer.mistake().contains("not in the transaction"), "{key:?} {body}: {answer:?}");
+            until_nothing_is_open(&pool).await;
+            // A raw COMMIT commits the claim, which is indeterminate then, and the writes before it.
+            let kept = i64::from(body.starts_with("commit"));
+            assert_eq!(effects(&pool).await, kept, "{key:?} {body}");
+            assert_eq!(records(&pool).await, if key.is_some() { kept } else { 0 });
+            outside(&pool, "truncate effect, idempotency.record").await;
         }
     }
 }
@@ -144,7 +139,7 @@ async fn a_time_out_inside_the_handler_is_answered_while_its_statement_still_run
 async fn a_panic_in_a_function_of_the_service_claims_nothing_and_stays_a_panic(pool: PgPool) {
     create_effects(&pool).await;
     let layers = [
-        IdempotencyLayer::transactional(pool.clone(), calls(), |_| panic!("the scope")),
+        IdempotencyLayer::transactional(pool.clone(), Idempotency::new(), |_| panic!("the scope")),
         transactional(&pool).key_from(|_, _| panic!("the key")),
         transactional(&pool).operation(|_| panic!("the operation")),
         transactional(&pool).key_from(|_, _| Ok(None)).on_rejection(|_| panic!("the rejection")),
@@ -200,13 +195,13 @@ async fn an_aborted_transaction_still_stores_a_chosen_error(pool: PgPool) {
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 1));
 }
 
-/// A request that selects first waits for a connection once: if it gets none, it does not wait for a second one.
+/// A request that looks before its transaction waits for a connection once: if it gets none, it does not wait for a second one.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_missing_connection_is_waited_for_once(pool: PgPool) {
     const LIMIT: Duration = Duration::from_secs(3);
     let alone = PgPoolOptions::new().max_connections(1).acquire_timeout(LIMIT);
     let pool = alone.connect_with(options(&pool)).await.expect("a pool");
-    let app = app(saving(&pool, RoundTrips::SelectFirst));
+    let app = app(replaying_first(&pool));
     let _held = pool.acquire().await.expect("the only connection");
     let asked = Instant::now();
     assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::SERVICE_UNAVAILABLE);

@@ -14,7 +14,7 @@ use axum::routing::{get, post};
 use http_body_util::BodyExt as _;
 use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, Rejection, Runs};
 use pg_idempotency::lease::{LeaseOptions, Policy};
-use pg_idempotency::{Idempotency, Key, OnDuplicate, RoundTrips};
+use pg_idempotency::{Idempotency, Key, OnDuplicate};
 use rig::gate::{Gate, PATIENCE};
 use sqlx::PgPool;
 use tokio::task::{JoinHandle, yield_now};
@@ -54,24 +54,17 @@ pub(crate) fn user(parts: &Parts) -> Result<String, Denied> {
     Ok(user.to_owned())
 }
 
-/// `script/prove` runs all tests again with the settings that save round trips, which must change no
-/// answer.
-pub(crate) fn calls() -> Idempotency {
-    let saving = std::env::var_os("SAVE_ROUND_TRIPS").is_some();
-    Idempotency::new().round_trips(if saving { RoundTrips::Fewest } else { RoundTrips::Plain })
-}
-
 pub(crate) fn transactional(pool: &PgPool) -> IdempotencyLayer {
-    IdempotencyLayer::transactional(pool.clone(), calls(), user)
+    IdempotencyLayer::transactional(pool.clone(), Idempotency::new(), user)
 }
 
-pub(crate) fn saving(pool: &PgPool, round_trips: RoundTrips) -> IdempotencyLayer {
-    IdempotencyLayer::transactional(pool.clone(), Idempotency::new().round_trips(round_trips), user)
+pub(crate) fn replaying_first(pool: &PgPool) -> IdempotencyLayer {
+    IdempotencyLayer::transactional(pool.clone(), Idempotency::new().replay_first(true), user)
 }
 
 /// A duplicate waits for the first request.
 pub(crate) fn waiting(pool: &PgPool, limit: Duration) -> IdempotencyLayer {
-    IdempotencyLayer::transactional(pool.clone(), calls().on_duplicate(OnDuplicate::Wait(limit)), user)
+    IdempotencyLayer::transactional(pool.clone(), Idempotency::new().on_duplicate(OnDuplicate::Wait(limit)), user)
 }
 
 pub(crate) fn leasing(policy: Policy) -> LeaseOptions {

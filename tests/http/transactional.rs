@@ -4,15 +4,14 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
 use pg_idempotency::Key;
-use pg_idempotency::RoundTrips;
 use pg_idempotency::http::{IdempotentTx, NoTransaction, Rejection};
 use rig::proxy::Proxy;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{PgPool, Row as _};
 
 use crate::support::{
-    app, create_effects, effects, insert, options, pool_of, post_to, records, request, saving, send, transactional,
-    until, until_nothing_is_open,
+    app, create_effects, effects, insert, options, pool_of, post_to, records, replaying_first, request, send,
+    transactional, until, until_nothing_is_open,
 };
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
@@ -129,8 +128,7 @@ async fn a_request_without_a_key_leaves_no_exemption_on_its_connection(pool: PgP
     }
 }
 
-/// The message with BEGIN fails in the server, as a cancelled statement would: without a key by a shadowed operator,
-/// and with the fewest round trips in its function.
+/// The message with BEGIN fails in the server, as a cancelled statement would, by a shadowed operator.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_failed_begin_leaves_its_connection_outside_a_transaction(observer: PgPool) {
     create_effects(&observer).await;
@@ -138,18 +136,16 @@ async fn a_failed_begin_leaves_its_connection_outside_a_transaction(observer: Pg
         "create schema evil;
          create function evil.fail(int, int) returns int language plpgsql as $$
              begin raise exception 'cancelled' using errcode = '57014'; end $$;
-         create operator evil./ (leftarg = int, rightarg = int, function = evil.fail);
-         create or replace function idempotency.claim_at_begin(text, text, text, int8, bytea, interval, interval, text, int8)
-             returns void language plpgsql as $$ begin perform evil.fail(1, 1); end $$",
+         create operator evil./ (leftarg = int, rightarg = int, function = evil.fail)",
     )
     .execute(&observer)
     .await
     .expect("made");
     let spoilt = options(&observer).options([("search_path", "evil, pg_catalog, public")]);
     let pool = PgPoolOptions::new().max_connections(1).connect_with(spoilt).await.expect("a pool");
-    let app = app(saving(&pool, RoundTrips::Fewest).optional_key(true));
-    for key in [Some("key-1"), None, Some("key-1"), None] {
-        let answer = send(&app, request("POST", "/effects", key, "x")).await;
+    let app = app(transactional(&pool).optional_key(true));
+    for _ in 0..2 {
+        let answer = send(&app, request("POST", "/effects", None, "x")).await;
         assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
         let asked = sqlx::raw_sql("select now() = statement_timestamp()").fetch_one(&pool).await.expect("it is usable");
         let idle: bool = asked.try_get(0).expect("an answer");
@@ -158,25 +154,21 @@ async fn a_failed_begin_leaves_its_connection_outside_a_transaction(observer: Pg
     assert_eq!(effects(&observer).await, 0);
 }
 
-/// The bare handler takes three: begin, insert, commit.
+/// The bare handler takes three: BEGIN, the insert, and COMMIT.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]
-async fn with_the_fewest_round_trips_a_first_call_takes_as_many_as_the_bare_handler(
-    direct: PgPool,
-) -> anyhow::Result<()> {
+async fn a_request_takes_the_documented_round_trips(direct: PgPool) -> anyhow::Result<()> {
     create_effects(&direct).await;
     let proxy = Proxy::before(&direct.connect_options()).await?;
     let pool =
         PgPoolOptions::new().max_connections(1).test_before_acquire(false).connect_with(proxy.options.clone()).await?;
     // The pool pings a connection that comes back: here ours, and then the layer's.
     const PINGS: usize = 2;
-    // Nobody waits for it if the pool has another connection: a COMMIT of the empty transaction after the combined one.
-    const UNAWAITED: usize = 1;
-    // Of a first call and of a replay, which rolls back.
-    for (saved, wanted) in [(RoundTrips::Plain, [5, 4]), (RoundTrips::Fewest, [3 + UNAWAITED, 2])] {
-        let app = app(saving(&pool, saved));
+    // Of a first call and of a replay.
+    for (layer, name, wanted) in [(transactional(&pool), "plain", [5, 4]), (replaying_first(&pool), "first", [6, 1])] {
+        let app = app(layer);
         // The first use of a statement prepares it.
-        for key in ["prepare", "measure"].map(|key| format!("{key}-{saved:?}")) {
+        for key in ["prepare", "measure"].map(|key| format!("{key}-{name}")) {
             for wanted in wanted {
                 let held = pool.acquire().await?;
                 proxy.take();
@@ -205,15 +197,12 @@ async fn a_first_call_counts_no_rollback(observer: PgPool) {
     };
     let before = rollbacks().await;
     let pool = pool_of(1, &observer.connect_options()).await;
-    for saved in [RoundTrips::Plain, RoundTrips::Fewest] {
-        let app = app(saving(&pool, saved));
-        for key in 0..10 {
-            let answer = post_to(&app, "/effects", &format!("{saved:?}-{key}"), "x").await;
-            assert_eq!(answer.status, StatusCode::CREATED);
-        }
+    let app = app(transactional(&pool));
+    for key in 0..10 {
+        assert_eq!(post_to(&app, "/effects", &format!("key-{key}"), "x").await.status, StatusCode::CREATED);
     }
     // The server publishes all counts of a session at its end.
     pool.close().await;
-    until(&observer, "select n_tup_ins = 20 from pg_stat_user_tables where relname = 'effect'").await;
+    until(&observer, "select n_tup_ins = 10 from pg_stat_user_tables where relname = 'effect'").await;
     assert_eq!(rollbacks().await - before, 0);
 }

@@ -12,8 +12,8 @@ use axum::http::{Request, StatusCode};
 use axum::response::Response;
 use axum::routing::post;
 use futures_util::{StreamExt as _, stream};
-use pg_idempotency::OnDuplicate;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
+use pg_idempotency::{Idempotency, OnDuplicate};
 use rig::cases::each;
 use rig::gate::Gate;
 use rig::lease::AT_LEAST_ONCE;
@@ -23,7 +23,7 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 use tower::ServiceExt as _;
 
-use crate::support::{calls, leased, request, send, spawned_post, stops_at, transactional, user};
+use crate::support::{leased, request, send, spawned_post, stops_at, transactional, user};
 
 const LIMIT: usize = 1000;
 /// Two of three bodies of the limit are the half of all bytes, with four places.
@@ -106,7 +106,7 @@ async fn all_uploads_together_have_a_bound(pool: PgPool) {
 /// Duplicates hold their bytes while they wait, and the request that is performed has given its own to the handler.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn requests_that_wait_hold_their_bytes(pool: PgPool) {
-    let options = calls().on_duplicate(OnDuplicate::Wait(Duration::from_secs(60)));
+    let options = Idempotency::new().on_duplicate(OnDuplicate::Wait(Duration::from_secs(60)));
     let layer = IdempotencyLayer::transactional(pool.clone(), options, user);
     let gate = Gate::new();
     let app = stops_at(&gate).layer(layer.request_limit(10).max_runs(PLACES));

@@ -6,7 +6,6 @@ use std::time::Duration;
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::post;
-use pg_idempotency::RoundTrips;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, Runs};
 use pg_idempotency::lease::Policy;
 use rig::gate::{Gate, PATIENCE};
@@ -16,7 +15,7 @@ use sqlx::postgres::PgPoolOptions;
 use tokio::time::timeout;
 
 use crate::support::{
-    Answer, app_without_layer, create_effects, effects, insert, leased, request, saving, send, stops_at,
+    Answer, app_without_layer, create_effects, effects, insert, leased, request, send, stops_at, transactional,
     until_nothing_is_open,
 };
 
@@ -66,8 +65,8 @@ impl Behind {
         self.proxy.lose_connections();
     }
 
-    fn layer(&self, saved: RoundTrips) -> IdempotencyLayer {
-        saving(&self.pool, saved).optional_key(true).run_timeout(LIMIT)
+    fn layer(&self) -> IdempotencyLayer {
+        transactional(&self.pool).optional_key(true).run_timeout(LIMIT)
     }
 }
 
@@ -81,9 +80,10 @@ fn assert_unavailable(answer: &Answer, kind: &str, runs: &Runs) {
     assert_eq!(runs.count(), 0);
 }
 
-async fn vanishes_before_the_commit(pool: PgPool, saved: RoundTrips) {
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_connection_that_vanishes_before_the_commit_frees_the_key_and_its_place(pool: PgPool) {
     let behind = Behind::of(pool).await;
-    let (gate, layer) = (Gate::new(), behind.layer(saved));
+    let (gate, layer) = (Gate::new(), behind.layer());
     let runs = layer.runs();
     let app = stops_at(&gate).merge(app_without_layer()).layer(layer);
     for key in [Some("key-1"), None] {
@@ -105,18 +105,9 @@ async fn vanishes_before_the_commit(pool: PgPool, saved: RoundTrips) {
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_connection_that_vanishes_before_the_commit_frees_the_key_and_its_place(pool: PgPool) {
-    vanishes_before_the_commit(pool, RoundTrips::Plain).await;
-}
-
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn with_the_fewest_round_trips_a_connection_that_vanishes_before_the_commit_frees_the_key(pool: PgPool) {
-    vanishes_before_the_commit(pool, RoundTrips::Fewest).await;
-}
-
-async fn vanishes_before_the_claim(pool: PgPool, saved: RoundTrips) {
+async fn a_connection_that_vanishes_before_the_claim_is_replaced(pool: PgPool) {
     let behind = Behind::of(pool).await;
-    let layer = behind.layer(saved);
+    let layer = behind.layer();
     let runs = layer.runs();
     let app = app_without_layer().layer(layer);
     for key in [Some("key-1"), None] {
@@ -128,19 +119,9 @@ async fn vanishes_before_the_claim(pool: PgPool, saved: RoundTrips) {
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn a_connection_that_vanishes_before_the_claim_is_replaced(pool: PgPool) {
-    vanishes_before_the_claim(pool, RoundTrips::Plain).await;
-}
-
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn with_the_fewest_round_trips_a_connection_that_vanishes_before_the_claim_is_replaced(pool: PgPool) {
-    vanishes_before_the_claim(pool, RoundTrips::Fewest).await;
-}
-
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_connection_that_vanishes_under_the_handler_is_replaced(pool: PgPool) {
     let behind = Behind::of(pool).await;
-    let layer = behind.layer(RoundTrips::Plain);
+    let layer = behind.layer();
     let (proxy, runs) = (behind.proxy.clone(), layer.runs());
     let loses = async move |mut tx: IdempotentTx| {
         insert(&mut tx, "before").await;

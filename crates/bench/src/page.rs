@@ -64,9 +64,9 @@ pub(crate) const RATIOS: [Ratio; 7] = [
     },
     Ratio {
         case: http::NAME,
-        way: http::SELECT_FIRST,
+        way: http::REPLAY_FIRST,
         other: http::BY_HAND_REPLAY,
-        what: "replay, HTTP layer, select first",
+        what: "replay, HTTP layer, with replay_first",
         compared: "its replay",
     },
     Ratio {
@@ -94,7 +94,6 @@ fn value(name: &str, results: &Results) -> anyhow::Result<String> {
         "comparison" => Some(comparison(results)),
         "costs" => Some(costs(results)),
         "first call added" => added(results, first_call::NAME, BARE, library::NAME),
-        "fewest added" => added(results, first_call::NAME, BARE, library::FEWEST),
         "http added" => added(results, http::NAME, http::BARE, http::FIRST_CALL),
         "lease added" => added(results, lease::NAME, lease::BARE, library::NAME),
         "grown first calls" => grown(results, growth::FIRST_CALLS),
@@ -199,8 +198,7 @@ fn comparison(results: &Results) -> String {
         (usual::NAME, "one"),
         (redis::NAME, "**two**, when the lock has expired"),
         (library::NAME, "one"),
-        (library::FEWEST, "one"),
-        (library::SELECT_FIRST, "one"),
+        (library::REPLAY_FIRST, "one"),
     ];
     let mut columns = Vec::new();
     for (case, what) in [(first_call::NAME, "first calls"), (replay::NAME, "replays")] {

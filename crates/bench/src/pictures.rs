@@ -61,7 +61,7 @@ fn what_is_left(results: &Results, area: &Area<'_>) -> anyhow::Result<()> {
 }
 
 fn latency_by_round_trip(results: &Results, area: &Area<'_>) -> anyhow::Result<()> {
-    let ways = [BARE, usual::NAME, library::NAME, library::FEWEST];
+    let ways = [BARE, usual::NAME, library::NAME];
     let in_column = |column: &str| {
         let table = results.find(first_call::NAME, MAIN, column);
         (column.to_owned(), ways.iter().map(|way| table?.p50(way)).collect())

@@ -3,7 +3,7 @@
 use std::error::Error as _;
 
 use pg_idempotency::http::Rejection;
-use pg_idempotency::{Deployment, Error, Fingerprint, Idempotency, Key, OnDuplicate, Outcome, RoundTrips};
+use pg_idempotency::{Deployment, Error, Fingerprint, Idempotency, Key, OnDuplicate, Outcome};
 use sqlx::PgConnection;
 
 use crate::history::What;
@@ -20,27 +20,25 @@ pub(crate) const INDETERMINATE: &str = "indeterminate";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Door {
     Run,
-    /// In the fewest round trips.
-    RunFewest,
     /// After a look for a stored response.
-    RunSelectFirst,
+    RunReplayFirst,
     RunNested,
     /// In a transaction of the caller. Its `begin` is sqlx's, which is not safe to drop.
     OwnTransaction,
-    /// Over HTTP, to a handler behind the layer with these round trips.
-    Layer(RoundTrips),
+    /// Over HTTP, to a handler behind the layer.
+    Layer,
+    /// The same, after a look for a stored response.
+    LayerReplayFirst,
     /// The SQL functions.
     Sql,
     /// The SQL function that claims, calls a function for the effect, and completes, in one statement.
     SqlRun,
 }
 
-pub(crate) const SAFE_TO_DROP: &[Door] = &[Door::Run, Door::RunFewest, Door::RunSelectFirst, Door::RunNested];
-pub(crate) const EVERY_DOOR: &[Door] =
-    &[Door::Run, Door::RunFewest, Door::RunSelectFirst, Door::RunNested, Door::OwnTransaction];
+pub(crate) const SAFE_TO_DROP: &[Door] = &[Door::Run, Door::RunReplayFirst, Door::RunNested];
+pub(crate) const EVERY_DOOR: &[Door] = &[Door::Run, Door::RunReplayFirst, Door::RunNested, Door::OwnTransaction];
 
-const OVER_HTTP: &[Door] =
-    &[Door::Layer(RoundTrips::Plain), Door::Layer(RoundTrips::SelectFirst), Door::Layer(RoundTrips::Fewest)];
+const OVER_HTTP: &[Door] = &[Door::Layer, Door::LayerReplayFirst];
 
 /// The keys of requests over HTTP: their fingerprint covers the method and the path too.
 pub(crate) fn is_over_http(key: &str) -> bool {
@@ -107,12 +105,7 @@ impl Request {
     pub(crate) fn options(&self) -> Idempotency {
         let deployment = Deployment::new().distributed(self.distributed);
         let options = Idempotency::new().deployment(deployment);
-        let options = options.round_trips(match self.door {
-            Door::RunSelectFirst => RoundTrips::SelectFirst,
-            Door::RunFewest => RoundTrips::Fewest,
-            Door::Layer(round_trips) => round_trips,
-            _ => RoundTrips::Plain,
-        });
+        let options = options.replay_first(matches!(self.door, Door::RunReplayFirst | Door::LayerReplayFirst));
         if self.reject { options.on_duplicate(OnDuplicate::Reject) } else { options }
     }
 

@@ -20,7 +20,9 @@ pub(crate) async fn call(mutant: Option<Mutant>, service: &Service, request: &Re
             Some(mutant) if !mutant.is_a_caller() => mutant.call(pool, request).await,
             _ if request.door == Door::Sql => sql_door::call(mutant, pool, request).await,
             _ if request.door == Door::SqlRun => sql_door::run(pool, request).await,
-            _ if matches!(request.door, Door::Layer(_)) => service.transactional(mutant, request).await,
+            _ if matches!(request.door, Door::Layer | Door::LayerReplayFirst) => {
+                service.transactional(mutant, request).await
+            }
             _ => by_the_crate(pool, request).await,
         }
     };
@@ -30,7 +32,7 @@ pub(crate) async fn call(mutant: Option<Mutant>, service: &Service, request: &Re
 async fn by_the_crate(pool: &PgPool, request: &Request) -> Called {
     let (options, key, body) = (request.options(), key(&request.key), request.fingerprint());
     match request.door {
-        Door::Run | Door::RunFewest | Door::RunSelectFirst => {
+        Door::Run | Door::RunReplayFirst => {
             options.run(pool, &key, &body, async |conn| request.effect(conn).await).await
         }
         Door::RunNested => {
@@ -42,7 +44,7 @@ async fn by_the_crate(pool: &PgPool, request: &Request) -> Called {
             };
             options.run(pool, &key, &body, perform).await
         }
-        Door::OwnTransaction | Door::Layer(_) | Door::Sql | Door::SqlRun => {
+        Door::OwnTransaction | Door::Layer | Door::LayerReplayFirst | Door::Sql | Door::SqlRun => {
             let mut tx = pool.begin().await?;
             let called = options.ensure(&mut tx, &key, &body, async |conn| request.effect(conn).await).await;
             match &called {

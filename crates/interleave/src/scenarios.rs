@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use pg_idempotency::RoundTrips::{Fewest, SelectFirst};
+use pg_idempotency::OnDuplicate;
 use pg_idempotency::lease::Policy;
-use pg_idempotency::{OnDuplicate, RoundTrips};
 
 use crate::actors::Before::{
     self, Completed, Expired, ExpiredEvent, ExpiredMark, InDoubt, Lapsed, LapsedAndExpired, Noted, Paid, Probed,
@@ -129,14 +128,13 @@ const BOTH: [&str; 2] = [PAY, SEND];
 const LONG: OnDuplicate = OnDuplicate::Wait(Duration::from_secs(600));
 
 pub(crate) fn all() -> Vec<Scenario> {
-    let fewest = WAIT.round_trips(Fewest);
-    let select_first = WAIT.round_trips(SelectFirst);
+    let replay_first = WAIT.replay_first(true);
     let wait = || call(Plain, Keeps, WAIT);
     let reject = || call(Plain, Keeps, REJECT);
     let reject_other = || call(OtherBody, Keeps, REJECT);
     let run = |options| call(Run, Keeps, options);
-    let asks = |trips| request(Keeps, REJECT.round_trips(trips));
-    let fewest_reject = REJECT.round_trips(Fewest);
+    let asks = || request(Keeps, REJECT);
+    let asks_first = || request(Keeps, REJECT.replay_first(true));
     let in_sql = || call_in_sql(Keeps, "10 min");
     let owns = || own(AT_LEAST_ONCE, Completes);
     let renews = || own(AT_LEAST_ONCE, Renews);
@@ -169,12 +167,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         calls("isolated-fails", [call(Isolated, Fails, WAIT), wait()], &[]),
         calls("isolated-undoes", [call(Isolated, Undoes, WAIT), wait()], &[Unlike]),
         calls("run", [run(WAIT), run(WAIT)], &[]),
-        calls("fewest", [run(fewest), run(fewest)], &[]),
-        calls("fewest-plain", [run(fewest), wait()], &[]),
-        calls("fewest-commits-inside", [call(Run, Commits, fewest), wait()], &[]),
-        calls("fewest-rolls-back-inside", [call(Run, RollsBack, fewest), wait()], &[]),
-        calls("select-first", [run(select_first), run(select_first)], &[]),
-        calls("select-first-fewest", [run(select_first), run(fewest)], &[]),
+        calls("select-first", [run(replay_first), run(replay_first)], &[]),
         calls("repeatable-read", [wait(), call(RepeatableRead, Keeps, WAIT)], &[Unmerged]),
         calls(
             "repeatable-read-two",
@@ -183,7 +176,6 @@ pub(crate) fn all() -> Vec<Scenario> {
         ),
         calls("drops", [wait(), wait()], &[Drops(0), Drops(1)]),
         calls("drops-run", [run(WAIT), run(WAIT)], &[Drops(0), Drops(1)]),
-        calls("drops-fewest", [run(fewest), run(fewest)], &[Drops(0), Drops(1)]),
         calls("kills", [wait(), wait()], &[Kills(0), Kills(1)]),
         calls("kills-run", [run(WAIT), run(WAIT)], &[Kills(0), Kills(1)]),
         // Records that are expired, swept, forgotten or released.
@@ -194,7 +186,6 @@ pub(crate) fn all() -> Vec<Scenario> {
         calls("expired-fails", [call(Plain, Fails, WAIT), wait()], &[After(Expired)]),
         calls("expired-regrets", [call(Plain, Regrets, WAIT), reject()], &[After(Expired)]),
         calls("expired-isolated-fails", [call(Isolated, Fails, WAIT), wait()], &[After(Expired)]),
-        calls("expired-fewest", [run(fewest), run(fewest)], &[After(Expired)]),
         calls("expired-repeatable-read", [reject(), call(RepeatableRead, Keeps, REJECT)], &[After(Expired), Unmerged]),
         calls("expired-sweep", [wait(), sweep()], &[After(Expired), Inside]),
         calls("expired-reject-sweep", [reject(), sweep()], &[After(Expired), GivesUp]),
@@ -271,8 +262,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         calls("sql-two", [in_sql(), in_sql()], &[]),
         calls("sql-reject", [call_in_sql(Keeps, "0"), reject()], &[]),
         calls("sql-caller", [in_sql(), wait()], &[]),
-        calls("sql-fewest", [in_sql(), run(fewest)], &[]),
-        calls("sql-layer", [call_in_sql_as_request(), asks(RoundTrips::Plain)], &[]),
+        calls("sql-layer", [call_in_sql_as_request(), asks()], &[]),
         calls("sql-fails", [call_in_sql(Fails, "10 min"), wait()], &[]),
         calls("sql-regrets", [call(Plain, Regrets, WAIT), in_sql()], &[]),
         calls("sql-commits-inside", [call_in_sql(Commits, "10 min"), wait()], &[]),
@@ -345,25 +335,20 @@ pub(crate) fn all() -> Vec<Scenario> {
         steps("reconcile-step-resolve", [reconcile(IN_STEPS, false), operate(ResolveStep)], &[After(Probed(IN_STEPS))]),
         steps("reconcile-step-resume", [reconcile(IN_STEPS, true), resume(&[SEND])], &[After(Probed(IN_STEPS))]),
         // Requests through the layer.
-        calls("layer", [asks(RoundTrips::Plain), asks(RoundTrips::Plain)], &[]),
-        calls("layer-select-first", [asks(SelectFirst), asks(SelectFirst)], &[]),
-        calls("layer-fewest", [asks(Fewest), asks(Fewest)], &[]),
-        calls("layer-fewest-plain", [asks(Fewest), asks(RoundTrips::Plain)], &[]),
-        calls("layer-fails", [request(Fails, REJECT), asks(RoundTrips::Plain)], &[]),
-        calls("layer-fewest-fails", [request(Fails, fewest_reject), asks(Fewest)], &[]),
+        calls("layer", [asks(), asks()], &[]),
+        calls("layer-select-first", [asks_first(), asks_first()], &[]),
+        calls("layer-fails", [request(Fails, REJECT), asks()], &[]),
         calls("layer-undoes", [request(Undoes, REJECT), request(Undoes, REJECT)], &[Unlike]),
-        calls("layer-commits-inside", [request(Commits, REJECT), asks(RoundTrips::Plain)], &[]),
-        calls("layer-rolls-back-inside", [request(RollsBack, REJECT), asks(RoundTrips::Plain)], &[]),
-        calls("layer-caller", [asks(RoundTrips::Plain), call(AsRequest, Keeps, WAIT)], &[]),
-        calls("layer-other-caller", [asks(RoundTrips::Plain), wait()], &[]),
-        calls("layer-fewest-caller", [asks(Fewest), run(fewest)], &[]),
-        calls("layer-kills", [asks(RoundTrips::Plain), asks(RoundTrips::Plain)], &[Kills(0)]),
-        calls("layer-fewest-kills", [asks(Fewest), asks(Fewest)], &[Kills(0)]),
-        calls("layer-completed-sweep", [asks(RoundTrips::Plain), expire(), sweep()], &[]),
-        calls("layer-expired", [wait(), asks(RoundTrips::Plain)], &[After(Expired)]),
-        calls("layer-expired-forget", [asks(RoundTrips::Plain), operate(Forget)], &[After(Expired), GivesUp]),
-        calls("layer-expired-sweep", [asks(Fewest), sweep()], &[After(Expired), GivesUp]),
-        calls("layer-without-key", [request_without_key(), asks(RoundTrips::Plain)], &[Most(2)]),
+        calls("layer-commits-inside", [request(Commits, REJECT), asks()], &[]),
+        calls("layer-rolls-back-inside", [request(RollsBack, REJECT), asks()], &[]),
+        calls("layer-caller", [asks(), call(AsRequest, Keeps, WAIT)], &[]),
+        calls("layer-other-caller", [asks(), wait()], &[]),
+        calls("layer-kills", [asks(), asks()], &[Kills(0)]),
+        calls("layer-completed-sweep", [asks(), expire(), sweep()], &[]),
+        calls("layer-expired", [wait(), asks()], &[After(Expired)]),
+        calls("layer-expired-forget", [asks(), operate(Forget)], &[After(Expired), GivesUp]),
+        calls("layer-expired-sweep", [asks(), sweep()], &[After(Expired), GivesUp]),
+        calls("layer-without-key", [request_without_key(), asks()], &[Most(2)]),
         leases("layer-leased", [request_leased(AT_LEAST_ONCE), request_leased(AT_LEAST_ONCE)], &[Most(1)]),
         leases("layer-leased-once", [request_leased(AT_MOST_ONCE), lapse(), request_leased(AT_MOST_ONCE)], &[Most(1)]),
         // Marks.

@@ -22,7 +22,6 @@ const NAMES: &[(&str, &str, &str)] = &[
     ("select outcome", "from idempotency.ensure(", "ensure"),
     ("select outcome", "from idempotency.run(", RUN),
     ("select idempotency.complete(", "", "complete in sql"),
-    ("commit and chain", "", "commit and chain"),
     ("commit", "", "commit"),
     ("rollback to", "", ""),
     ("rollback", "", "rollback"),
@@ -59,7 +58,7 @@ pub(crate) fn name(sql: &str) -> &str {
 
 /// Whether it only ends a transaction, which matters if the transaction has a lock.
 pub(crate) fn only_ends(name: &str) -> bool {
-    matches!(name, "commit" | "commit and chain" | "rollback")
+    matches!(name, "commit" | "rollback")
 }
 
 /// Whether it begins a transaction of the crate. It neither reads nor locks, so it is never held; but it has edits.
@@ -68,7 +67,7 @@ pub(crate) fn opens(name: &str) -> bool {
 }
 
 pub(crate) fn ends(name: &str) -> bool {
-    only_ends(name) || name == "complete and commit" || name == RUN
+    only_ends(name) || name == RUN
 }
 
 pub(crate) fn may_wait(name: &str) -> bool {

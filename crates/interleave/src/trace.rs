@@ -8,8 +8,6 @@ use crate::words::letter;
 
 /// Scenarios whose schedules are not traces of the specification: a part of their names, and the reason.
 const OUTSIDE: &[(&str, &str)] = &[
-    ("fewest", "a message has several statements"),
-    ("layer-expired-sweep", "a message has several statements"),
     ("select-first", "a replay without a claim and a look"),
     ("sql-", "a function of the schema has several statements"),
     ("repeatable-read", "a snapshot is older than its statement"),

@@ -12,22 +12,40 @@ use rig::database::{pool_of, until_blocked};
 use rig::proxy::Proxy;
 use sqlx::{PgConnection, PgPool};
 
-use crate::support::{DEPLOYMENTS, WAYS, create_effects, effects, key, leave_effect, once, shown};
+use crate::support::{DEPLOYMENTS, create_effects, effects, key, leave_effect, once, shown};
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_transaction_longer_than_its_retention_is_not_acknowledged(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    for way in WAYS {
-        let error = way
-            .retention(Duration::from_millis(1))
-            .run(&pool, &key("a"), "body", async |conn| {
-                sqlx::query("select pg_sleep(0.01)").execute(&mut *conn).await?;
-                leave_effect(conn, "too late").await
-            })
-            .await
-            .expect_err("outlived");
-        assert!(matches!(error, Error::OutlivedRetention), "{error:?}");
-        assert_eq!(effects(&pool).await, 0);
+    let error = Idempotency::new()
+        .retention(Duration::from_millis(1))
+        .run(&pool, &key("a"), "body", async |conn| {
+            sqlx::query("select pg_sleep(0.01)").execute(&mut *conn).await?;
+            leave_effect(conn, "too late").await
+        })
+        .await
+        .expect_err("outlived");
+    assert!(matches!(error, Error::OutlivedRetention), "{error:?}");
+    assert_eq!(effects(&pool).await, 0);
+    Ok(())
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn any_retention_is_kept_to_the_microsecond(pool: PgPool) -> anyhow::Result<()> {
+    const SHORTEST: Duration = Duration::from_millis(1);
+    for retention in [SHORTEST, Duration::from_micros(1_500_001), Duration::from_secs(10 * 366 * 86_400)] {
+        sqlx::query("delete from idempotency.record").execute(&pool).await?;
+        let _ =
+            Idempotency::new().retention(retention).run(&pool, &key("a"), "body", async |_| Ok::<_, Error>(1)).await;
+        let kept: Option<f64> =
+            sqlx::query_scalar("select extract(epoch from expires_at - claimed_at)::float8 from idempotency.record")
+                .fetch_optional(&pool)
+                .await?;
+        match kept {
+            // The claim runs some time after the BEGIN.
+            Some(kept) => assert!((-1e-6..5.0).contains(&(kept - retention.as_secs_f64())), "{kept}"),
+            None => assert_eq!(retention, SHORTEST, "only that one may be over before the completion"),
+        }
     }
     Ok(())
 }

@@ -5,12 +5,12 @@ use std::time::Duration;
 use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
 use pg_idempotency::mark::{MarkOptions, Marked, mark};
 use pg_idempotency::operator::{health, show, stats, unsettled};
-use pg_idempotency::{Error, Janitor, Key, Outcome};
+use pg_idempotency::{Error, Idempotency, Janitor, Key, Outcome};
 use rig::fixture::Fixture;
 use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE};
 use sqlx::{AssertSqlSafe, Executor as _, PgPool};
 
-use crate::support::{WAYS, key, rejecting, shown};
+use crate::support::{key, rejecting, shown};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -75,7 +75,8 @@ async fn callers_get_the_usual_answers_for_a_record_that_somebody_has_pinned(poo
     for edit in EDITS {
         edited(&pool, edit).await?;
         let perform = async |_: &mut sqlx::PgConnection| Ok::<_, Error>("performed".to_owned());
-        for way in WAYS {
+        for replay_first in [false, true] {
+            let way = Idempotency::new().replay_first(replay_first);
             let replayed = way.run(&pool, &key("completed"), "body", perform).await?;
             assert_eq!(replayed, Outcome::Replayed("response".to_owned()), "{edit}");
             let reused = way.run(&pool, &key("completed"), "another body", perform).await;

@@ -9,7 +9,7 @@ use pg_idempotency::lease::{Acquired, Finding, InDoubt, Lease, LeaseOptions, Pol
 use pg_idempotency::mark::MarkOptions;
 use pg_idempotency::operator;
 use pg_idempotency::testing::{age, expire, lapse};
-use pg_idempotency::{Deployment, Error, Idempotency, RoundTrips, Verdict, migrate};
+use pg_idempotency::{Deployment, Error, Idempotency, Verdict, migrate};
 use rig::proxy::Proxy;
 use sqlx::{Executor as _, PgConnection, PgPool};
 
@@ -49,8 +49,8 @@ where
 /// Calls of every kind, in every state of their keys.
 async fn call(pool: &PgPool, deployment: Deployment) -> anyhow::Result<()> {
     let calls = Idempotency::new().deployment(deployment);
-    for round_trips in [RoundTrips::Plain, RoundTrips::SelectFirst, RoundTrips::Fewest] {
-        let (way, key) = (calls.round_trips(round_trips), key(&format!("{round_trips:?}")));
+    for replay_first in [false, true] {
+        let (way, key) = (calls.replay_first(replay_first), key(&format!("{replay_first}")));
         for expired in [false, true] {
             if expired {
                 expire(pool, &key).await?;

@@ -8,7 +8,7 @@ use pg_idempotency::{Error, Idempotency, Misuse, Verdict, commit, ensure_idempot
 use rig::gate::{PATIENCE, cancel_after};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
-use crate::support::{WAYS, clear, create_effects, create_open_effects, effects, key, leave_effect, pool_of, records};
+use crate::support::{clear, create_effects, create_open_effects, effects, key, leave_effect, pool_of, records};
 
 /// Leaves an effect in a nested transaction, and forgets the guard of that one and of another in it.
 async fn leave_effect_and_forget(conn: &mut PgConnection) -> Result<(), Error> {
@@ -39,28 +39,26 @@ enum End {
 async fn a_call_on_a_pool_acknowledges_nothing_and_returns_a_clean_connection(other: PgPool) -> anyhow::Result<()> {
     let pool = pool_of(1, &other.connect_options()).await;
     create_open_effects(&other).await;
-    for way in WAYS {
-        for end in [End::Success, End::Error, End::Dropped] {
-            clear(&other).await;
-            let perform = async |conn: &mut PgConnection| {
-                leave_effect_and_forget(conn).await?;
-                match end {
-                    End::Success => Ok("x".repeat(20_000)),
-                    End::Error => Err(Error::LeaseLost),
-                    End::Dropped => std::future::pending().await,
-                }
-            };
-            let limit = if matches!(end, End::Dropped) { Duration::from_millis(300) } else { PATIENCE };
-            let called = tokio::time::timeout(limit, way.run(&pool, &key("a"), "body", perform)).await;
-            match (end, called) {
-                (End::Success, Ok(Err(Error::Misuse(Misuse::NestedTransaction))))
-                | (End::Error, Ok(Err(Error::LeaseLost)))
-                | (End::Dropped, Err(_)) => {}
-                (_, other) => panic!("{way:?}, {end:?}: {other:?}"),
+    for end in [End::Success, End::Error, End::Dropped] {
+        clear(&other).await;
+        let perform = async |conn: &mut PgConnection| {
+            leave_effect_and_forget(conn).await?;
+            match end {
+                End::Success => Ok("x".repeat(20_000)),
+                End::Error => Err(Error::LeaseLost),
+                End::Dropped => std::future::pending().await,
             }
-            assert_the_next_caller_is_alone(&pool, &other, 0).await?;
-            assert_eq!(records(&other).await, 0);
+        };
+        let limit = if matches!(end, End::Dropped) { Duration::from_millis(300) } else { PATIENCE };
+        let called = tokio::time::timeout(limit, Idempotency::new().run(&pool, &key("a"), "body", perform)).await;
+        match (end, called) {
+            (End::Success, Ok(Err(Error::Misuse(Misuse::NestedTransaction))))
+            | (End::Error, Ok(Err(Error::LeaseLost)))
+            | (End::Dropped, Err(_)) => {}
+            (_, other) => panic!("{end:?}: {other:?}"),
         }
+        assert_the_next_caller_is_alone(&pool, &other, 0).await?;
+        assert_eq!(records(&other).await, 0);
     }
     Ok(())
 }
@@ -128,11 +126,8 @@ async fn a_nested_transaction_that_is_committed_is_a_part_of_the_call(pool: PgPo
         nested.commit().await?;
         leave_effect(conn, "after").await
     };
-    for way in WAYS {
-        clear(&pool).await;
-        assert!(!way.run(&pool, &key("a"), "body", perform).await?.is_replayed());
-        assert_eq!((effects(&pool).await, records(&pool).await), (2, 1));
-    }
+    assert!(!Idempotency::new().run(&pool, &key("a"), "body", perform).await?.is_replayed());
+    assert_eq!((effects(&pool).await, records(&pool).await), (2, 1));
     let mut tx = pool.begin().await?;
     let mut savepoint = tx.begin().await?;
     assert!(!Idempotency::new().ensure(&mut savepoint, &key("b"), "body", perform).await?.is_replayed());

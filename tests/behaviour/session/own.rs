@@ -11,8 +11,8 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, Executor as _, PgPool};
 
 use crate::support::{
-    WAYS, clear, connect, create_effects, create_open_effects, effects, key, leave_effect, once, options, pool_of,
-    records, setting,
+    clear, connect, create_effects, create_open_effects, effects, key, leave_effect, once, options, pool_of, records,
+    setting,
 };
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
@@ -43,7 +43,8 @@ async fn a_connection_in_no_transaction_that_sqlx_counts_is_refused(pool: PgPool
 async fn run_rolls_back_a_foreign_transaction(pool: PgPool) -> anyhow::Result<()> {
     let pool = pool_of(1, &pool.connect_options()).await;
     create_open_effects(&pool).await;
-    for way in WAYS {
+    for replay_first in [false, true] {
+        let way = Idempotency::new().replay_first(replay_first);
         for leak in ["begin", "begin; select 1 / 0", "one guard", "four guards"] {
             clear(&pool).await;
             let leaked = {
@@ -77,22 +78,19 @@ async fn run_rolls_back_a_foreign_transaction(pool: PgPool) -> anyhow::Result<()
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_error_at_commit_reaches_the_caller_and_stores_nothing(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    for way in WAYS {
-        clear(&pool).await;
-        sqlx::raw_sql("create table if not exists once (id int unique deferrable initially deferred); truncate once; insert into once values (1)")
+    sqlx::raw_sql("create table once (id int unique deferrable initially deferred); insert into once values (1)")
         .execute(&pool)
         .await?;
-        let error = way
-            .run(&pool, &key("a"), "body", async |conn| -> Result<i64, Error> {
-                sqlx::query("insert into once values (1)").execute(conn).await?;
-                Ok(1)
-            })
-            .await
-            .expect_err("the deferred constraint");
-        let Error::Database(sqlx::Error::Database(cause)) = error else { panic!("{error:?}") };
-        assert_eq!(cause.code().as_deref(), Some("23505"));
-        assert_eq!(records(&pool).await, 0);
-    }
+    let error = Idempotency::new()
+        .run(&pool, &key("a"), "body", async |conn| -> Result<i64, Error> {
+            sqlx::query("insert into once values (1)").execute(conn).await?;
+            Ok(1)
+        })
+        .await
+        .expect_err("the deferred constraint");
+    let Error::Database(sqlx::Error::Database(cause)) = error else { panic!("{error:?}") };
+    assert_eq!(cause.code().as_deref(), Some("23505"));
+    assert_eq!(records(&pool).await, 0);
     Ok(())
 }
 
@@ -101,21 +99,19 @@ async fn an_error_at_commit_reaches_the_caller_and_stores_nothing(pool: PgPool) 
 async fn an_error_of_a_dropped_call_reaches_no_other_call(other: PgPool) -> anyhow::Result<()> {
     let pool = PgPoolOptions::new().max_connections(1).test_before_acquire(false).connect_with(options(&other)).await?;
     create_open_effects(&other).await;
-    for way in WAYS {
-        clear(&other).await;
-        for sleeps in 1..=3 {
-            let key_a = key(&format!("dropped {sleeps}"));
-            let call = way.run(&pool, &key_a, "body", async |conn| -> Result<i64, Error> {
-                conn.execute("select 1 / (pg_sleep(0.2) is null)::int").await?;
-                Ok(1)
-            });
-            tokio::time::timeout(Duration::from_millis(100), call).await.expect_err("it sleeps");
-            let key_b = key(&format!("next {sleeps}"));
-            let outcome = way.run(&pool, &key_b, "body", async |conn| leave_effect(conn, "next").await).await?;
-            assert!(!outcome.is_replayed());
-            leave_effect(&mut *pool.acquire().await?, "in autocommit").await?;
-            assert_eq!(effects(&other).await, 2 * sleeps, "both are there for others to see");
-        }
+    for sleeps in 1..=3 {
+        let key_a = key(&format!("dropped {sleeps}"));
+        let call = Idempotency::new().run(&pool, &key_a, "body", async |conn| -> Result<i64, Error> {
+            conn.execute("select 1 / (pg_sleep(0.2) is null)::int").await?;
+            Ok(1)
+        });
+        tokio::time::timeout(Duration::from_millis(100), call).await.expect_err("it sleeps");
+        let key_b = key(&format!("next {sleeps}"));
+        let outcome =
+            Idempotency::new().run(&pool, &key_b, "body", async |conn| leave_effect(conn, "next").await).await?;
+        assert!(!outcome.is_replayed());
+        leave_effect(&mut *pool.acquire().await?, "in autocommit").await?;
+        assert_eq!(effects(&other).await, 2 * sleeps, "both are there for others to see");
     }
     Ok(())
 }
@@ -127,7 +123,8 @@ async fn a_replay_leaves_the_transaction_of_a_forgotten_guard_without_effect(poo
     let pool = pool_of(1, &pool.connect_options()).await;
     create_effects(&pool).await;
     assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
-    for way in WAYS {
+    for replay_first in [false, true] {
+        let way = Idempotency::new().replay_first(replay_first);
         for guards in [1, 2] {
             let mut conn = pool.acquire().await?;
             for _ in 0..guards {
@@ -154,26 +151,24 @@ async fn a_rollback_that_is_cancelled_leaves_the_pool_a_connection_that_is_fit_f
 ) -> anyhow::Result<()> {
     let proxy = Proxy::before(&direct.connect_options()).await?;
     let pool = pool_of(1, &proxy.options).await;
-    for way in WAYS {
-        // The last polls first: later calls need fewer, because their statements are prepared.
-        for polls in (0..20).rev() {
-            let before = backend(&mut *pool.acquire().await?).await?;
-            proxy.spoil_rollback();
-            let key = key("a");
-            let failing = way.run(&pool, &key, "body", async |conn| {
-                conn.execute("select 1 / 0").await?;
-                Ok::<_, Error>(1)
-            });
-            let failed = cancel_after(polls, failing).await;
-            let mut tx = pool.begin().await?;
-            if let Some(failed) = failed {
-                failed.expect_err("it divides by zero");
-                assert_eq!(backend(&mut tx).await?, before, "the same connection");
-            } else {
-                assert!(polls < 19, "a call needs fewer polls");
-            }
-            tx.commit().await?;
+    // The last polls first: later calls need fewer, because their statements are prepared.
+    for polls in (0..20).rev() {
+        let before = backend(&mut *pool.acquire().await?).await?;
+        proxy.spoil_rollback();
+        let key = key("a");
+        let failing = Idempotency::new().run(&pool, &key, "body", async |conn| {
+            conn.execute("select 1 / 0").await?;
+            Ok::<_, Error>(1)
+        });
+        let failed = cancel_after(polls, failing).await;
+        let mut tx = pool.begin().await?;
+        if let Some(failed) = failed {
+            failed.expect_err("it divides by zero");
+            assert_eq!(backend(&mut tx).await?, before, "the same connection");
+        } else {
+            assert!(polls < 19, "a call needs fewer polls");
         }
+        tx.commit().await?;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! What the statements of a call need and bear: the table and its indexes.
 
-use pg_idempotency::{Error, Idempotency};
+use pg_idempotency::{Error, Idempotency, ensure_idempotent};
 use sqlx::PgPool;
 
 use crate::support::{create_effects, key, leave_effect, once, pool_of};
@@ -10,6 +10,17 @@ async fn a_missing_table_says_what_to_run(pool: PgPool) {
     let error = once(&pool, &key("a"), "body").await.expect_err("no table");
     assert!(matches!(error, Error::SchemaMissing { .. }), "{error:?}");
     assert!(error.to_string().contains("pg_idempotency::migrate"), "{error}");
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_missing_function_says_what_to_run(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    sqlx::raw_sql("alter function idempotency.await_key rename to gone").execute(&pool).await?;
+    let mut owner = pool.begin().await?;
+    let _ = ensure_idempotent(&mut owner, &key("a"), "body", async |_| Ok::<_, Error>(1)).await?;
+    let error = once(&pool, &key("a"), "body").await.expect_err("a call that waits needs the function");
+    assert!(matches!(error, Error::SchemaMissing { .. }), "{error:?}");
+    Ok(())
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]

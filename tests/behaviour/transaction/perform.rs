@@ -1,10 +1,10 @@
 //! What `perform` can do wrong, and what is left of it.
 
-use pg_idempotency::{Error, Misuse, ensure_idempotent};
+use pg_idempotency::{Error, Idempotency, Misuse, ensure_idempotent};
 use rig::gate::cancel_after;
 use sqlx::{Executor as _, PgPool};
 
-use crate::support::{WAYS, clear, create_effects, create_open_effects, effects, key, leave_effect, once, records};
+use crate::support::{clear, create_effects, create_open_effects, effects, key, leave_effect, once, records};
 
 #[derive(Debug, thiserror::Error)]
 enum Declined {
@@ -18,26 +18,27 @@ enum Declined {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_error_or_a_panic_of_perform_leaves_no_trace(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    for (way, panics) in WAYS.into_iter().flat_map(|way| [(way, false), (way, true)]) {
+    for panics in [false, true] {
         clear(&pool).await;
         let call = tokio::spawn({
             let pool = pool.clone();
             async move {
-                way.run(&pool, &key("a"), "body", async |conn| -> Result<i64, Declined> {
-                    leave_effect(conn, "undone").await?;
-                    assert!(!panics, "on purpose");
-                    Err(Declined::Funds)
-                })
-                .await
+                Idempotency::new()
+                    .run(&pool, &key("a"), "body", async |conn| -> Result<i64, Declined> {
+                        leave_effect(conn, "undone").await?;
+                        assert!(!panics, "on purpose");
+                        Err(Declined::Funds)
+                    })
+                    .await
             }
         });
         match call.await {
-            Ok(failed) => assert!(!panics && matches!(failed, Err(Declined::Funds)), "{way:?}: {failed:?}"),
-            Err(panicked) => assert!(panics && panicked.is_panic(), "{way:?}: {panicked:?}"),
+            Ok(failed) => assert!(!panics && matches!(failed, Err(Declined::Funds)), "{failed:?}"),
+            Err(panicked) => assert!(panics && panicked.is_panic(), "{panicked:?}"),
         }
         let again = once(&pool, &key("a"), "another body").await?;
-        assert!(!again.is_replayed(), "{way:?}: the key is free, for a corrected body too");
-        assert_eq!((effects(&pool).await, records(&pool).await), (1, 1), "{way:?}");
+        assert!(!again.is_replayed(), "the key is free, for a corrected body too");
+        assert_eq!((effects(&pool).await, records(&pool).await), (1, 1));
     }
     Ok(())
 }
@@ -66,34 +67,31 @@ const DROPPED_BEGIN: &str = "a nested begin that is dropped";
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_transaction_that_perform_ends_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
     create_open_effects(&pool).await;
-    for way in WAYS {
-        // Without a new BEGIN, the effect after the end is in autocommit, and stays.
-        let endings =
-            [("commit", 2), ("commit; begin", 1), ("rollback", 1), ("rollback; begin", 0), (DROPPED_BEGIN, 1)];
-        for (ending, stay) in endings {
-            clear(&pool).await;
-            let error = way
-                .run(&pool, &key("a"), "body", async |conn| {
-                    leave_effect(&mut *conn, "before").await?;
-                    if ending == DROPPED_BEGIN {
-                        // The answer to the sleep comes first, so the begin waits for sure.
-                        cancel_after(1, conn.execute("select pg_sleep(0.2)")).await;
-                        assert!(cancel_after(1, sqlx::Connection::begin(&mut *conn)).await.is_none());
-                    } else {
-                        conn.execute(ending).await?;
-                    }
-                    leave_effect(conn, "after").await
-                })
-                .await
-                .expect_err("the claim's transaction is gone");
-            assert!(matches!(error, Error::Misuse(Misuse::NotInTransaction)), "{way:?} {ending}: {error:?}");
-            assert_eq!(effects(&pool).await, stay, "{way:?} {ending}");
-            let again = once(&pool, &key("a"), "body").await;
-            if ending.starts_with("commit") {
-                assert!(matches!(again, Err(Error::Indeterminate { attempt: 1, .. })), "{ending}: {again:?}");
-            } else {
-                assert!(!again?.is_replayed(), "{ending}");
-            }
+    // Without a new BEGIN, the effect after the end is in autocommit, and stays.
+    let endings = [("commit", 2), ("commit; begin", 1), ("rollback", 1), ("rollback; begin", 0), (DROPPED_BEGIN, 1)];
+    for (ending, stay) in endings {
+        clear(&pool).await;
+        let error = Idempotency::new()
+            .run(&pool, &key("a"), "body", async |conn| {
+                leave_effect(&mut *conn, "before").await?;
+                if ending == DROPPED_BEGIN {
+                    // The answer to the sleep comes first, so the begin waits for sure.
+                    cancel_after(1, conn.execute("select pg_sleep(0.2)")).await;
+                    assert!(cancel_after(1, sqlx::Connection::begin(&mut *conn)).await.is_none());
+                } else {
+                    conn.execute(ending).await?;
+                }
+                leave_effect(conn, "after").await
+            })
+            .await
+            .expect_err("the claim's transaction is gone");
+        assert!(matches!(error, Error::Misuse(Misuse::NotInTransaction)), "{ending}: {error:?}");
+        assert_eq!(effects(&pool).await, stay, "{ending}");
+        let again = once(&pool, &key("a"), "body").await;
+        if ending.starts_with("commit") {
+            assert!(matches!(again, Err(Error::Indeterminate { attempt: 1, .. })), "{ending}: {again:?}");
+        } else {
+            assert!(!again?.is_replayed(), "{ending}");
         }
     }
     Ok(())
@@ -102,19 +100,16 @@ async fn a_transaction_that_perform_ends_is_never_acknowledged(pool: PgPool) -> 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_same_key_inside_perform_is_refused(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
-    for way in WAYS {
-        clear(&pool).await;
-        let error = way
-            .run(&pool, &key("a"), "body", async |conn| {
-                leave_effect(&mut *conn, "outer").await?;
-                let key = key("a");
-                let inner = ensure_idempotent(conn, &key, "body", async |conn| leave_effect(conn, "inner").await);
-                Ok::<_, Error>(Box::pin(inner).await?.into_inner())
-            })
-            .await
-            .expect_err("it calls itself");
-        assert!(matches!(error, Error::Misuse(Misuse::AlreadyInTransaction)), "{error:?}");
-        assert_eq!(effects(&pool).await, 0);
-    }
+    let error = Idempotency::new()
+        .run(&pool, &key("a"), "body", async |conn| {
+            leave_effect(&mut *conn, "outer").await?;
+            let key = key("a");
+            let inner = ensure_idempotent(conn, &key, "body", async |conn| leave_effect(conn, "inner").await);
+            Ok::<_, Error>(Box::pin(inner).await?.into_inner())
+        })
+        .await
+        .expect_err("it calls itself");
+    assert!(matches!(error, Error::Misuse(Misuse::AlreadyInTransaction)), "{error:?}");
+    assert_eq!(effects(&pool).await, 0);
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pg_idempotency::mark::{MarkOptions, Marked, mark};
-use pg_idempotency::{Deployment, Error, Idempotency, Key, RoundTrips, Verdict, ensure_idempotent};
+use pg_idempotency::{Deployment, Error, Idempotency, Key, Verdict, ensure_idempotent};
 use rig::proxy::Proxy;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, PgConnection, PgPool};
@@ -12,25 +12,20 @@ use crate::support::{create_effects, key, leave_effect};
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 #[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]
-async fn the_other_ways_save_what_they_say(direct: PgPool) -> anyhow::Result<()> {
+async fn each_option_takes_the_documented_round_trips(direct: PgPool) -> anyhow::Result<()> {
     create_effects(&direct).await;
     let proxy = Proxy::before(&direct.connect_options()).await?;
     // The pool pings a connection that comes back.
     const PINGS: usize = 2;
-    // No call waits for the ROLLBACK of the empty transaction after a combined commit: it goes with the pool's ping.
-    const UNAWAITED: usize = 1;
     let plain = Idempotency::new();
-    let fewest = plain.round_trips(RoundTrips::Fewest);
     let unprepared = Deployment::new().prepared_statements(false);
     // Of a first call and of a replay.
     let ways = [
         (plain, 5, 4),
-        (plain.round_trips(RoundTrips::SelectFirst), 6, 1),
-        // A replay: a claim that fails, and a look.
-        (fewest, 3 + UNAWAITED, 2),
+        (plain.replay_first(true), 6, 1),
         // Prepared anew each time, each of the crate's two takes two; and nothing looks outside a transaction.
         (plain.deployment(unprepared), 7, 6),
-        (plain.deployment(unprepared).round_trips(RoundTrips::SelectFirst), 7, 6),
+        (plain.deployment(unprepared).replay_first(true), 7, 6),
     ];
     for (number, (way, first, replay)) in ways.into_iter().enumerate() {
         // A new one for each, because sqlx uses what it finds prepared, asked to or not.

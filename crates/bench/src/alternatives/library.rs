@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{bail, ensure};
 use pg_idempotency::lease::{Acquired, LeaseOptions};
 use pg_idempotency::mark::{MarkOptions, Marked};
-use pg_idempotency::{Deployment, Error, Idempotency, InvalidKey, Key, RoundTrips};
+use pg_idempotency::{Deployment, Error, Idempotency, InvalidKey, Key};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
 use crate::client::{BODY, Client, effect, key};
@@ -15,17 +15,15 @@ pub(crate) const NAME: &str = "pg-idempotency";
 pub(crate) const TABLE: &str = "idempotency.record";
 const WINDOW: Duration = Duration::from_secs(3600);
 
-pub(crate) const SELECT_FIRST: &str = "pg-idempotency, select first";
+pub(crate) const REPLAY_FIRST: &str = "pg-idempotency, with replay_first";
 pub(crate) const FROM_POOL: &str = "pg-idempotency, begun from the pool";
 pub(crate) const BY_RUN: &str = "pg-idempotency, by run";
-pub(crate) const FEWEST: &str = "pg-idempotency, fewest round trips";
 /// The ways in which the crate makes a call, the plain one first.
 pub(crate) const VARIANTS: &[Variant] = &[
     Variant { name: NAME, options: PLAIN, through: Through::Transaction },
-    Variant { name: SELECT_FIRST, options: PLAIN.round_trips(RoundTrips::SelectFirst), through: Through::Pool },
+    Variant { name: REPLAY_FIRST, options: PLAIN.replay_first(true), through: Through::Pool },
     Variant { name: FROM_POOL, options: PLAIN, through: Through::PooledTransaction },
     Variant { name: BY_RUN, options: PLAIN, through: Through::Pool },
-    Variant { name: FEWEST, options: PLAIN.round_trips(RoundTrips::Fewest), through: Through::Pool },
 ];
 
 const PLAIN: Idempotency = Idempotency::new();

@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use axum::{Extension, Router};
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx};
-use pg_idempotency::{Idempotency, OnDuplicate, RoundTrips};
+use pg_idempotency::{Idempotency, OnDuplicate};
 use sqlx::PgPool;
 use tokio::net::TcpListener;
 use tokio::time::sleep;
@@ -27,9 +27,8 @@ pub(crate) const NAME: &str = "http";
 pub(crate) const BARE: &str = "bare handler";
 pub(crate) const BY_HAND_REPLAY: &str = "hand-made handler, replay";
 pub(crate) const FIRST_CALL: &str = "first call";
-pub(crate) const FEWEST: &str = "first call, fewest round trips";
 pub(crate) const REPLAY: &str = "replay";
-pub(crate) const SELECT_FIRST: &str = "replay, select first";
+pub(crate) const REPLAY_FIRST: &str = "replay, with replay_first";
 pub(crate) const STORM: &str = "Other keys beside 200 duplicates of one, over HTTP";
 const HOT: &str = "hot";
 const POOL: usize = 10;
@@ -40,7 +39,7 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     for setting in bench.settings() {
         bench.clear().await?;
         let service = Service::start(setting.pool(POOL).await?).await?;
-        for path in ["/reject", "/select-first", "/by-hand"] {
+        for path in ["/reject", "/replay-first", "/by-hand"] {
             let answer = service.post(path, HOT, Duration::ZERO).await?;
             ensure!(answer == Answer { status: 200, replayed: false }, "{answer:?}");
         }
@@ -49,10 +48,9 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
             service.way(BARE, |_| ("/bare", String::new(), false)),
             service.way(handler::NAME, |call| ("/by-hand", spread(call), false)),
             first.clone(),
-            service.way(FEWEST, |call| ("/fewest", spread(call), false)),
             service.way(BY_HAND_REPLAY, |_| ("/by-hand", HOT.to_owned(), true)),
             service.way(REPLAY, |_| ("/reject", HOT.to_owned(), true)),
-            service.way(SELECT_FIRST, |_| ("/select-first", HOT.to_owned(), true)),
+            service.way(REPLAY_FIRST, |_| ("/replay-first", HOT.to_owned(), true)),
         ];
         tables.push(Table::new(MAIN, setting.column(), "requests", compare(bench, setting, 8, &ways).await?));
         if !std::ptr::eq(setting, bench.socket()) {
@@ -99,7 +97,6 @@ impl Service {
     /// It runs until the program ends.
     async fn start(pool: PgPool) -> anyhow::Result<Self> {
         let layer = |options| IdempotencyLayer::transactional(pool.clone(), options, |_| Ok("bench".to_owned()));
-        let saving = |round_trips| layer(Idempotency::new().round_trips(round_trips));
         let waits = Idempotency::new().on_duplicate(OnDuplicate::Wait(Duration::from_secs(20)));
         let answer = response(300);
         let work = async move |headers: HeaderMap, mut tx: IdempotentTx| {
@@ -119,8 +116,7 @@ impl Service {
             Ok::<_, StatusCode>(answer.to_owned())
         };
         let app = Router::new()
-            .route("/fewest", post(work).layer(saving(RoundTrips::Fewest)))
-            .route("/select-first", post(work).layer(saving(RoundTrips::SelectFirst)))
+            .route("/replay-first", post(work).layer(layer(Idempotency::new().replay_first(true))))
             .route("/reject", post(work).layer(layer(Idempotency::new())))
             .route("/wait", post(work).layer(layer(waits)))
             .route("/by-hand", post(handler::handler).layer(Extension(shop)))

@@ -76,9 +76,7 @@ pub(crate) const CASES: [Case; 13] = [
             rate(library::NAME, usual::NAME, AtLeast(0.9)).on(SOCKET),
             rate(library::NAME, usual::NAME, AtLeast(0.82)).on(NOT_DURABLE),
             rate(library::NAME, usual::NAME, AtLeast(0.98)).on(ONE_MILLISECOND),
-            rate(library::FEWEST, usual::NAME, AtLeast(1.3)).on(ONE_MILLISECOND),
             p50(library::NAME, BARE, AtMost(1.75)).on(ONE_MILLISECOND),
-            p50(library::FEWEST, BARE, AtMost(1.2)).on(ONE_MILLISECOND),
             rate(library::NAME, by_hand::NAME, AtLeast(0.95)),
             rate(library::BY_RUN, library::FROM_POOL, AtLeast(0.97)).on(SOCKET),
             rate(library::NAME, usual::NAME, AtLeast(1.0)).of(first_call::BY_SIZE).on("4 KB"),
@@ -98,9 +96,9 @@ pub(crate) const CASES: [Case; 13] = [
         name: replay::NAME,
         title: "Replay",
         targets: &[
-            rate(library::SELECT_FIRST, replay::SELECT_FROM_POOL, AtLeast(0.85)),
-            other("round trips, select first, one of them the ping of the pool", AtMost(2.0), |of, _| {
-                of.cost(library::SELECT_FIRST, ROUND_TRIPS)
+            rate(library::REPLAY_FIRST, replay::SELECT_FROM_POOL, AtLeast(0.85)),
+            other("round trips with replay_first, one of them the ping of the pool", AtMost(2.0), |of, _| {
+                of.cost(library::REPLAY_FIRST, ROUND_TRIPS)
             })
             .of("What one replay takes"),
         ],
@@ -140,11 +138,10 @@ pub(crate) const CASES: [Case; 13] = [
             rate(http::FIRST_CALL, handler::NAME, AtLeast(0.9)).on(NOT_DURABLE),
             rate(http::FIRST_CALL, handler::NAME, AtLeast(0.99)).on(ONE_MILLISECOND),
             rate(http::REPLAY, http::BY_HAND_REPLAY, AtLeast(0.92)).on(SOCKET),
-            rate(http::SELECT_FIRST, http::BY_HAND_REPLAY, AtLeast(1.6)).on(SOCKET),
+            rate(http::REPLAY_FIRST, http::BY_HAND_REPLAY, AtLeast(1.6)).on(SOCKET),
             rate(http::FIRST_CALL, http::BARE, AtLeast(0.5)).on(SOCKET),
-            rate(http::FEWEST, http::BARE, AtLeast(0.75)).on(ONE_MILLISECOND),
             rate(http::REPLAY, http::BARE, AtLeast(0.85)).on(SOCKET),
-            rate(http::SELECT_FIRST, http::BARE, AtLeast(0.85)).on(ONE_MILLISECOND),
+            rate(http::REPLAY_FIRST, http::BARE, AtLeast(0.85)).on(ONE_MILLISECOND),
             other(STORM, AtMost(10.0), storm_adds).of(http::STORM),
         ],
         run: |bench| Box::pin(http::run(bench)),

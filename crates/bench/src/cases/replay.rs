@@ -44,7 +44,7 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
         let rows = compare(bench, setting, 8, &ways).await?;
         tables.push(Table::new(MAIN, setting.column(), "replays", rows));
     }
-    let some = [usual::NAME, library::NAME, library::SELECT_FIRST];
+    let some = [usual::NAME, library::NAME, library::REPLAY_FIRST];
     let some: Vec<_> = ways.into_iter().filter(|way| some.contains(&way.name.as_str())).collect();
     for clients in CLIENTS {
         let rows = compare(bench, bench.socket(), clients, &some).await?;
@@ -62,7 +62,7 @@ pub(crate) fn select(key: impl Fn(u64) -> anyhow::Result<Key> + Send + Sync + 's
     })
 }
 
-/// With select first, a call takes a connection of the pool, and so the pool's ping is a part of it.
+/// With `replay_first`, a call takes a connection of the pool, and so the pool's ping is a part of it.
 fn select_from_pool(key: impl Fn(u64) -> anyhow::Result<Key> + Send + Sync + 'static) -> Way {
     Way::new(SELECT_FROM_POOL, move |client, call| {
         let key = key(call);

@@ -38,13 +38,8 @@ async fn the_transactional_layer_is_right() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn the_layer_that_selects_first_is_right() -> anyhow::Result<()> {
-    layer_is_right("select-first").await
-}
-
-#[tokio::test]
-async fn the_layer_with_the_fewest_round_trips_is_right() -> anyhow::Result<()> {
-    layer_is_right("fewest").await
+async fn the_layer_that_replays_first_is_right() -> anyhow::Result<()> {
+    layer_is_right("replay-first").await
 }
 
 #[tokio::test]

@@ -24,10 +24,9 @@ const fn row(name: &'static str, service: &'static str, store: &'static str) -> 
     Row { name, service, store }
 }
 
-const OURS: [Row; 6] = [
+const OURS: [Row; 5] = [
     row("transactional", "`IdempotencyLayer::transactional`", "the same transaction"),
-    row("select-first", "the same, with `RoundTrips::SelectFirst`", "the same transaction"),
-    row("fewest", "the same, with `RoundTrips::Fewest`", "the same transaction"),
+    row("replay-first", "the same, with `replay_first`", "the same transaction"),
     row("in-steps", "`IdempotencyLayer::leased`, under `InSteps`", "the same database, under a lease"),
     row("at-least-once", "under `AtLeastOnce`; the effect recognises its key", "the same database, under a lease"),
     row("at-most-once", "under `AtMostOnce`; the effect recognises nothing", "the same database, under a lease"),

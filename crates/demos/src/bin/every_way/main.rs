@@ -16,7 +16,7 @@ use axum::{Json, Router};
 use demos::service::user;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, LeasedBody, method_not_allowed};
 use pg_idempotency::lease::{LeaseOptions, Policy};
-use pg_idempotency::{Idempotency, OnDuplicate, RoundTrips};
+use pg_idempotency::{Idempotency, OnDuplicate};
 use serde::{Deserialize, Serialize};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{PgConnection, PgPool};
@@ -66,8 +66,8 @@ async fn main() -> anyhow::Result<()> {
 }
 
 fn router(way: &str, pool: PgPool) -> anyhow::Result<Router> {
-    let transactional = |round_trips| -> anyhow::Result<_> {
-        let calls = Idempotency::new().on_duplicate(OnDuplicate::Wait(WAIT)).round_trips(round_trips);
+    let transactional = |replay_first| -> anyhow::Result<_> {
+        let calls = Idempotency::new().on_duplicate(OnDuplicate::Wait(WAIT)).replay_first(replay_first);
         let layer = IdempotencyLayer::transactional(pool.clone(), calls, |parts| Ok(user(&parts.headers)?));
         Ok(Router::new().route("/payments", post(in_the_transaction)).route_layer(layer))
     };
@@ -78,9 +78,8 @@ fn router(way: &str, pool: PgPool) -> anyhow::Result<Router> {
     };
     let lease = LEASE;
     match way {
-        "transactional" => transactional(RoundTrips::Plain),
-        "select-first" => transactional(RoundTrips::SelectFirst),
-        "fewest" => transactional(RoundTrips::Fewest),
+        "transactional" => transactional(false),
+        "replay-first" => transactional(true),
         "at-least-once" => {
             let layer = leased(Policy::AtLeastOnce { lease })?;
             Ok(Router::new().route("/payments", post(at_least_once)).route_layer(layer).with_state(pool))
