@@ -9,13 +9,65 @@
 -- It reads the number in the catalog. The names and arguments stay: only a migration adds or removes a function, because a process of
 -- another release knows these by name.
 create or replace function idempotency.version()
-returns int4 language sql immutable parallel safe set search_path = pg_catalog, pg_temp as 'select 1';
+returns int4 language sql immutable parallel safe set search_path = pg_catalog, pg_temp as 'select 2';
 
 -- Version 3 of the fingerprint: SHA-256 of the bytes as they are, which every language computes alike. With a search_path of its
 -- own, PostgreSQL would not inline it, and each call would take ten microseconds more. So it names the schema of everything.
 create or replace function idempotency.fingerprint(request bytea)
 returns bytea language sql immutable strict parallel safe as $$
     select pg_catalog.decode('03', 'hex') operator(pg_catalog.||) pg_catalog.sha256(request)
+$$;
+
+-- The claim and the completion, as `claim` and `complete` of src/record. Both name the schema of everything, so they need no search_path,
+-- which every call would set and reset.
+
+-- Returns true if this call has won the claim.
+create or replace function idempotency.try_claim(text, text, text, int8, bytea, interval, int8)
+returns boolean language plpgsql as $$
+declare
+    claims text;
+begin
+    insert into idempotency.record (mode, scope, operation, value, fingerprint, token, expires_at)
+    select 'transaction', $1::text, $2::text, $3::text, $5::bytea, $4::int8, pg_catalog.statement_timestamp() + $6::interval
+    where case
+        -- A replay takes no lock, and no claim waits in the insert for an update or delete of the record.
+        when exists (
+            select from idempotency.record where scope = $1::text and operation = $2::text and value = $3::text
+        ) then false
+        when idempotency.is_plain() then pg_catalog.pg_try_advisory_xact_lock($7::int8)
+    end
+    on conflict (scope, operation, value) do nothing
+    -- The column, because Citus refuses a parameter here.
+    returning pg_catalog.set_config('idempotency.claim',
+        coalesce(pg_catalog.current_setting('idempotency.claim', true), '') || ' ' || record.token::text, true)
+    into claims;
+    return found;
+end
+$$;
+
+create or replace function idempotency.store_response(text, text, text, int8, bytea, int2, text)
+returns void language plpgsql as $$
+declare
+    -- clock_timestamp(), because the retention may end within the statement that claims, performs and completes. A variable, because
+    -- Citus refuses a volatile function in the condition of an update.
+    this_moment constant timestamptz := pg_catalog.clock_timestamp();
+begin
+    update idempotency.record
+    set completed_at = pg_catalog.statement_timestamp(),
+        response_body = $5::bytea, response_status = $6::int2, response_headers = $7::text::jsonb
+    where scope = $1::text and operation = $2::text and value = $3::text
+        and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
+        and (expires_at > this_moment) is true;
+    if not found then
+        update idempotency.record set token = token
+        where scope = $1::text and operation = $2::text and value = $3::text
+            and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now();
+        raise exception 'the claim of the idempotency key has ended, or its retention' using
+            errcode = case when found then 'IK003' else 'IK002' end,
+            hint = case when found then 'Roll back. The retention must be longer than the transaction.'
+                else 'Roll back. Claim, perform and complete in one transaction (autocommit makes three), by the token of its claim.' end;
+    end if;
+end
 $$;
 
 -- Claims the key, or finds the answer that src/claim/answer.rs gives; then nothing was done, and the transaction is usable. A null
@@ -86,7 +138,7 @@ begin
     lock_id := ('x'::text || encode(substr(sha256(keyed), 1, 8), 'hex'))::bit(64)::int8;
     -- As src/claim.rs.
     loop
-        if may_claim and idempotency.try_claim($1, $2, $3, drawn, $4, remembered, null, 'transaction', lock_id) then
+        if may_claim and idempotency.try_claim($1, $2, $3, drawn, $4, remembered, lock_id) then
             outcome := 'claimed';
             token := drawn;
             return;
@@ -274,5 +326,6 @@ begin
 end
 $$;
 
+-- The claim and the completion keep their grant to PUBLIC: a role without rights on the table can do nothing with them.
 revoke all on function idempotency.version, idempotency.fingerprint, idempotency.ensure, idempotency.complete, idempotency.run
     from public;

@@ -32,7 +32,7 @@ begin
         execute format('create view %I.record as select public.called() as mode', place);
         foreach name in array array[
             'is_plain()', 'await_key(text, text, text, int8, int8, timestamptz, text)', 'on_escape()', 'version()',
-            'try_claim(text, text, text, int8, bytea, interval, interval, text, int8)', 'fingerprint(bytea)',
+            'try_claim(text, text, text, int8, bytea, interval, int8)', 'fingerprint(bytea)',
             'unprotect(regclass)',
             'store_response(text, text, text, int8, bytea, int2, text)', 'with_partitions(regclass)', 'protect(regclass, text)',
             'ensure(text, text, text, bytea, interval, interval)', 'run(text, text, text, bytea, regproc, jsonb)',

@@ -36,7 +36,6 @@ mod transaction {
     mod perform;
     mod responses;
     mod round_trips;
-    mod ways;
 }
 
 mod lease {
