@@ -102,7 +102,7 @@ begin
         -- A statement of its own, because a server without Citus has no such catalog.
         if exists (select from pg_dist_partition where logicalrelid = 'idempotency.record'::regclass and partmethod = 'h') then
             raise exception 'Citus distributes idempotency.record' using errcode = '0A000',
-                hint = 'The Rust library supports this with Deployment::distributed(true); the SQL functions do not.';
+                hint = 'Undistribute the table: select undistribute_table(''idempotency.record'')';
         end if;
     end if;
     return true;

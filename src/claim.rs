@@ -1,7 +1,7 @@
 //! The loop in which a call of any mode wins or loses a claim. The call first tries to claim the key. If the claim
-//! fails, the call asks for the response of a replay. If there is none, or if the table is distributed, the call looks
-//! at the record, and `answer` decides what the record means. If an open transaction holds the key, the call waits for
-//! the end of that transaction, and looks again.
+//! fails, the call asks for the response of a replay. If there is none, the call looks at the record, and `answer`
+//! decides what the record means. If an open transaction holds the key, the call waits for the end of that transaction,
+//! and looks again.
 
 mod answer;
 
@@ -29,9 +29,8 @@ pub(crate) enum Claimed<W = Claim> {
 
 /// Claims the key, or finds the response of an earlier call with the key.
 ///
-/// The insert of a claim waits for another transaction in two cases, which DESIGN.md lists. In the more frequent of the
-/// two cases, the claim of a lease was committed after the snapshot of this insert, and the owner of the lease is
-/// already updating the new record. Only the session's `lock_timeout` bounds this wait. [`Record::await_key`] and
+/// The insert of a claim waits for another transaction in one case: the claim of a lease was committed after the
+/// snapshot of this insert, and the owner of the lease is already updating the new record. Only the session's `lock_timeout` bounds this wait. [`Record::await_key`] and
 /// [`wait_for_row`] wait within the limit of the terms, and leave the transaction usable.
 ///
 /// The call may not yet have [checked](CalledAt::in_transaction_since) that its BEGIN began the transaction. In this
@@ -43,16 +42,11 @@ pub(crate) async fn contend(
     terms: &Terms,
     asked: &mut CalledAt,
 ) -> Result<Claimed, Error> {
-    // On a distributed table, a claim cannot check for a record itself, so a look comes first. The look also finds the
-    // response for a replay.
-    let mut tried = Tried::Unread;
-    if !record.deployment.looks_first() {
-        tried = record.claim(conn, terms, asked).await?;
-        if matches!(tried, Tried::Unread)
-            && let Some(response) = record.response(conn, terms, asked).await?
-        {
-            return Ok(Claimed::Replayed(response));
-        }
+    let mut tried = record.claim(conn, terms, asked).await?;
+    if matches!(tried, Tried::Unread)
+        && let Some(response) = record.response(conn, terms, asked).await?
+    {
+        return Ok(Claimed::Replayed(response));
     }
     let mut patience = Patience::of(terms.on_duplicate, terms.retention);
     let mut looks = 0;

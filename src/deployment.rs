@@ -15,8 +15,6 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deployment {
     pub(crate) prepared: bool,
-    /// Only the statements in [`record`](crate::record) read this field. Other code calls the functions below.
-    pub(crate) distributed: bool,
 }
 
 impl Deployment {
@@ -24,8 +22,7 @@ impl Deployment {
     /// session mode.
     #[must_use]
     pub const fn new() -> Self {
-        // Only our own tests (`script/citus`) set this cfg.
-        Self { prepared: true, distributed: cfg!(idempotency_distributed) }
+        Self { prepared: true }
     }
 
     /// Whether each connection keeps the crate's statements prepared. The default is `true`. With `false`, the crate
@@ -37,36 +34,8 @@ impl Deployment {
     /// `.persistent(false)`.
     #[must_use]
     pub const fn prepared_statements(self, prepared: bool) -> Self {
-        Self { prepared, ..self }
-    }
-
-    /// Whether Citus distributes the table by `scope`. [`distribute`](crate::distribute()) makes such a table. The
-    /// default is `false`.
-    ///
-    /// For a distributed table, the crate sends other statements, because a worker would evaluate parts of the usual
-    /// statements by its own clock and with its own locks. The calls return the same answers as with a plain table, but
-    /// a first call takes three more round trips. The guide's page `larger` explains the set-up.
-    ///
-    /// The setting must match the table. If the table is distributed and the setting is `false`, every call fails with
-    /// [`Misuse::WrongDeployment`](crate::Misuse::WrongDeployment). If the setting is `true` for a plain table, calls
-    /// are slower, and the process logs a warning before its first claim.
-    #[must_use]
-    pub const fn distributed(self, distributed: bool) -> Self {
-        Self { distributed, ..self }
-    }
-
-    /// Whether a call must look for the record before it claims the key. On a distributed table, the claim statement
-    /// cannot look for the record.
-    pub(crate) fn looks_first(self) -> bool {
-        self.distributed
-    }
-
-    pub(crate) fn claims_tell_the_age(self) -> bool {
-        !self.distributed
-    }
-
-    pub(crate) fn marks_in_batches(self) -> bool {
-        !self.distributed
+        let _ = self;
+        Self { prepared }
     }
 }
 

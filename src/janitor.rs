@@ -93,9 +93,6 @@ impl Janitor {
 
     /// Sets the number of records that one transaction deletes. The default is 1000. A batch holds its row locks and
     /// its memory until its end. A batch of more than some tens of thousands of records hardly saves round trips.
-    ///
-    /// On a distributed table, a batch may be somewhat larger, because the batch includes all records that expired in
-    /// the same microsecond.
     #[must_use]
     pub fn batch_size(mut self, batch_size: NonZeroU32) -> Self {
         self.batch_size = batch_size;
@@ -168,8 +165,7 @@ pub struct Swept {
     pub marks: u64,
     /// Transactions that deleted records.
     pub batches: u64,
-    /// Whether the limit or a shutdown ended the sweep while more records were due. On a distributed table, a locked
-    /// record also ends the sweep.
+    /// Whether the limit or a shutdown ended the sweep while more records were due.
     pub limited: bool,
     /// The time since the oldest expired record expired, measured at the end of the sweep. `None` if no record was due.
     /// A record can remain because another transaction has locked it, because it became due during the sweep, or
@@ -390,18 +386,8 @@ impl Janitor {
             }
             let rows = u32::try_from(left).unwrap_or(batch_size).min(batch_size);
             let started = Instant::now();
-            let batch = self.transaction(shutdown, async |conn| part.sweep(conn, rows, since, self.grace).await).await;
-            let batch = match batch {
-                // Another session has locked a record that is due. The next pass deletes this record, and the records
-                // that expired later.
-                Err(Error::Database(error))
-                    if part.waits_for_rows() && sqlstate(&error).as_deref() == Some(sqlstate::LOCK_NOT_AVAILABLE) =>
-                {
-                    swept.limited = true;
-                    return Ok(());
-                }
-                batch => batch?,
-            };
+            let batch =
+                self.transaction(shutdown, async |conn| part.sweep(conn, rows, since, self.grace).await).await?;
             since = batch.until;
             observe::swept(batch.kinds(), started.elapsed());
             if batch.indeterminate > 0 {

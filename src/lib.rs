@@ -47,7 +47,7 @@ pub use janitor::{Janitor, Swept};
 pub use key::{InvalidKey, Key, KeyPart};
 pub use limits::{DEFAULT_RETENTION, OnDuplicate};
 pub use migrate::{
-    MIGRATOR, OnEscape, any_language_sql, distribute, migrate, migrate_any_language, protect, schema_sql, unprotect,
+    MIGRATOR, OnEscape, any_language_sql, migrate, migrate_any_language, protect, schema_sql, unprotect,
 };
 pub use outcome::{Outcome, Verdict};
 pub use session::commit;

@@ -57,8 +57,7 @@ use tracing::Instrument as _;
 use crate::claim::{Claimed, RETRY_AFTER, contend};
 use crate::limits::{Patience, RETENTION, assert_retention, assert_wait, check_wait, in_range};
 use crate::observe::{call_span, claiming, counted, spanned};
-use crate::record::{CalledAt, MarkBatch, MarkOf, Record, Terms, Tried, draw_token, wait_for_row};
-use crate::session::Savepoint;
+use crate::record::{CalledAt, MarkBatch, MarkOf, Record, Terms, Tried, wait_for_row};
 use crate::{Deployment, Error, Key, Misuse, Mode, OnDuplicate, observe};
 
 /// The maximum number of keys in a batch. Each key holds an advisory lock until the end of the transaction. All
@@ -174,33 +173,23 @@ impl MarkOptions {
             if !conn.is_in_transaction() {
                 return Err(Error::Misuse(Misuse::NotInTransaction));
             }
-            self.claim_or_look(conn, key, self.on_duplicate, &mut CalledAt::now()).await
+            let terms = Terms {
+                mode: Mode::Mark,
+                fingerprint: None,
+                retention: self.retention,
+                on_duplicate: self.on_duplicate,
+                lease: None,
+                max_attempts: None,
+            };
+            let record = Record { key, deployment: self.deployment };
+            Ok(match contend(conn, record, &terms, &mut CalledAt::now()).await? {
+                Claimed::Won(_) => Marked::First,
+                Claimed::Replayed(_) => Marked::Duplicate,
+            })
         };
         let operation = key.operation();
         let mark = async { claiming(Mode::Mark, operation, pin!(mark)).await };
         counted(Mode::Mark, operation, pin!(mark.instrument(span)), outcome).await
-    }
-
-    async fn claim_or_look(
-        self,
-        conn: &mut PgConnection,
-        key: &Key,
-        on_duplicate: Option<OnDuplicate>,
-        asked: &mut CalledAt,
-    ) -> Result<Marked, Error> {
-        let terms = Terms {
-            mode: Mode::Mark,
-            fingerprint: None,
-            retention: self.retention,
-            on_duplicate,
-            lease: None,
-            max_attempts: None,
-        };
-        let record = Record { key, deployment: self.deployment };
-        Ok(match contend(conn, record, &terms, asked).await? {
-            Claimed::Won(_) => Marked::First,
-            Claimed::Replayed(_) => Marked::Duplicate,
-        })
     }
 }
 
@@ -219,9 +208,6 @@ impl MarkOptions {
     /// The batch locks its keys in sorted order, so overlapping batches and single marks queue instead of deadlocking.
     /// A deadlock is possible only between transactions that make several calls in different orders. In a deadlock, one
     /// of the calls returns [`Error::Retryable`], or [`Error::InFlight`] when its wait ends.
-    ///
-    /// On a [distributed](crate::Deployment::distributed) table, a batch marks one key after the other, so the batch
-    /// saves no time. A batch of many scopes commits in two phases.
     ///
     /// # Errors
     ///
@@ -295,9 +281,6 @@ impl<'k> Batch<'k> {
     async fn mark(&mut self, conn: &mut PgConnection) -> Result<(), Error> {
         let deployment = self.options.deployment;
         let mut patience = Patience::of(self.options.on_duplicate, self.options.retention);
-        if !deployment.marks_in_batches() {
-            return self.mark_one_by_one(conn, &patience).await;
-        }
         let mut asked = CalledAt::now();
         let mut rounds = 0;
         while rounds < ROUNDS && !self.open.is_empty() {
@@ -322,29 +305,6 @@ impl<'k> Batch<'k> {
             rounds = 0;
         }
         Ok(())
-    }
-
-    /// Marks the keys of a distributed table, where one statement cannot look, lock and write. The wait of the whole
-    /// batch has the limit of a single mark. The savepoint lets the batch mark all keys or no key. Without the
-    /// savepoint, a caller that continues after `InFlight` would commit marks of events that were not processed.
-    async fn mark_one_by_one(&mut self, conn: &mut PgConnection, patience: &Patience) -> Result<(), Error> {
-        let mut asked = CalledAt::now();
-        let savepoint = Savepoint::set(conn, draw_token()?).await?;
-        for place in self.open.clone() {
-            let on_duplicate = patience.left().map_or(OnDuplicate::Reject, OnDuplicate::Wait);
-            match self.options.claim_or_look(conn, &self.keys[place], Some(on_duplicate), &mut asked).await {
-                Ok(marked) => self.marked[place] = marked,
-                Err(error) => {
-                    let undone = savepoint.undo(conn).await;
-                    // After `InFlight`, the keys stay open, so `mark_or_fail` reports this error. After any other
-                    // error, the service needs that error, and not an error of the undo. After a failed undo, the
-                    // transaction is aborted.
-                    return if matches!(error, Error::InFlight { .. }) { undone } else { Err(error) };
-                }
-            }
-        }
-        self.open.clear();
-        savepoint.release(conn).await
     }
 
     /// Closes the decided keys. An undecided key has an obstacle if another transaction holds the key, or has locked

@@ -14,7 +14,6 @@ use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{Executor, PgConnection, PgPool, SqlSafeStr as _};
 
 use crate::error::sqlstate;
-use crate::record::{self, Distribution};
 use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, SetupError};
 
@@ -169,48 +168,6 @@ pub fn schema_sql() -> String {
 #[must_use]
 pub fn any_language_sql() -> String {
     format!("begin;\n\n{FUNCTIONS}\ncommit;\n")
-}
-
-/// Distributes the table by `scope` over the workers of Citus. If the table is already distributed in this way, the
-/// call does nothing. Afterwards, set [`Deployment::distributed`](crate::Deployment::distributed) in every process.
-///
-/// A business table that a call writes should have its rows on the worker that has the key. So give the business table
-/// a column of the type `text collate "C"` with the scope. Distribute the business table by this column, with
-/// `colocate_with => 'idempotency.record'`. A call is then one transaction on one worker. Every table that `perform`
-/// writes must be a distributed table, a reference table, or a local table in Citus's metadata. A write to a plain
-/// table of the coordinator commits separately from the key.
-///
-/// Stop the service during the call, because a process whose setting of `distributed` does not fit the table gets
-/// [`Misuse::WrongDeployment`](crate::Misuse::WrongDeployment).
-///
-/// # Errors
-///
-/// - [`Error::SchemaMissing`]: run [`migrate`] first.
-/// - [`SetupError::Refused`]: the database has no Citus, or the table is distributed in another way.
-/// - [`Incompatible::Schema`](crate::Incompatible::Schema): the schema
-///   [cannot be trusted](crate::operator::Warning::UntrustedSchema).
-/// - [`SetupError::Locked`]: another session holds the lock of [`migrate`] for longer than the wait.
-/// - [`Error::Database`]: Citus refuses the call, for example because it has no workers, or because the role does not
-///   own the table.
-///
-/// # Cancellation
-///
-/// The whole call is one transaction, which takes effect completely or not at all.
-pub async fn distribute(pool: &PgPool) -> Result<(), SetupError> {
-    let refused = |why: &str| Err(SetupError::refused(why));
-    in_pooled_transaction(pool, Opening::ReadCommitted, async |conn| {
-        lock(conn).await?;
-        current(conn).await?;
-        match record::distribution(conn).await? {
-            Distribution::By(column) if column == "scope" => Ok(()),
-            Distribution::Plain => Ok(record::create_distributed_table(conn).await?),
-            Distribution::NoCitus => refused("the database has no Citus; run `create extension citus` on every node"),
-            Distribution::By(_) | Distribution::Other => {
-                refused("Citus has idempotency.record, and not by the hash of scope; undistribute it first")
-            }
-        }
-    })
-    .await
 }
 
 async fn install(pool: &PgPool, any_language: bool) -> Result<(), SetupError> {

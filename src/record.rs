@@ -13,7 +13,6 @@
 //!
 //! - `claim`: statements that claim a key or a batch of marks. `look`: statements that read a record that is in the way
 //!   of a claim, and statements that wait. `tried`: the terms and the results of both kinds of statements.
-//! - `distributed`: the choice between the usual statements and those for a distributed table.
 //! - `opening`: the messages that begin a transaction of the crate.
 //! - `ends`: the end of a claim, with or without a response.
 //! - `step`: the steps of an operation. `resume`: operations that a resumer may take over. `doubt`, `probes`:
@@ -23,7 +22,6 @@
 //! - `statement`: shared parts of statements.
 
 mod claim;
-mod distributed;
 mod doubt;
 mod ends;
 mod look;
@@ -39,14 +37,10 @@ mod table;
 mod tried;
 
 pub(crate) use claim::{MarkBatch, MarkOf};
-pub(crate) use distributed::{
-    Distribution, Part, create_distributed_table, distribution, durable_opening, durable_opening_of_all_rows,
-    prepare_decision, size, workers,
-};
 pub(crate) use doubt::Doubt;
 pub(crate) use ends::Unclaimed;
 pub(crate) use look::wait_for_row;
-pub(crate) use opening::{is_open, put_back};
+pub(crate) use opening::{is_open, prepare_decision, put_back};
 pub use probes::{Probed, ShownProbes};
 pub use resume::ShownRequest;
 pub(crate) use resume::{Candidate, StoredAs};
@@ -61,5 +55,7 @@ pub(crate) use statement::{changes_a_row, interval};
 pub use step::ShownStep;
 pub(crate) use step::StoredSteps;
 pub use table::Group;
-pub(crate) use table::{CommitSetting, Deleted, commit_settings, groups, oldest_due, setup, with_hidden_rows};
+pub(crate) use table::{
+    CommitSetting, Deleted, Part, commit_settings, groups, is_distributed, oldest_due, setup, size, with_hidden_rows,
+};
 pub(crate) use tried::{CalledAt, Claim, Found, Terms, Tried};

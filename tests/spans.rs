@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{LeaseOptions, Policy};
 use pg_idempotency::mark::{MarkOptions, Marked, mark};
-use pg_idempotency::{Deployment, Error, Idempotency, Janitor, Key, Verdict, ensure_idempotent};
+use pg_idempotency::{Error, Idempotency, Janitor, Key, Verdict, ensure_idempotent};
 use rig::database::pool_of;
 use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE, owner};
 use sqlx::PgPool;
@@ -138,19 +138,6 @@ fn transactional(pool: &PgPool) -> pg_idempotency::http::IdempotencyLayer {
 
 fn key(operation: &str) -> Key {
     Key::new(SCOPE, operation, VALUE).expect("a valid key")
-}
-
-/// A process finds it once, so no other test here has this setting.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn the_setting_for_a_distributed_table_on_a_plain_one_is_one_warning(pool: PgPool) -> anyhow::Result<()> {
-    let (listener, _guard) = listen();
-    let needless = Idempotency::new().deployment(Deployment::new().distributed(true));
-    for operation in ["a", "b", "c"] {
-        let performed = needless.run(&pool, &key(operation), "body", async |_| Ok::<_, Error>(1)).await?;
-        assert!(!performed.is_replayed());
-    }
-    assert_eq!(listener.text().matches("turn Deployment::distributed off").count(), 1);
-    Ok(())
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]

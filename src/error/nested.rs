@@ -91,18 +91,6 @@ pub enum Misuse {
     )]
     NestedTransaction,
 
-    /// Citus distributes the table, but the [`Deployment`](crate::Deployment::distributed) of the call is for a plain
-    /// table. If the call has performed something, the transaction must be rolled back.
-    #[error(
-        "the deployment does not fit the table idempotency.record; \
-         if Citus distributes it, set Deployment::distributed(true)"
-    )]
-    #[non_exhaustive]
-    WrongDeployment {
-        /// The server's error `feature_not_supported` (SQLSTATE 0A000).
-        source: sqlx::Error,
-    },
-
     /// The operating system returned no random number for the token of a claim. Nothing was performed.
     #[error("the operating system has no random numbers, so nothing was claimed")]
     #[non_exhaustive]

@@ -2,8 +2,7 @@
 
 use crate::Error;
 
-/// The reason why [`migrate`](crate::migrate()), [`distribute`](crate::distribute()), [`protect`](crate::protect()) or
-/// [`unprotect`](crate::unprotect()) changed nothing.
+/// The reason why [`migrate`](crate::migrate()), [`protect`](crate::protect()) or [`unprotect`](crate::unprotect()) changed nothing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetupError {
@@ -39,10 +38,6 @@ pub enum SetupError {
 }
 
 impl SetupError {
-    pub(crate) fn refused(problem: impl Into<String>) -> Self {
-        Self::Refused { problem: problem.into(), source: None }
-    }
-
     /// Whether the same call, repeated unchanged after a moment, may succeed. See also [`Error::is_transient`].
     #[must_use]
     pub fn is_transient(&self) -> bool {

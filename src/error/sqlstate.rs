@@ -45,7 +45,6 @@ impl Error {
             Some(UNDEFINED_TABLE | UNDEFINED_COLUMN | UNDEFINED_FUNCTION | INVALID_SCHEMA_NAME) => {
                 Self::SchemaMissing { source: error.into() }
             }
-            Some(FEATURE_NOT_SUPPORTED) => Misuse::WrongDeployment { source: error }.into(),
             _ => error.into(),
         }
     }

@@ -199,7 +199,7 @@ impl<'c> Call<'c> {
     }
 
     async fn claim_once(&mut self) -> Result<Claimed<Won>, Error> {
-        in_pooled_transaction(self.pool, Opening::Durable(self.options.deployment), async |conn| {
+        in_pooled_transaction(self.pool, Opening::Durable, async |conn| {
             let claim = match self.claim(conn, OnDuplicate::Wait(CLAIM_WAIT)).await? {
                 Claimed::Won(claim) => claim,
                 Claimed::Replayed(response) => return Ok(Claimed::Replayed(response)),

@@ -122,7 +122,7 @@ impl Lease {
     }
 
     pub(super) fn durable(&self) -> Opening {
-        Opening::Durable(self.leasing.deployment)
+        Opening::Durable
     }
 }
 

@@ -357,7 +357,7 @@ fn longest_try(lease: Duration, left: Duration) -> Duration {
 /// Renews the lease once, on a connection of its own, and as durably as the claim. If the server lost an acknowledged
 /// renewal, the lease in the database would end before the owner's deadline.
 async fn heartbeat(lease: &Lease) -> Result<bool, Error> {
-    in_pooled_transaction(&lease.pool, Opening::Durable(lease.leasing.deployment), async |conn| {
+    in_pooled_transaction(&lease.pool, Opening::Durable, async |conn| {
         lease.record().heartbeat(conn, lease.token, lease.leasing.policy.lease()).await
     })
     .await

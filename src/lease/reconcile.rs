@@ -65,7 +65,7 @@ impl Reconciler {
         // The first visits come before any probe, because a record without a first visit may expire soon.
         for doubt in doubts.iter().filter(|doubt| doubt.shown.probes.is_empty()) {
             let first_visit = async |conn: &mut PgConnection| doubt.visit_first(conn, after, retention).await;
-            noted |= self.transaction(pool, Opening::Durable(deployment), first_visit).await?;
+            noted |= self.transaction(pool, Opening::Durable, first_visit).await?;
         }
         if noted {
             return Ok(Visit::Noted);
@@ -101,7 +101,7 @@ impl Reconciler {
     async fn reserve<'d>(&self, pool: &PgPool, due: Due<'d>) -> Result<Option<(Due<'d>, Vec<u8>)>, Error> {
         let (begun, shown) = (due.probes.begun(), &due.doubt.shown);
         let after = self.distance_after(&begun).max(self.time_out);
-        let opening = Opening::Durable(self.leasing.deployment);
+        let opening = Opening::Durable;
         let request = self
             .transaction(pool, opening, async |conn| {
                 if !self.write(conn, &due, &begun, Some(after)).await? {
@@ -162,7 +162,7 @@ impl Reconciler {
         let releases = found_no_trace && probes.no_trace >= self.no_trace;
         let given_up = !releases && probes.probes >= self.most_probes;
         let after = (!given_up).then(|| self.distance_after(probes));
-        let opening = Opening::Durable(self.leasing.deployment);
+        let opening = Opening::Durable;
         let visit = self
             .transaction(pool, opening, async |conn| {
                 // The write locks the record, so no later probe can store another finding before the release.
@@ -221,7 +221,7 @@ impl Reconciler {
             Some((step, result)) => Decision::ResolveStep { step, result },
         };
         within_a_lease(self.leasing.policy.lease(), || {
-            let opening = Opening::Durable(self.leasing.deployment);
+            let opening = Opening::Durable;
             in_pooled_transaction(pool, opening, async move |conn| -> Result<_, Error> {
                 let mut shown = due.doubt.shown.clone();
                 while shown.settle(conn, decision).await?.is_none() {

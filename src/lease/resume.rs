@@ -319,7 +319,7 @@ impl<'s> Search<'s> {
         // This error rolls the claim back if the operation has changed.
         let changed = || Error::InFlight { retry_after: options.resume_after };
         let claimed_at = Instant::now();
-        let claiming = in_pooled_transaction(self.pool, Opening::Durable(options.deployment), async |conn| {
+        let claiming = in_pooled_transaction(self.pool, Opening::Durable, async |conn| {
             let Claimed::Won(claim) = call.claim(conn, OnDuplicate::Reject).await? else { return Err(changed()) };
             // Since the search, another attempt has ended, or the retention has ended. If the retention has ended, this
             // claim is the first claim of a new operation.

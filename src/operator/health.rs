@@ -6,7 +6,7 @@ use std::time::Duration;
 use sqlx::{PgConnection, PgPool};
 
 use crate::migrate::Standing;
-use crate::record::{CommitSetting, Distribution};
+use crate::record::CommitSetting;
 use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, OnEscape, migrate, record};
 
@@ -20,22 +20,12 @@ pub enum Warning {
     NotDurable {
         /// The value: `off` or `local`.
         value: String,
-        /// The place where the value applies: this connection, a role or a database (by `alter role` or
-        /// `alter database`), or a worker.
+        /// The place where the value applies: this connection, or a role or a database (by `alter role` or
+        /// `alter database`).
         whose: String,
     },
-    /// A worker does not answer the coordinator, so every call with a key on that worker fails.
-    WorkerDown {
-        /// The host and the port of the worker.
-        worker: String,
-        /// The coordinator's error.
-        error: String,
-    },
-    /// The database has Citus, and the table is on the coordinator alone. A transaction that also writes distributed
-    /// tables then commits in two phases.
-    NotDistributed,
-    /// Citus does not distribute the table by the hash of `scope`. The crate supports no other distribution.
-    WronglyDistributed,
+    /// Citus distributes the table, so every call fails.
+    Distributed,
     /// `fsync` is off, so a crash of the server's machine may lose everything.
     FsyncOff,
     /// The table is `UNLOGGED`, so the server empties it after a crash.
@@ -81,9 +71,7 @@ impl Warning {
     pub fn name(&self) -> &'static str {
         match self {
             Self::NotDurable { .. } => "not_durable",
-            Self::WorkerDown { .. } => "worker_down",
-            Self::NotDistributed => "not_distributed",
-            Self::WronglyDistributed => "wrongly_distributed",
+            Self::Distributed => "distributed",
             Self::FsyncOff => "fsync_off",
             Self::Unlogged => "unlogged",
             Self::Replica => "replica",
@@ -107,16 +95,9 @@ impl std::fmt::Display for Warning {
                      set it to on there, or reset it with alter role or alter database"
                 )
             }
-            Self::WorkerDown { worker, error } => {
-                write!(f, "the worker {worker} does not answer, so every call with a key on it fails: {error}")
-            }
-            Self::NotDistributed => f.write_str(
-                "the database has Citus, and the table is not distributed; if the business tables are distributed, run \
-                 `idempotency-janitor migrate --distributed` and set Deployment::distributed(true)",
-            ),
-            Self::WronglyDistributed => f.write_str(
-                "Citus does not distribute the table by the hash of scope; undistribute it, then run \
-                 `idempotency-janitor migrate --distributed`",
+            Self::Distributed => f.write_str(
+                "Citus distributes the table, so every call fails; \
+                 select undistribute_table('idempotency.record')",
             ),
             Self::FsyncOff => f.write_str(
                 "fsync is off: a crash of the machine may lose acknowledged effects and the whole database; turn it on",
@@ -194,12 +175,7 @@ async fn warnings(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>
     let standbys = setup.synchronous_standbys;
     warnings
         .extend(record::commit_settings(conn).await?.into_iter().filter_map(|setting| not_durable(setting, standbys)));
-    match record::distribution(conn).await? {
-        Distribution::NoCitus => {}
-        Distribution::Plain => warnings.push(Warning::NotDistributed),
-        Distribution::By(column) if column == "scope" => warnings.extend(weak_workers(conn).await?),
-        Distribution::By(_) | Distribution::Other => warnings.push(Warning::WronglyDistributed),
-    }
+    warnings.extend(record::is_distributed(conn).await?.then_some(Warning::Distributed));
     warnings.extend((!setup.fsync).then_some(Warning::FsyncOff));
     warnings.extend(setup.unlogged.then_some(Warning::Unlogged));
     warnings.extend(setup.in_recovery.then_some(Warning::Replica));
@@ -207,17 +183,6 @@ async fn warnings(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>
     let oldest = record::oldest_due(conn, Duration::ZERO).await?.filter(|oldest| *oldest > lag);
     warnings.extend(oldest.map(|oldest| Warning::SweepLags { oldest }));
     Ok(warnings)
-}
-
-async fn weak_workers(conn: &mut PgConnection) -> Result<Vec<Warning>, Error> {
-    let workers = record::workers(conn).await?.into_iter();
-    let warnings = workers.filter_map(|worker| match worker.synchronous_commit {
-        Err(error) => Some(Warning::WorkerDown { worker: worker.node, error }),
-        Ok((value, standbys)) => {
-            not_durable(CommitSetting { value, whose: format!("on the worker {}", worker.node) }, standbys)
-        }
-    });
-    Ok(warnings.collect())
 }
 
 fn not_durable(CommitSetting { value, whose }: CommitSetting, standbys: bool) -> Option<Warning> {

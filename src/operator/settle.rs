@@ -11,7 +11,7 @@ use crate::limits::{RETENTION, in_range};
 use crate::outcome::encode;
 use crate::record::{Decision, Grants, Shown};
 use crate::session::{Opening, in_callers_transaction, in_pooled_transaction};
-use crate::{Deployment, SettleError, migrate};
+use crate::{SettleError, migrate};
 
 /// The place where a verb of [`Shown`] runs: a transaction of its own (`&pool`, the usual choice), or your transaction
 /// (`&mut tx`). The [module](crate::operator) explains when to use your transaction.
@@ -42,10 +42,9 @@ impl<'c> From<&'c mut PgTransaction<'_>> for PoolOrTransaction<'c> {
 }
 
 impl PoolOrTransaction<'_> {
-    /// Runs the statements of a decision in a transaction that is durable on every server of the deployment.
+    /// Runs the statements of a decision in a durable transaction.
     async fn decide<R>(
         self,
-        deployment: Deployment,
         decision: impl AsyncFnOnce(&mut PgConnection) -> Result<R, SettleError>,
     ) -> Result<R, SettleError> {
         let decided = async |conn: &mut PgConnection| {
@@ -53,8 +52,8 @@ impl PoolOrTransaction<'_> {
             decision(conn).await
         };
         match self {
-            Self::Pool(pool) => in_pooled_transaction(pool, Opening::DurableAllRows(deployment), decided).await,
-            Self::Transaction(conn) => in_callers_transaction(conn, deployment, decided).await,
+            Self::Pool(pool) => in_pooled_transaction(pool, Opening::DurableAllRows, decided).await,
+            Self::Transaction(conn) => in_callers_transaction(conn, decided).await,
         }
     }
 }
@@ -137,7 +136,7 @@ impl Shown {
         let deletion = async |conn: &mut PgConnection| {
             if self.delete(conn).await? { Ok(()) } else { Err(SettleError::Changed) }
         };
-        place.into().decide(self.deployment, deletion).await
+        place.into().decide(deletion).await
     }
 
     /// Selects the step with this name, so that you can settle this step alone. The selected step must be [in
@@ -169,7 +168,7 @@ impl Shown {
 
     async fn decided(self, place: PoolOrTransaction<'_>, decision: Decision<'_>) -> Result<Self, SettleError> {
         let settling = async |conn: &mut PgConnection| self.settle(conn, decision).await?.ok_or(SettleError::Changed);
-        place.decide(self.deployment, settling).await
+        place.decide(settling).await
     }
 }
 

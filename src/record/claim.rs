@@ -9,30 +9,27 @@
 
 use std::time::Duration;
 
-use sqlx::postgres::PgArguments;
-use sqlx::query::Query;
-use sqlx::{PgConnection, Postgres, Row as _};
+use sqlx::{PgConnection, Row as _};
 
-use super::statement::{Record, age, draw_token, interval, no_live_lease};
+use super::statement::{Record, age, draw_token, interval, may_be_retried, no_live_lease};
 use super::tried::{CalledAt, Claim, Terms, Tried};
 use crate::{Deployment, Error, Fingerprint, Key, Mode};
 
 /// The tokens of the claims of this transaction, from the setting `idempotency.claim`. Each claim adds its own token.
 /// The setting ends with the transaction, and a rollback to a savepoint restores it. `claimed_at = now()` would not
 /// show which transaction has claimed, because two transactions may start in the same microsecond. `xmin` would not
-/// show the transaction either, because behind a savepoint `xmin` is the id of a subtransaction. On a distributed
-/// table, RETURNING may not contain the setting.
+/// show the transaction either, because behind a savepoint `xmin` is the id of a subtransaction.
 macro_rules! noted_claims {
     () => {
         "coalesce(pg_catalog.current_setting('idempotency.claim', true), '')"
     };
 }
-pub(super) use noted_claims;
 
 impl Record<'_> {
-    /// The form of [`claim`](Record::claim) for a table that is not distributed. If the table is distributed,
-    /// `idempotency.is_plain` refuses the statement while the server plans it.
-    pub(super) async fn insert(
+    /// Claims the key by inserting its record. A mark is complete at once. Returns [`Tried::Unread`] if the key has a
+    /// record already, or if an open transaction claims the key. If Citus distributes the table, `idempotency.is_plain`
+    /// refuses the statement while the server plans it.
+    pub(crate) async fn claim(
         self,
         conn: &mut PgConnection,
         terms: &Terms,
@@ -79,109 +76,84 @@ impl Record<'_> {
     }
 }
 
-/// Takes over the row of the CTE `free` if the record had expired when the call was made (`$10`), or if it may be
-/// retried. If the clock has jumped back since the call was made, the current time counts instead, because a record
-/// must not expire before its time. `idempotency.await_key` repeats the condition of this fragment. For an unfinished
-/// record, `await_key` also requires that the record has the mode of the call.
-///
-/// A first attempt takes over an expired record or a released one, in any mode and with any body. Between the look that
-/// has found an expired record and this statement, a suspended owner may renew its lease, and let it lapse again. The
-/// first attempt must not take over such a record. Its token is still the token that the look has found, but its mode
-/// and its body may differ from those of the call.
-///
-/// Plain and distributed tables share this text. A second text could forget to clear a column, and a caller could then
-/// get the response of the old record.
-///
-/// On a distributed table, CASE in an UPDATE may not contain `statement_timestamp`. So the time of completion is a sum.
-/// For a mark, CASE returns an interval of zero. For other modes, CASE returns null, so the sum is null.
-macro_rules! take_over_free {
-    () => {
-        concat! {
-            "update idempotency.record
-            set mode = $8::text, fingerprint = $5::bytea, token = $4::int8,
-                attempt = $11::int4, granted_attempt = case when $11::int4 > 1 then granted_attempt end, claimed_at = pg_catalog.now(),
-                completed_at = pg_catalog.statement_timestamp() + case when $8::text = 'mark' then interval '0' end,
-                lease_until = pg_catalog.statement_timestamp() + $7::interval,
-                expires_at = pg_catalog.statement_timestamp() + $6::interval,
-                response_status = null, response_headers = null, response_body = null,
-                last_error = case when $11::int4 > 1 then last_error end,
-                steps = case when $11::int4 > 1 then steps end, request = case when $11::int4 > 1 then request end,
-                probes = null
-            from free
-            where scope = $1::text and operation = $2::text and value = $3::text
-                and record.token = $9::int8
-                and ((expires_at <= least($10::timestamptz, pg_catalog.statement_timestamp())
-                        and ", $crate::record::statement::no_live_lease!(), ")
-                    or (($11::int4 > 1 or lease_until = '-infinity')
-                        and ", $crate::record::statement::may_be_retried!(), "))"
-        }
-    };
-}
-pub(super) use take_over_free;
-
 impl Record<'_> {
-    /// A statement that contains [`take_over_free`]. The parameters $4 to $11 are those of this fragment.
-    pub(super) fn taking(
-        &self,
-        sql: &'static str,
-        terms: &Terms,
-        asked: &CalledAt,
-        found_token: i64,
-        claim: Claim,
-    ) -> Query<'_, Postgres, PgArguments> {
-        self.query(sql)
-            .bind(claim.token) // $4
-            .bind(terms.fingerprint.as_ref().map(|fingerprint| fingerprint.as_bytes().to_vec())) // $5
-            .bind(interval(terms.retention)) // $6
-            .bind(terms.lease.map(interval)) // $7
-            .bind(terms.mode.as_str()) // $8
-            .bind(found_token) // $9
-            .bind(asked.at) // $10
-            .bind(claim.attempt) // $11
-    }
-
-    /// The form of [`take_over`](Record::take_over) for a table that is not distributed: one conditional update.
-    pub(super) async fn lock_and_take(
+    /// Takes over a claim that is released or lapsed, or that had expired when the call was made. Only one of the
+    /// callers that have found `found_token` wins. The other callers look again, and do not hold the key's lock.
+    ///
+    /// If the clock has jumped back since the call was made (`$10`), the current time counts instead, because a record
+    /// must not expire before its time. `idempotency.await_key` repeats the condition of the update. For an unfinished
+    /// record, `await_key` also requires that the record has the mode of the call.
+    ///
+    /// A first attempt takes over an expired record or a released one, in any mode and with any body. Between the look
+    /// that has found an expired record and this statement, a suspended owner may renew its lease, and let it lapse
+    /// again. The first attempt must not take over such a record. Its token is still the token that the look has found,
+    /// but its mode and its body may differ from those of the call.
+    ///
+    /// The time of completion is a sum, because Citus accepts no CASE with `statement_timestamp` in an UPDATE of a
+    /// distributed table. For a mark, CASE returns an interval of zero. For other modes, CASE returns null, so the sum
+    /// is null.
+    pub(crate) async fn take_over(
         self,
         conn: &mut PgConnection,
         terms: &Terms,
         asked: &CalledAt,
         found_token: i64,
-        claim: Claim,
+        attempt: i32,
     ) -> Result<Tried, Error> {
+        let claim = Claim { token: draw_token()?, attempt };
         let (mine, free, taken): (Option<bool>, bool, bool) = self
-            .taking(
-                concat! {
-                    "
-                    with /* pg_idempotency: take over */ mine as materialized (
-                        -- No lock if another call has changed the record: then this call replays, and would hold the
-                        -- lock until its transaction ends.
-                        select case when exists (
-                            select from idempotency.record
-                            where scope = $1::text and operation = $2::text and value = $3::text and token = $9::int8
-                        ) then pg_catalog.pg_try_advisory_xact_lock($12::int8) end as mine
-                    ),
-                    -- A row that a sweep is deleting is skipped: no call waits for a row.
-                    free as materialized (
-                        select record.token
-                        from mine, idempotency.record
-                        where mine.mine
-                            and record.scope = $1::text and record.operation = $2::text and record.value = $3::text
-                        for update of record skip locked
-                    ),
-                    taken as (", take_over_free!(), "
-                        returning pg_catalog.set_config('idempotency.claim',
-                            ", noted_claims!(), " || ' ' || $4::int8::text, true)
-                    )
-                    select mine.mine, exists (select from free) as free, exists (select from taken) as taken
-                    from mine
-                    ",
-                },
-                terms,
-                asked,
-                found_token,
-                claim,
-            )
+            .query(concat! {
+                "
+                with /* pg_idempotency: take over */ mine as materialized (
+                    -- No lock if another call has changed the record: then this call replays, and would hold the lock
+                    -- until its transaction ends.
+                    select case when exists (
+                        select from idempotency.record
+                        where scope = $1::text and operation = $2::text and value = $3::text and token = $9::int8
+                    ) then pg_catalog.pg_try_advisory_xact_lock($12::int8) end as mine
+                ),
+                -- A row that a sweep is deleting is skipped: no call waits for a row.
+                free as materialized (
+                    select record.token
+                    from mine, idempotency.record
+                    where mine.mine
+                        and record.scope = $1::text and record.operation = $2::text and record.value = $3::text
+                    for update of record skip locked
+                ),
+                taken as (
+                    update idempotency.record
+                    set mode = $8::text, fingerprint = $5::bytea, token = $4::int8,
+                        attempt = $11::int4, granted_attempt = case when $11::int4 > 1 then granted_attempt end,
+                        claimed_at = pg_catalog.now(),
+                        completed_at = pg_catalog.statement_timestamp() + case when $8::text = 'mark' then interval '0' end,
+                        lease_until = pg_catalog.statement_timestamp() + $7::interval,
+                        expires_at = pg_catalog.statement_timestamp() + $6::interval,
+                        response_status = null, response_headers = null, response_body = null,
+                        last_error = case when $11::int4 > 1 then last_error end,
+                        steps = case when $11::int4 > 1 then steps end, request = case when $11::int4 > 1 then request end,
+                        probes = null
+                    from free
+                    where scope = $1::text and operation = $2::text and value = $3::text
+                        and record.token = $9::int8
+                        and ((expires_at <= least($10::timestamptz, pg_catalog.statement_timestamp())
+                                and ", no_live_lease!(), ")
+                            or (($11::int4 > 1 or lease_until = '-infinity')
+                                and ", may_be_retried!(), "))
+                    returning pg_catalog.set_config('idempotency.claim',
+                        ", noted_claims!(), " || ' ' || $4::int8::text, true)
+                )
+                select mine.mine, exists (select from free) as free, exists (select from taken) as taken
+                from mine
+                ",
+            })
+            .bind(claim.token) // $4
+            .bind(terms.fingerprint.as_ref().map(Fingerprint::as_bytes)) // $5
+            .bind(interval(terms.retention)) // $6
+            .bind(terms.lease.map(interval)) // $7
+            .bind(terms.mode.as_str()) // $8
+            .bind(found_token) // $9
+            .bind(asked.at) // $10
+            .bind(attempt) // $11
             .bind(self.key.lock_id()) // $12
             .try_map(|row| Ok((row.try_get("mine")?, row.try_get("free")?, row.try_get("taken")?)))
             .fetch_one(conn)

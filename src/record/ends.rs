@@ -64,32 +64,23 @@ impl Record<'_> {
     }
 }
 
-/// Releases a claim in the transaction that made the claim. Plain and distributed tables share this text. The parameter
-/// $4 is the claim's token, and $5 is the new token.
-macro_rules! release_in_transaction {
-    () => {
-        "
-        update /* pg_idempotency: release in transaction */ idempotency.record
-        set lease_until = '-infinity', token = $5::int8
-        where scope = $1::text and operation = $2::text and value = $3::text
-            and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
-        "
-    };
-}
-pub(super) use release_in_transaction;
-
 impl Record<'_> {
-    /// The form of [`release_in_transaction`](Record::release_in_transaction) for a table that is not distributed.
-    pub(super) async fn release_and_forget(self, conn: &mut PgConnection, claim: Claim) -> Result<(), Error> {
+    /// Releases a claim in the transaction that made the claim, so that the next caller may claim at once. The record
+    /// gets a new token, so no statement with the old token can change the record again.
+    pub(crate) async fn release_in_transaction(self, conn: &mut PgConnection, claim: Claim) -> Result<(), Error> {
         let update = self
-            .query(concat! {
-                release_in_transaction!(), "
+            .query(
+                "
+                update /* pg_idempotency: release in transaction */ idempotency.record
+                set lease_until = '-infinity', token = $5::int8
+                where scope = $1::text and operation = $2::text and value = $3::text
+                    and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
                 returning pg_catalog.set_config('idempotency.claim', pg_catalog.array_to_string(pg_catalog.array_remove(
                     pg_catalog.string_to_array(pg_catalog.current_setting('idempotency.claim', true), ' '),
                     $4::int8::text
                 ), ' '), true)
                 ",
-            })
+            )
             .bind(claim.token) // $4
             .bind(draw_token()?); // $5
         if changes_a_row(conn, update).await? { Ok(()) } else { Err(Error::Misuse(Misuse::NotInTransaction)) }

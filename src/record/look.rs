@@ -13,8 +13,10 @@ use crate::outcome::Response;
 use crate::{Deployment, Error, Fingerprint, Mode, observe};
 
 impl Record<'_> {
-    /// The form of [`look`](Record::look) for a table that is not distributed, in one statement.
-    pub(super) async fn look_and_lock(self, conn: &mut PgConnection, asked: &mut CalledAt) -> Result<Tried, Error> {
+    /// Looks at the record in a new snapshot, because an owner may have committed since the claim's snapshot.
+    ///
+    /// A look that finds a record takes no lock, because the caller's transaction would hold the lock to its end.
+    pub(crate) async fn look(self, conn: &mut PgConnection, asked: &mut CalledAt) -> Result<Tried, Error> {
         let waited = asked.waited();
         let row = self
             .query(concat! {
@@ -97,7 +99,7 @@ impl<'k> Record<'k> {
     /// Between these messages, a pooler in transaction mode may change the server connection. The unnamed statement of
     /// the new connection then belongs to another client.
     pub(crate) async fn select_first(self, conn: &mut PgConnection, terms: &Terms) -> Option<Response> {
-        if !self.deployment.prepared || self.deployment.distributed {
+        if !self.deployment.prepared {
             return None;
         }
         let statement = response!(

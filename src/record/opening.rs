@@ -14,21 +14,20 @@ macro_rules! own_transaction {
         concat!("('", $word, " ' || (extract(epoch from pg_catalog.now())::float8 * 1000000::float8)::int8::text)")
     };
 }
-pub(crate) use own_transaction;
 
 /// Whether the connection is still in the transaction whose setting begins with [`own_transaction`]. The end of the
 /// setting is not compared, because claims append their tokens.
 macro_rules! is_own_transaction {
     ($word:literal) => {
         concat!(
-            // COALESCE is not used here, because on a distributed table Citus refuses `current_setting` in a COALESCE.
+            // COALESCE is not used here, because in an UPDATE of a distributed table Citus refuses `current_setting` in it.
             "(pg_catalog.starts_with(pg_catalog.current_setting('idempotency.claim', true), ",
             $crate::record::opening::own_transaction!($word),
             ") is true)"
         )
     };
 }
-pub(super) use is_own_transaction;
+pub(super) use {is_own_transaction, own_transaction};
 
 /// Refuses a connection on which other code sent a raw `BEGIN`, which sqlx does not count. In such a transaction,
 /// `now()` is older than this message, so the check divides by zero, which aborts the transaction. Without the check,
@@ -45,7 +44,6 @@ macro_rules! check {
         )
     };
 }
-pub(super) use check;
 
 pub(crate) const BEGIN: &str = concat!(check!("opening"), "; begin");
 pub(crate) const BEGIN_ALL_ROWS: &str =
@@ -69,7 +67,7 @@ macro_rules! durable {
     };
 }
 
-pub(super) const BEGIN_DURABLE: &str = concat!(
+pub(crate) const BEGIN_DURABLE: &str = concat!(
     check!("opening durable"),
     ", ",
     durable!(),
@@ -77,7 +75,7 @@ pub(super) const BEGIN_DURABLE: &str = concat!(
     own_transaction!("step"),
     ", true); begin"
 );
-pub(super) const BEGIN_DURABLE_ALL_ROWS: &str = concat!(
+pub(crate) const BEGIN_DURABLE_ALL_ROWS: &str = concat!(
     check!("opening of decision"),
     ", pg_catalog.set_config('row_security', 'off', true), ",
     durable!(),
@@ -85,8 +83,8 @@ pub(super) const BEGIN_DURABLE_ALL_ROWS: &str = concat!(
 );
 /// Begins a transaction at READ COMMITTED, without the check of the other openings. The check is a query, so it would
 /// take a snapshot at the session's isolation level. A BEGIN after a snapshot may not set another level. Instead of the
-/// check, a ROLLBACK ends a transaction that may be open. This ROLLBACK counts in `pg_stat_database`. Only migrations,
-/// `distribute` and the release of a claim after a failed call pay for this ROLLBACK.
+/// check, a ROLLBACK ends a transaction that may be open. This ROLLBACK counts in `pg_stat_database`. Only migrations
+/// and the release of a claim after a failed call pay for this ROLLBACK.
 pub(crate) const BEGIN_READ_COMMITTED: &str =
     "begin; rollback; begin /* pg_idempotency: opening at read committed */ isolation level read committed";
 
@@ -99,7 +97,7 @@ pub(crate) const IS_EXEMPT: &str = concat!(
 );
 
 /// Gives the caller's transaction the settings of [`BEGIN_DURABLE_ALL_ROWS`]. Returns the previous `row_security`.
-pub(super) async fn prepare_decision(conn: &mut PgConnection) -> Result<String, Error> {
+pub(crate) async fn prepare_decision(conn: &mut PgConnection) -> Result<String, Error> {
     sqlx::query_scalar(concat!(
         "
         select /* pg_idempotency: prepare decision */

@@ -94,7 +94,7 @@ impl Shown {
     }
 
     pub(crate) fn record(&self) -> Record<'_> {
-        Record { key: &self.key, deployment: self.deployment }
+        Record::unprepared(&self.key)
     }
 
     /// An SQL statement that takes effect only if the record is still as it was shown. The statement has a condition

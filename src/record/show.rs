@@ -13,7 +13,7 @@ use super::resume::ShownRequest;
 use super::statement::{self, Pages, Record, known_mode, may_be_retried, probes_count, readable, state, steps_hash};
 use super::step::ShownStep;
 use crate::state::{State, Version};
-use crate::{Deployment, Error, Key, Mode};
+use crate::{Error, Key, Mode};
 
 /// One record without its response, which may be large and is confidential.
 ///
@@ -71,8 +71,6 @@ pub struct Shown {
     /// change the public field `steps`.
     pub(super) in_doubt: Vec<String>,
     pub(super) version: Version,
-    /// The deployment for the statements of an operator.
-    pub(crate) deployment: Deployment,
 }
 
 impl Shown {
@@ -146,7 +144,6 @@ impl Shown {
             }),
             resumable: row.try_get("resumable")?,
             version,
-            deployment: Deployment::new().prepared_statements(false).distributed(row.try_get("distributed")?),
             request: row
                 .try_get::<Option<&[u8]>, _>("request_head")?
                 .and_then(ShownRequest::read)
@@ -173,9 +170,6 @@ macro_rules! shown {
                 steps::text as steps, ", steps_hash!(), " as steps_hash,
                 request is not null and mode <> 'at_most_once' as resumable,
                 ", readable!("lease_until"), " as lease_until,
-                -- A shard is a table of its own. (So is a partition, but it has a root.)
-                coalesce(pg_catalog.pg_partition_root(tableoid::regclass)::oid, tableoid)
-                    <> 'idempotency.record'::regclass::oid as distributed,
                 case when ", probes_count!(), " then probes::text end as probes,
                 -- Without the body. JSON begins with a byte above these.
                 case when pg_catalog.octet_length(request) > 3

@@ -252,7 +252,7 @@ macro_rules! may_be_retried {
 /// sweep has deleted it. The last branch also covers a lapsed lease in a mode of a newer release.
 ///
 /// A look derives the same state in Rust ([`Found::at`](super::tried::Found::at)). In SQL, the server would prepare
-/// this expression for every look. On Citus, a worker would evaluate the expression by its own clock.
+/// this expression for every look.
 macro_rules! state {
     () => {
         concat! {

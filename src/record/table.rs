@@ -7,23 +7,9 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
-use super::statement::{self, interval, no_live_lease, readable, readable_place, state, table_or_leaf};
+use super::statement::{self, interval, may_be_retried, no_live_lease, readable, readable_place, state, table_or_leaf};
 use crate::Error;
 use crate::state::State;
-
-/// The condition that a retry could have continued the operation of the deleted record. The condition is that of
-/// `may_be_retried` for a record without a live lease. The condition contains no clock function, because on a
-/// distributed table RETURNING may not contain one.
-macro_rules! could_be_retried {
-    () => {
-        concat!(
-            "(completed_at is null and (lease_until = '-infinity' or mode in ('at_least_once', 'in_steps')) and ",
-            $crate::record::statement::no_step_in_doubt!(),
-            ")"
-        )
-    };
-}
-pub(super) use could_be_retried;
 
 /// The numbers of records that one batch deleted, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,75 +40,14 @@ impl Deleted {
     }
 }
 
-/// Does the same as [`Part::sweep`](super::distributed::Part::sweep), for `leaf`, which is the table or one of its
-/// [`leaves`]. The statement deletes at most `limit` records.
-///
-/// The sweep skips a row that another transaction has locked, for example to take it over. The next pass deletes this
-/// row if it is still due. A batch that selects by primary key instead of `ctid` would be five times slower.
-///
-/// If another transaction moves a row's `expires_at` to a time before `since`, only the next pass deletes this row.
-pub(super) async fn sweep(
-    conn: &mut PgConnection,
-    leaf: &str,
-    limit: u32,
-    since: Option<DateTime<Utc>>,
-    grace: Duration,
-) -> Result<Deleted, Error> {
-    // The statement is not a literal, because it has to name a leaf. On the parent table, the plan would read all
-    // leaves, whatever the condition is.
-    let sql = format!(
-        concat! {
-            "
-        with /* pg_idempotency: sweep */ deleted as (
-            delete from {leaf}
-            -- An array, because `in (select … limit)` may run the select once for each outer row, and then delete more.
-            where ctid = any (array(
-                    select ctid
-                    from {leaf}
-                    where (expires_at <= pg_catalog.statement_timestamp() - $3::interval and ", no_live_lease!(), ")
-                        and expires_at >= coalesce($2::timestamptz, '-infinity')
-                    order by expires_at
-                    limit $1::int8
-                    for update skip locked
-                ))
-                -- The condition is repeated: it must be true for the row version that is deleted, not for the selected
-                -- one.
-                and (expires_at <= pg_catalog.statement_timestamp() - $3::interval and ", no_live_lease!(), ")
-            returning mode, completed_at, expires_at, ", could_be_retried!(), " as retried
-        )
-        select
-            count(*) filter (where mode <> 'mark' and completed_at is not null) as completed,
-            count(*) filter (where retried) as unfinished,
-            count(*) filter (where completed_at is null and retried is not true) as indeterminate,
-            count(*) filter (where mode = 'mark') as marks, ", readable_place!("max(expires_at)"), " as until
-        from deleted
-        "
-        },
-        leaf = leaf
-    );
-    sqlx::query(AssertSqlSafe(sql))
-        .persistent(false)
-        .bind(i64::from(limit)) // $1
-        .bind(since) // $2
-        .bind(interval(grace)) // $3
-        .try_map(|row: PgRow| {
-            let count = |column| row.try_get::<i64, _>(column).map(i64::unsigned_abs);
-            Ok(Deleted {
-                completed: count("completed")?,
-                unfinished: count("unfinished")?,
-                indeterminate: count("indeterminate")?,
-                marks: count("marks")?,
-                until: row.try_get("until")?,
-            })
-        })
-        .fetch_one(conn)
-        .await
-        .map_err(Error::of_statement)
-}
+/// A part of the table that is swept separately: a leaf of a partitioned table, or the table itself. The server has
+/// quoted the name.
+#[derive(Clone, Debug)]
+pub(crate) struct Part(String);
 
-/// The names of the leaves of a partitioned table, or the name of the table itself. The server quotes these names.
-pub(super) async fn leaves(conn: &mut PgConnection) -> Result<Vec<String>, Error> {
-    sqlx::query_scalar(concat! {
+impl Part {
+    pub(crate) async fn all(conn: &mut PgConnection) -> Result<Vec<Self>, Error> {
+        sqlx::query_scalar(concat! {
             "
             select /* pg_idempotency: leaves */ pg_catalog.format('%I.%I', namespace.nspname, class.relname)
             from pg_catalog.pg_class as class
@@ -130,11 +55,80 @@ pub(super) async fn leaves(conn: &mut PgConnection) -> Result<Vec<String>, Error
             where class.relkind <> 'p' and ", table_or_leaf!(), "
             order by class.oid
             ",
-    })
-    .persistent(false)
-    .fetch_all(conn)
-    .await
-    .map_err(Error::of_statement)
+        })
+        .persistent(false)
+        .fetch_all(conn)
+        .await
+        .map(|leaves| leaves.into_iter().map(Self).collect())
+        .map_err(Error::of_statement)
+    }
+
+    /// Deletes at most `limit` due records, the oldest first. A record is due if its retention ended at least `grace`
+    /// ago, and if it has no live lease. `since` is the [`Deleted::until`] of the previous batch.
+    ///
+    /// The sweep skips a row that another transaction has locked, for example to take it over. The next pass deletes
+    /// this row if it is still due. A batch that selects by primary key instead of `ctid` would be five times slower.
+    ///
+    /// If another transaction moves a row's `expires_at` to a time before `since`, only the next pass deletes this row.
+    pub(crate) async fn sweep(
+        &self,
+        conn: &mut PgConnection,
+        limit: u32,
+        since: Option<DateTime<Utc>>,
+        grace: Duration,
+    ) -> Result<Deleted, Error> {
+        // The statement is not a literal, because it has to name a leaf. On the parent table, the plan would read all
+        // leaves, whatever the condition is.
+        let sql = format!(
+            concat! {
+                "
+            with /* pg_idempotency: sweep */ deleted as (
+                delete from {leaf}
+                -- An array, because `in (select … limit)` may run the select once for each outer row, and then delete more.
+                where ctid = any (array(
+                        select ctid
+                        from {leaf}
+                        where (expires_at <= pg_catalog.statement_timestamp() - $3::interval and ", no_live_lease!(), ")
+                            and expires_at >= coalesce($2::timestamptz, '-infinity')
+                        order by expires_at
+                        limit $1::int8
+                        for update skip locked
+                    ))
+                    -- The condition is repeated: it must be true for the row version that is deleted, not for the selected
+                    -- one.
+                    and (expires_at <= pg_catalog.statement_timestamp() - $3::interval and ", no_live_lease!(), ")
+                returning mode, completed_at, lease_until, expires_at, steps
+            )
+            select
+                count(*) filter (where mode <> 'mark' and completed_at is not null) as completed,
+                count(*) filter (where completed_at is null) as open,
+                count(*) filter (where ", may_be_retried!(), ") as unfinished,
+                count(*) filter (where mode = 'mark') as marks, ", readable_place!("max(expires_at)"), " as until
+            from deleted
+            "
+            },
+            leaf = self.0
+        );
+        sqlx::query(AssertSqlSafe(sql))
+            .persistent(false)
+            .bind(i64::from(limit)) // $1
+            .bind(since) // $2
+            .bind(interval(grace)) // $3
+            .try_map(|row: PgRow| {
+                let count = |column| row.try_get::<i64, _>(column).map(i64::unsigned_abs);
+                let unfinished = count("unfinished")?;
+                Ok(Deleted {
+                    completed: count("completed")?,
+                    unfinished,
+                    indeterminate: count("open")? - unfinished,
+                    marks: count("marks")?,
+                    until: row.try_get("until")?,
+                })
+            })
+            .fetch_one(conn)
+            .await
+            .map_err(Error::of_statement)
+    }
 }
 
 /// How long ago the oldest due record expired. `None` if no record is due.
@@ -196,8 +190,8 @@ pub struct Group {
     pub oldest: DateTime<Utc>,
 }
 
-/// Does the same as [`size`](super::distributed::size), for a table that is not distributed.
-pub(super) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
+/// Reads the sizes and counts that the server keeps. For a partitioned table, the values are sums over its leaves.
+pub(crate) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
     sqlx::query(concat! {
         "
         select /* pg_idempotency: size */
@@ -247,6 +241,32 @@ pub(crate) async fn groups(conn: &mut PgConnection, percent: f64) -> Result<Vec<
     })
     .fetch_all(conn)
     .await
+    .map_err(Error::of_statement)
+}
+
+/// Whether Citus distributes the table.
+pub(crate) async fn is_distributed(conn: &mut PgConnection) -> Result<bool, Error> {
+    // Two statements, because a server without Citus has no such catalog.
+    let has_citus =
+        sqlx::query("select /* pg_idempotency: distribution */ from pg_catalog.pg_extension where extname = 'citus'")
+            .persistent(false)
+            .fetch_optional(&mut *conn)
+            .await
+            .map_err(Error::of_statement)?
+            .is_some();
+    if !has_citus {
+        return Ok(false);
+    }
+    sqlx::query(
+        "
+        select /* pg_idempotency: distribution */ from pg_catalog.pg_dist_partition
+        where logicalrelid::oid = 'idempotency.record'::regclass::oid and partmethod = 'h'
+        ",
+    )
+    .persistent(false)
+    .fetch_optional(conn)
+    .await
+    .map(|row| row.is_some())
     .map_err(Error::of_statement)
 }
 

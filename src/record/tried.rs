@@ -149,7 +149,7 @@ macro_rules! columns {
 }
 pub(super) use columns;
 
-/// The values that a look reads besides the record. For a distributed table, the coordinator returns these values.
+/// The values that a look reads besides the record.
 pub(super) struct Now {
     pub(super) at: DateTime<Utc>,
     /// The tokens of the claims of this transaction.

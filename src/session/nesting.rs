@@ -10,7 +10,7 @@ use sqlx_core::transaction::TransactionManager;
 
 use crate::error::sqlstate;
 use crate::record::{draw_token, prepare_decision, put_back};
-use crate::{Deployment, Error, Misuse};
+use crate::{Error, Misuse};
 
 type Manager = <Postgres as Database>::TransactionManager;
 
@@ -126,7 +126,6 @@ async fn command(conn: &mut PgConnection, sql: String) -> Result<(), Error> {
 /// If the future is dropped, the caller has to roll the transaction back.
 pub(crate) async fn in_callers_transaction<R, E: From<Error>>(
     conn: &mut PgConnection,
-    deployment: Deployment,
     decision: impl AsyncFnOnce(&mut PgConnection) -> Result<R, E>,
 ) -> Result<R, E> {
     if !conn.is_in_transaction() {
@@ -135,7 +134,7 @@ pub(crate) async fn in_callers_transaction<R, E: From<Error>>(
     // A rollback to this savepoint also restores the settings.
     let savepoint = Savepoint::set(conn, draw_token()?).await?;
     let decided = async {
-        let row_security = prepare_decision(conn, deployment).await?;
+        let row_security = prepare_decision(conn).await?;
         let decided = decision(conn).await?;
         put_back(conn, &row_security).await?;
         Ok(decided)

@@ -16,8 +16,8 @@ use sqlx::{Executor as _, PgConnection, PgPool, Postgres};
 
 use super::nesting::{begin, commit_innermost, depth, queue_rollbacks, roll_back_to};
 use crate::error::sqlstate;
-use crate::record::{self, opening};
-use crate::{Deployment, Error, Misuse};
+use crate::record::opening;
+use crate::{Error, Misuse};
 
 /// A connection of the pool, with the transaction that the crate may have begun on this connection. If the session is
 /// dropped, the transaction is rolled back.
@@ -191,9 +191,7 @@ pub(crate) enum Opening {
     /// Until this transaction ends, the setting `idempotency.claim` begins with
     /// [`own_transaction`](opening::own_transaction). So a step, which claims nothing, may write the tables that are
     /// protected. A later statement can check whether it is still in this transaction.
-    ///
-    /// The transaction is durable on every server of the deployment.
-    Durable(Deployment),
+    Durable,
     /// Begins like `Plain`, for a search by the crate. If row level security could hide a record from the role, the
     /// server refuses the statement with an error of privileges (SQLSTATE 42501). Without this error, an empty result
     /// would not prove that no record exists.
@@ -203,28 +201,22 @@ pub(crate) enum Opening {
     AllRows,
     /// Begins like `Durable` and `AllRows` together, for the decision of an operator, but without the setting
     /// `idempotency.claim`.
-    DurableAllRows(Deployment),
+    DurableAllRows,
     /// Begins at READ COMMITTED, whatever the session's own level is, and without a snapshot. The first statement takes
     /// a lock, and the second statement must see everything that was committed before the lock.
     ReadCommitted,
 }
 
 impl Opening {
-    /// Returns [`BeforeClaim`](Self::BeforeClaim) if the claims of this deployment return the age of their transaction,
-    /// and [`Plain`](Self::Plain) otherwise.
-    pub(crate) fn before_claim(deployment: Deployment) -> &'static Self {
-        if deployment.claims_tell_the_age() { &Self::BeforeClaim } else { &Self::Plain }
-    }
-
     fn sql(&self) -> &'static str {
         match self {
             Self::Plain => opening::BEGIN,
             Self::BeforeClaim => opening::BEGIN_BEFORE_CLAIM,
             #[cfg(feature = "http")]
             Self::Exempt => opening::BEGIN_EXEMPT,
-            Self::Durable(deployment) => record::durable_opening(*deployment),
+            Self::Durable => opening::BEGIN_DURABLE,
             Self::AllRows => opening::BEGIN_ALL_ROWS,
-            Self::DurableAllRows(deployment) => record::durable_opening_of_all_rows(*deployment),
+            Self::DurableAllRows => opening::BEGIN_DURABLE_ALL_ROWS,
             Self::ReadCommitted => opening::BEGIN_READ_COMMITTED,
         }
     }

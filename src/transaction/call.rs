@@ -133,7 +133,7 @@ impl<'k> Call<'k> {
         {
             return Ok(Claimed::Replayed(stored));
         }
-        session.begin(Opening::before_claim(self.record.deployment)).await?;
+        session.begin(&Opening::BeforeClaim).await?;
         let unchecked_since = session.unchecked_since();
         match self.claim(session, unchecked_since).await {
             Err(error) if unchecked_since.is_some() && may_be_of_a_foreign_transaction(&error) => {
@@ -215,11 +215,11 @@ impl Won<'_> {
         // `perform` may have dropped the future of an earlier statement. Then the first try may return the error of
         // that statement, without sending the undo.
         if let Err(first) = savepoint.undo(conn).await {
-            // If a worker of a distributed table is lost between the two statements of the undo, the savepoint is gone,
-            // and the first error is the cause.
+            // If a worker of Citus is lost between the two statements of the undo, the savepoint is gone, and the first
+            // error is the cause.
             savepoint.undo(conn).await.map_err(|second| if first.is_transient() { first } else { second })?;
         }
-        // On a distributed table, the undo succeeds even if a worker is lost, and the next statement returns the error.
+        // On Citus, the undo succeeds even if a worker is lost, and the next statement returns the error.
         self.record.release_in_transaction(conn, self.claim).await
     }
 

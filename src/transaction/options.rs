@@ -34,12 +34,7 @@ impl Idempotency {
     /// Creates options with a retention of 24 hours, a wait of at most 5 seconds, and [`Deployment::new`].
     #[must_use]
     pub const fn new() -> Self {
-        Self {
-            retention: DEFAULT_RETENTION,
-            on_duplicate: None,
-            deployment: Deployment::new(),
-            replay_first: false,
-        }
+        Self { retention: DEFAULT_RETENTION, on_duplicate: None, deployment: Deployment::new(), replay_first: false }
     }
 
     /// Sets how long a key is remembered. The retention starts at the claim, by the database's clock. The default is 24
@@ -86,9 +81,8 @@ impl Idempotency {
     /// round trip instead of four, and a first call takes one round trip more. The answers stay the same. The setting
     /// has no effect on a call in your transaction, because your code has begun this transaction.
     ///
-    /// The setting has no effect on a [distributed](Deployment::distributed) table. The setting also has no effect if
-    /// [prepared statements](Deployment::prepared_statements) are turned off. sqlx would then send the statement in two
-    /// messages, and a pooler could send the second message to another server connection.
+    /// The setting has no effect if [prepared statements](Deployment::prepared_statements) are turned off. sqlx would
+    /// then send the statement in two messages, and a pooler could send the second message to another server connection.
     #[must_use]
     pub const fn replay_first(self, replay_first: bool) -> Self {
         Self { replay_first, ..self }

@@ -595,7 +595,6 @@ async fn walk(plain: PgPool, settings: &'static [Setting]) -> anyhow::Result<()>
 macro_rules! tests {
     ($($test:ident: $settings:ident;)*) => {$(
         #[sqlx::test(migrations = false)]
-        #[cfg_attr(idempotency_distributed, ignore = "it creates plain tables")]
         async fn $test(pool: PgPool) -> anyhow::Result<()> {
             // Not the pool itself, which opens a new connection for each statement: it would have the settings.
             walk(pool_of(2, &pool.connect_options()).await, $settings).await

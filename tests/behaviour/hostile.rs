@@ -10,7 +10,7 @@ use pg_idempotency::{Error, Idempotency, ensure_idempotent};
 use rig::lease::{AT_MOST_ONCE, owner};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 
-use crate::support::{DEPLOYMENTS, connect, create_effects, janitor, key, leave_effect, options, pool_of, waiting};
+use crate::support::{connect, create_effects, janitor, key, leave_effect, options, pool_of, waiting};
 
 /// Functions that fit a call better than those of pg_catalog, and operators that fit exactly.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
@@ -32,17 +32,7 @@ async fn a_schema_behind_pg_catalog_decides_nothing(observer: PgPool) -> anyhow:
     )
     .execute(&observer)
     .await?;
-    // A call on a distributed table passes the lock_timeout on.
-    let pool =
-        pool_of(3, &options(&observer).options([("search_path", "evil, public"), ("lock_timeout", "60s")])).await;
-    for (number, deployment) in DEPLOYMENTS.iter().enumerate() {
-        let idempotency = Idempotency::new().deployment(*deployment);
-        let key = key(&format!("deployment {number}"));
-        for replayed in [false, true] {
-            let outcome = idempotency.run(&pool, &key, "body", async |_| Ok::<_, Error>(1)).await?;
-            assert_eq!(outcome.is_replayed(), replayed, "{deployment:?}");
-        }
-    }
+    let pool = pool_of(3, &options(&observer).options([("search_path", "evil, public")])).await;
     for replay_first in [false, true] {
         let way = Idempotency::new().replay_first(replay_first);
         let value = replay_first.to_string();
@@ -84,19 +74,17 @@ async fn a_schema_behind_pg_catalog_decides_nothing(observer: PgPool) -> anyhow:
 
 /// The blocks of SQL of each page, in one transaction. Roles belong to the whole server, so nothing is committed.
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
 async fn the_sql_of_the_pages_works_beside_the_operators_of_public(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;
     let database: String = sqlx::query_scalar("select current_database()::text").fetch_one(&mut conn).await?;
     let is_new: bool =
         sqlx::query_scalar("select current_setting('server_version_num')::int >= 140000").fetch_one(&mut conn).await?;
-    // PostgreSQL 13 lacks a setting, and only Citus has the functions.
+    // PostgreSQL 13 lacks a setting.
     let runs = |statement: &str| {
-        let is_for_citus = ["create_distributed_table", "citus_tables"].iter().any(|citus| statement.contains(citus));
         let is_too_new = !is_new && statement.contains("PostgreSQL 14 or newer");
         // A view that is there only if the server has loaded its library.
         let is_for_a_library = statement.contains("from pg_stat_statements");
-        !is_for_citus && !is_too_new && !is_for_a_library
+        !is_too_new && !is_for_a_library
     };
     let mut count = 0;
     for page in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src/guide"))? {

@@ -21,8 +21,7 @@ async fn fill(pool: &PgPool, mode: &str, completed: bool, lease: Option<&str>, e
         select $1, 's', concat_ws(' ', $1, $2, $3, $4), n, case when $1 <> 'mark' then '\\x0100'::bytea end, n,
             case $3 when '-infinity' then '-infinity' else now() + $3::interval end,
             case when $2 then now() end,
-            -- Not at the same time: a distributed table would sweep them together.
-            now() - n::float8 * interval '1 us' + case when $4 then interval '-1 min' else interval '1 min' end
+            now() + case when $4 then interval '-1 min' else interval '1 min' end
         from generate_series(1, $5) as n
         ",
     )
@@ -104,7 +103,6 @@ async fn a_sweep_never_deletes_more_than_its_limit_under_any_plan(pool: PgPool) 
 /// A batch begins at the very moment at which the batch before ended, or at the beginning if a client cannot read that
 /// moment.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "no SELECT over all shards locks rows, as this test does")]
 async fn batches_leave_nothing_out_between_them(pool: PgPool) -> anyhow::Result<()> {
     let janitor = janitor(&pool).batch_size(rows(2)).pause(Duration::ZERO);
     fill(&pool, "transaction", true, None, true, 5).await;
@@ -156,7 +154,6 @@ async fn a_janitor_goes_on_after_errors(pool: PgPool) -> anyhow::Result<()> {
 
 /// A time-out halves the batch until it fits.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "a distributed table takes no triggers")]
 async fn a_batch_that_takes_too_long_is_halved(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool, "transaction", true, None, true, 400).await;
     // Deleting a row takes a millisecond, and the time-out of a statement is 100 ms.

@@ -54,7 +54,6 @@ fn a_part_that_nobody_can_see_is_refused_unless_it_is_of_a_record() {
 
 /// Every character alone is a value, through both doors or through none.
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn rust_and_sql_refuse_the_same_invisible_values(pool: PgPool) -> anyhow::Result<()> {
     // Without a fingerprint, the refusal of the key comes first, and nothing is claimed.
     let refused = "

@@ -74,7 +74,6 @@ async fn a_lease_keeps_its_promise_at_both_ends_of_its_settings(pool: PgPool) ->
 
 /// A busy server takes longer than the lease. The effect has happened, so its result must not be lost.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "it creates a trigger")]
 async fn a_short_lease_leaves_the_time_to_store_and_to_release(pool: PgPool) -> anyhow::Result<()> {
     pool.execute(
         "create function slow() returns trigger language plpgsql as 'begin perform pg_sleep(0.6); return new; end';

@@ -9,7 +9,7 @@ use rig::fixture::Fixture;
 use rig::lease::IN_STEPS;
 use sqlx::PgPool;
 
-use crate::support::{DEPLOYMENTS, connect, key, pool_of, setting};
+use crate::support::{connect, key, pool_of, setting};
 
 const WINDOW: Duration = Duration::from_secs(300);
 use Marked::{Duplicate, First};
@@ -29,29 +29,26 @@ async fn marked(pool: &PgPool, keys: &[Key]) -> Result<Vec<Marked>, Error> {
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn each_place_gets_its_answer(pool: PgPool) -> anyhow::Result<()> {
-    for deployment in DEPLOYMENTS {
-        sqlx::query("delete from idempotency.record").execute(&pool).await?;
-        let marking = MarkOptions::new(WINDOW).deployment(*deployment);
-        let marked = async |values: &[&str]| -> Result<Vec<Marked>, Error> {
-            let mut tx = pool.begin().await?;
-            let marked = marking.mark_many(&mut tx, &keys(values)).await?;
-            tx.commit().await?;
-            Ok(marked)
-        };
-        assert_eq!(marked(&["c", "a", "b"]).await?, [First; 3]);
-        let exact = "select bool_and(expires_at - completed_at = interval '300 s') from idempotency.record";
-        assert!(sqlx::query_scalar::<_, bool>(exact).fetch_one(&pool).await?);
-        expire(&pool, &key("c")).await?;
-        assert_eq!(
-            marked(&["d", "a", "c", "d", "b", "c", "c"]).await?,
-            [First, Duplicate, First, Duplicate, Duplicate, Duplicate, Duplicate]
-        );
-        assert_eq!(marked(&[]).await?, []);
+    let marking = MarkOptions::new(WINDOW);
+    let marked = async |values: &[&str]| -> Result<Vec<Marked>, Error> {
         let mut tx = pool.begin().await?;
-        assert_eq!(marking.mark(&mut tx, &key("f")).await?, First);
-        assert_eq!(marking.mark_many(&mut tx, &keys(["f", "g"])).await?, [Duplicate, First], "in one transaction");
-        assert_eq!(setting(&mut tx, "lock_timeout").await, "0");
-    }
+        let marked = marking.mark_many(&mut tx, &keys(values)).await?;
+        tx.commit().await?;
+        Ok(marked)
+    };
+    assert_eq!(marked(&["c", "a", "b"]).await?, [First; 3]);
+    let exact = "select bool_and(expires_at - completed_at = interval '300 s') from idempotency.record";
+    assert!(sqlx::query_scalar::<_, bool>(exact).fetch_one(&pool).await?);
+    expire(&pool, &key("c")).await?;
+    assert_eq!(
+        marked(&["d", "a", "c", "d", "b", "c", "c"]).await?,
+        [First, Duplicate, First, Duplicate, Duplicate, Duplicate, Duplicate]
+    );
+    assert_eq!(marked(&[]).await?, []);
+    let mut tx = pool.begin().await?;
+    assert_eq!(marking.mark(&mut tx, &key("f")).await?, First);
+    assert_eq!(marking.mark_many(&mut tx, &keys(["f", "g"])).await?, [Duplicate, First], "in one transaction");
+    assert_eq!(setting(&mut tx, "lock_timeout").await, "0");
     Ok(())
 }
 

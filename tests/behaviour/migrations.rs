@@ -78,7 +78,6 @@ async fn every_way_of_installing_finds_the_others(pool: PgPool) -> anyhow::Resul
 /// src/guide/migrations.md: sqlx runs a file in a transaction, so BEGIN and COMMIT are removed from it. The role is no
 /// superuser.
 #[sqlx::test(migrations = false)]
-#[cfg_attr(idempotency_distributed, ignore = "the role would need its grants on each worker")]
 async fn the_printed_sql_is_a_migration_of_the_application(pool: PgPool) -> anyhow::Result<()> {
     use sqlx::SqlSafeStr as _;
     use sqlx::migrate::{Migration, MigrationType, Migrator};
@@ -155,7 +154,6 @@ async fn an_older_release_starts_on_a_newer_schema(pool: PgPool) -> anyhow::Resu
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the shards have the constraints, under names of their own")]
 async fn the_schema_bars_impossible_records_by_name(pool: PgPool) -> anyhow::Result<()> {
     let base = "insert into idempotency.record (mode, scope, operation, value, fingerprint, token, expires_at";
     for (columns, values, check) in [
@@ -225,7 +223,6 @@ async fn a_copy_of_the_schema_without_its_data_is_told_what_to_run(pool: PgPool)
 
 /// A stranger's schema: they could replace the functions that every call executes.
 #[sqlx::test(migrations = false)]
-#[cfg_attr(idempotency_distributed, ignore = "the role would need its grants on each worker")]
 async fn nothing_installs_into_the_schema_of_a_stranger(pool: PgPool) -> anyhow::Result<()> {
     let squat = format!("{}; set role @role; create schema idempotency; reset role", may_create(&pool).await?);
     with_role(&pool, &squat, async |_| {

@@ -25,7 +25,6 @@ async fn has(conn: &mut PgConnection, role: &str, table: &str, privilege: &str) 
 }
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "Citus distributes the table")]
 async fn records_rights_and_their_grant_options_are_kept(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let _ = once(&pool, &key("a"), "body").await?;
@@ -56,7 +55,6 @@ async fn records_rights_and_their_grant_options_are_kept(pool: PgPool) -> anyhow
 }
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "Citus distributes the table")]
 async fn whatever_the_table_would_lose_is_refused_by_name(pool: PgPool) -> anyhow::Result<()> {
     let noted = "create function public.noted() returns trigger language plpgsql as 'begin return new; end'";
     with_role(&pool, noted, async |role| {
@@ -120,7 +118,6 @@ async fn fill(pool: &PgPool) -> sqlx::Result<()> {
 /// A claim is an `on conflict` of one partition, and a batch of marks one of several. A take-over locks a row of a
 /// partition. An operator reads the name of the table, and not of the partition.
 #[sqlx::test(migrator = "rig::strict::PARTITIONED_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "Citus distributes the table")]
 async fn calls_find_and_take_over_the_records_of_every_partition(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let (scopes, window) = (scopes(), Duration::from_secs(3600));
@@ -158,7 +155,6 @@ async fn calls_find_and_take_over_the_records_of_every_partition(pool: PgPool) -
 
 /// A `ctid` is unique in one leaf only: without the leaf, a sweep would delete live rows of other leaves too.
 #[sqlx::test(migrator = "rig::strict::PARTITIONED_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "Citus distributes the table")]
 async fn the_table_is_swept_leaf_by_leaf(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool).await?;
     let janitor = janitor(&pool).batch_size(NonZeroU32::new(50).expect("fifty")).pause(Duration::ZERO);
@@ -171,7 +167,6 @@ async fn the_table_is_swept_leaf_by_leaf(pool: PgPool) -> anyhow::Result<()> {
 }
 
 #[sqlx::test(migrator = "rig::strict::PARTITIONED_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "Citus distributes the table")]
 async fn a_leaf_that_cannot_be_swept_hides_no_other(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool).await?;
     pool.execute(
@@ -191,7 +186,6 @@ async fn a_leaf_that_cannot_be_swept_hides_no_other(pool: PgPool) -> anyhow::Res
 
 /// The table itself has no pages.
 #[sqlx::test(migrator = "rig::strict::PARTITIONED_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "Citus distributes the table")]
 async fn the_sizes_are_those_of_all_leaves(pool: PgPool) -> anyhow::Result<()> {
     fill(&pool).await?;
     pool.execute("analyze idempotency.record").await?;
@@ -204,7 +198,6 @@ async fn the_sizes_are_those_of_all_leaves(pool: PgPool) -> anyhow::Result<()> {
 
 /// A sweep names the leaf, so the policies of the leaf apply.
 #[sqlx::test(migrator = "rig::strict::PARTITIONED_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "Citus distributes the table")]
 async fn health_names_a_leaf_whose_policies_could_hide_records(pool: PgPool) -> anyhow::Result<()> {
     let granted = "grant usage on schema idempotency to @role;
         grant select, update, delete on all tables in schema idempotency to @role;

@@ -18,7 +18,6 @@ const CALLS: usize = 6;
 /// PostgreSQL plans a statement anew for each call if the plans for the values of five calls looked cheaper. Planning a
 /// batch of marks takes longer than marking ten keys.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "Citus plans each statement for a shard")]
 async fn the_server_keeps_the_plan_of_each_statement(pool: PgPool) -> anyhow::Result<()> {
     let pool = pool_of(1, &pool.connect_options()).await;
     let version: i32 = sqlx::query_scalar("select current_setting('server_version_num')::int").fetch_one(&pool).await?;
@@ -56,7 +55,6 @@ async fn the_server_keeps_the_plan_of_each_statement(pool: PgPool) -> anyhow::Re
 
 /// The function would otherwise run for each call.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the table is not plain there")]
 async fn no_plan_asks_whether_the_table_is_plain(pool: PgPool) -> anyhow::Result<()> {
     let pool = crate::support::pool_of(1, &pool.connect_options()).await;
     let replay_first = Idempotency::new().replay_first(true);
@@ -92,13 +90,11 @@ async fn no_plan_asks_whether_the_table_is_plain(pool: PgPool) -> anyhow::Result
 /// The index holds only operations that have stored their request. The search must not read the others, of which there
 /// may be ten million.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "Citus plans each statement for all shards")]
 async fn the_search_for_operations_in_doubt_reads_the_index_of_stored_requests(pool: PgPool) -> anyhow::Result<()> {
     search_reads(&pool, "record_to_resume").await
 }
 
 #[sqlx::test(migrator = "rig::strict::PARTITIONED_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "Citus distributes the table")]
 async fn the_search_for_operations_in_doubt_reads_the_index_of_each_partition(pool: PgPool) -> anyhow::Result<()> {
     search_reads(&pool, "_operation_claimed_at_idx").await
 }
@@ -139,7 +135,6 @@ async fn search_reads(pool: &PgPool, index: &str) -> anyhow::Result<()> {
 
 /// The server's own counts show the plan of the search with its values, which no prepared statement shows.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "Citus plans each statement for all shards")]
 async fn a_search_by_the_beginning_of_a_value_reads_only_what_it_finds(pool: PgPool) -> anyhow::Result<()> {
     pool.execute(
         "insert into idempotency.record (mode, scope, operation, value, fingerprint, token, expires_at, completed_at)

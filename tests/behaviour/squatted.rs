@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use pg_idempotency::operator::{self, Shown, Warning};
 use pg_idempotency::{
-    Error, Incompatible, OnEscape, SettleError, SetupError, distribute, migrate, migrate_any_language, protect,
-    schema_sql, unprotect,
+    Error, Incompatible, OnEscape, SettleError, SetupError, migrate, migrate_any_language, protect, schema_sql,
+    unprotect,
 };
 use rig::database::{backend, until_blocked};
 use rig::fixture::Fixture;
@@ -221,12 +221,11 @@ fn squats() -> Vec<(&'static str, String, &'static str)> {
     ]
 }
 
-const DOORS: [&str; 13] = [
+const DOORS: [&str; 12] = [
     "migrate",
     "migrate_any_language",
     "protect",
     "unprotect",
-    "distribute",
     "health",
     "protected",
     "unsettled",
@@ -252,7 +251,6 @@ async fn open(door: &str, pool: &PgPool) -> Result<Vec<Warning>, Error> {
         "migrate_any_language" => migrate_any_language(pool).await.map_err(in_a_call)?,
         "protect" => protect(pool, "orders", OnEscape::Refuse).await.map_err(in_a_call)?,
         "unprotect" => unprotect(pool, "orders").await.map_err(in_a_call)?,
-        "distribute" => distribute(pool).await.map_err(in_a_call)?,
         "health" => return operator::health(pool, Duration::from_secs(3600)).await,
         "protected" => drop(operator::protected(pool).await?),
         "unsettled" => drop(operator::unsettled(pool, 10, None, None).await?),
@@ -283,7 +281,6 @@ async fn release(pool: &PgPool, shown: &Shown) -> Result<Vec<Warning>, Error> {
 }
 
 #[sqlx::test(migrations = false)]
-#[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
 async fn no_door_runs_the_code_of_a_stranger(pool: PgPool) -> anyhow::Result<()> {
     let shown = shown_before(&pool).await?;
     let mut admin = connect(&pool).await;
@@ -337,7 +334,6 @@ async fn no_door_runs_the_code_of_a_stranger(pool: PgPool) -> anyhow::Result<()>
 
 /// Default privileges give rights on each new schema and table of a role.
 #[sqlx::test(migrations = false)]
-#[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
 async fn default_privileges_give_a_stranger_no_right_to_add_code(pool: PgPool) -> anyhow::Result<()> {
     let mut admin = connect(&pool).await;
     let roles = Roles::create(&mut admin).await?;
@@ -376,7 +372,6 @@ async fn default_privileges_give_a_stranger_no_right_to_add_code(pool: PgPool) -
 
 /// In Turkish, the lower case of I has no dot, so the lower case of TRIGGER is no right.
 #[sqlx::test(migrations = false)]
-#[cfg_attr(idempotency_distributed, ignore = "the new database has no Citus")]
 async fn a_turkish_database_revokes_what_default_privileges_give(pool: PgPool) -> anyhow::Result<()> {
     let mut admin = connect(&pool).await;
     let name = format!("turkish_{}", backend(&mut admin).await?);
@@ -411,7 +406,6 @@ fn remedy(error: &Error) -> String {
 
 /// The roles that a service trusts if its own role is a member of no other. None of the roles is a superuser.
 #[sqlx::test(migrations = false)]
-#[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
 async fn a_membership_counts_by_the_role_that_granted_it(pool: PgPool) -> anyhow::Result<()> {
     let mut admin = connect(&pool).await;
     let version: i32 =
@@ -543,7 +537,6 @@ async fn a_membership_counts_by_the_role_that_granted_it(pool: PgPool) -> anyhow
 
 /// Any role can hold the lock of the migrations, and create its schema meanwhile.
 #[sqlx::test(migrations = false)]
-#[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
 async fn a_schema_that_a_stranger_creates_while_a_door_waits_is_refused(pool: PgPool) -> anyhow::Result<()> {
     let mut admin = connect(&pool).await;
     let roles = Roles::create(&mut admin).await?;
@@ -558,7 +551,7 @@ async fn a_schema_that_a_stranger_creates_while_a_door_waits_is_refused(pool: Pg
         ("migrate", "read committed", "begin"),
         ("migrate", "serializable", lock),
         ("migrate", "serializable", "begin"),
-        ("distribute", "repeatable read", lock),
+        ("migrate", "repeatable read", lock),
     ] {
         let level = format!("alter role @owner set default_transaction_isolation = '{level}'");
         roles.run(&mut admin, &level).await?;

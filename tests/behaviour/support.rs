@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use pg_idempotency::operator::{Shown, show};
-use pg_idempotency::{
-    Deployment, Error, Idempotency, Janitor, Key, OnDuplicate, OnEscape, Outcome, SettleError, protect,
-};
+use pg_idempotency::{Error, Idempotency, Janitor, Key, OnDuplicate, OnEscape, Outcome, SettleError, protect};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
 pub(crate) use rig::database::{effects, options, outside, pool_of, recorded, records, until};
@@ -39,14 +37,7 @@ pub(crate) fn waiting(limit: Duration) -> Idempotency {
     Idempotency::new().on_duplicate(OnDuplicate::Wait(limit))
 }
 
-/// The settings that fit the table. A plain one works with both.
-pub(crate) const DEPLOYMENTS: &[Deployment] = if cfg!(idempotency_distributed) {
-    &[Deployment::new()]
-} else {
-    &[Deployment::new(), Deployment::new().distributed(true)]
-};
-
-/// Between two of them.
+/// Between two cases of a test.
 pub(crate) async fn clear(pool: &PgPool) {
     outside(pool, "truncate idempotency.record, effect").await;
 }

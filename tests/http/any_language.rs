@@ -25,7 +25,6 @@ fn key(operation: &str, value: &str) -> Key {
 }
 
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn the_sql_functions_replay_a_response_of_the_layer_with_status_and_headers(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -52,7 +51,6 @@ async fn the_sql_functions_replay_a_response_of_the_layer_with_status_and_header
 }
 
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn the_layer_replays_a_response_of_the_sql_functions_with_status_and_headers(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let app = app(transactional(&pool));
@@ -112,7 +110,6 @@ async fn the_layer_computes_the_vectors_of_requests(pool: PgPool) -> anyhow::Res
 
 /// A stored `Content-Length` of another body would end the replay early, and its rest would begin the next response.
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn the_sql_functions_refuse_the_headers_that_the_layer_never_replays(pool: PgPool) -> anyhow::Result<()> {
     assert_eq!(refused_headers(&pool).await?, 17);
 

@@ -35,9 +35,7 @@ fn assert_transient(answer: &Answer) {
 async fn a_commit_that_fails_is_a_503_or_a_500_if_it_always_will(pool: PgPool) {
     create_effects(&pool).await;
     let mut conn = pool.acquire().await.expect("a connection");
-    // On Citus, a worker runs the trigger, and creates it in a statement of its own.
     for sql in [
-        "set citus.enable_unsafe_triggers = on",
         "create function at_commit() returns trigger language plpgsql as $$ begin
             case new.note
                 when 'cut' then perform pg_terminate_backend(pg_backend_pid());
@@ -58,8 +56,7 @@ async fn a_commit_that_fails_is_a_503_or_a_500_if_it_always_will(pool: PgPool) {
     for body in ["cut", "cancelled", "lost", "refused"] {
         for key in [Some("key-1"), None] {
             let answer = send(&app, request("POST", "/effects", key, body)).await;
-            // Citus reports a refusal of a worker as it reports the loss of one.
-            if body == "refused" && !cfg!(idempotency_distributed) {
+            if body == "refused" {
                 assert_permanent(&answer)
             } else {
                 assert_transient(&answer)

@@ -111,7 +111,6 @@ async fn a_record_expires_while_a_duplicate_waits(pool: &PgPool, app: Router, ga
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "a distributed table has no triggers")]
 async fn a_record_that_expires_while_a_duplicate_waits_in_the_process_is_its_answer(pool: PgPool) {
     let gate = Gate::new();
     let app = app(&gate, waiting(&pool, Duration::from_secs(20)));
@@ -119,7 +118,6 @@ async fn a_record_that_expires_while_a_duplicate_waits_in_the_process_is_its_ans
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "a distributed table has no triggers")]
 async fn a_record_that_expires_while_a_duplicate_waits_for_a_lease_is_its_answer(pool: PgPool) {
     let options = leasing(AT_LEAST_ONCE).on_duplicate(OnDuplicate::Wait(Duration::from_secs(20)));
     let gate = Gate::new();

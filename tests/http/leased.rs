@@ -18,10 +18,9 @@ use pg_idempotency::testing::lapse;
 use rig::cases::each;
 use rig::gate::Gate;
 use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS};
-use rig::proxy::Proxy;
 use sqlx::PgPool;
 
-use crate::support::{create_effects, leased, leasing, post_to, recorded, request, send, transactional, until, user};
+use crate::support::{leased, leasing, post_to, recorded, request, send, until, user};
 
 /// A gateway that counts its calls and answers with the status in the path.
 fn app(layer: IdempotencyLayer) -> (Router, Arc<AtomicU32>) {
@@ -125,7 +124,6 @@ async fn at_most_once_a_failure_is_indeterminate_unless_nothing_was_done(pool: P
 /// A task that the handler has spawned keeps a clone of the lease. The row is locked, so the release is sent and has no
 /// answer.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the coordinator does not show that a statement waits on a worker")]
 async fn a_lease_that_has_ended_is_lost_before_its_release_is_sent(pool: PgPool) {
     for (status, declared) in [(StatusCode::BAD_GATEWAY, false), (StatusCode::BAD_REQUEST, true)] {
         let clones = Arc::new(Mutex::new(None));
@@ -180,32 +178,6 @@ async fn without_a_key_a_handler_has_no_lease(pool: PgPool) {
     let answer = send(&app, request("POST", "/send/202", None, "x")).await;
     assert_eq!(answer.status, StatusCode::INTERNAL_SERVER_ERROR, "this handler asks for one");
     assert_eq!(sent.load(Ordering::SeqCst), 0);
-}
-
-/// The statements of a table that Citus distributes are for such a table alone.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the table is distributed")]
-async fn the_layer_sends_a_plain_server_no_statement_for_citus(direct: PgPool) -> anyhow::Result<()> {
-    create_effects(&direct).await;
-    let proxy = Proxy::listening(&direct.connect_options()).await?;
-    let pool = PgPool::connect_with(proxy.options.clone()).await?;
-    let transactions = crate::support::app(transactional(&pool).optional_key(true));
-    for key in [Some("a"), Some("a"), None] {
-        send(&transactions, request("POST", "/effects", key, "effect")).await;
-    }
-    post_to(&transactions, "/status/500", "fails", "effect").await;
-    for (name, policy) in [("repeats", AT_LEAST_ONCE), ("once", AT_MOST_ONCE)] {
-        let (app, _) = app(leased(&pool, policy));
-        for status in [200, 200, 499, 502] {
-            post_to(&app, &format!("/send/{status}"), &format!("{name}-{status}"), "body").await;
-        }
-    }
-    let statements = proxy.statements();
-    assert!(statements.iter().any(|statement| statement.contains("pg_idempotency: complete lease")), "{statements:#?}");
-    let for_citus = ["citus.", "pg_dist_", "run_command_on_"].map(str::to_owned);
-    let sent: Vec<_> = statements.iter().filter(|sent| for_citus.iter().any(|word| sent.contains(word))).collect();
-    assert!(sent.is_empty(), "{sent:#?}");
-    Ok(())
 }
 
 /// A middleware inside the layer calls the handler again after it has answered.

@@ -14,7 +14,7 @@ use axum::routing::{get, post};
 use http_body_util::BodyExt as _;
 use pg_idempotency::http::{Denied, IdempotencyLayer, IdempotentTx, Rejection, Runs};
 use pg_idempotency::lease::{LeaseOptions, Policy};
-use pg_idempotency::{Idempotency, Key, OnDuplicate};
+use pg_idempotency::{Idempotency, OnDuplicate};
 use rig::gate::{Gate, PATIENCE};
 use sqlx::PgPool;
 use tokio::task::{JoinHandle, yield_now};
@@ -22,25 +22,14 @@ use tower::ServiceExt as _;
 
 pub(crate) use rig::database::{effects, options, outside, pool_of, recorded, records, until};
 
-/// The table of effects has no unique constraint: only the layer prevents a second effect. On Citus an effect is in the
-/// shard of its key.
+/// The table of effects has no unique constraint: only the layer prevents a second effect.
 pub(crate) async fn create_effects(pool: &PgPool) {
-    sqlx::raw_sql(
-        "create table effect (
-            scope text collate \"C\" not null default 'ada', id bigint generated always as identity, note text not null
-        )",
-    )
-    .execute(pool)
-    .await
-    .expect("a table of effects");
-    // So a call of the layer that leaves no mark on its transaction fails. A distributed table is refused.
-    #[cfg(not(idempotency_distributed))]
-    pg_idempotency::protect(pool, "effect", pg_idempotency::OnEscape::Refuse).await.expect("protected");
-    #[cfg(idempotency_distributed)]
-    sqlx::raw_sql("select create_distributed_table('effect', 'scope', colocate_with => 'idempotency.record')")
+    sqlx::raw_sql("create table effect (id bigint generated always as identity, note text not null)")
         .execute(pool)
         .await
-        .expect("distributed");
+        .expect("a table of effects");
+    // So a call of the layer that leaves no mark on its transaction fails.
+    pg_idempotency::protect(pool, "effect", pg_idempotency::OnEscape::Refuse).await.expect("protected");
 }
 
 /// The scope of a request. A real service takes it from the authenticated identity.
@@ -96,9 +85,7 @@ pub(crate) fn app_without_layer() -> Router {
 }
 
 pub(crate) async fn insert(tx: &mut IdempotentTx, note: &str) -> i64 {
-    let scope = tx.key().map_or("ada", Key::scope).to_owned();
-    sqlx::query_scalar("insert into effect (scope, note) values ($1, $2) returning id")
-        .bind(scope)
+    sqlx::query_scalar("insert into effect (note) values ($1) returning id")
         .bind(note)
         .fetch_one(&mut **tx)
         .await

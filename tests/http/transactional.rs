@@ -114,7 +114,6 @@ async fn the_transaction_is_lent_once(pool: PgPool) {
 
 /// Without a key, the transaction is exempt from the protection of the table of effects, and the connection is not.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "a distributed table cannot be protected")]
 async fn a_request_without_a_key_leaves_no_exemption_on_its_connection(pool: PgPool) {
     let pool = pool_of(1, &pool.connect_options()).await;
     create_effects(&pool).await;
@@ -156,7 +155,6 @@ async fn a_failed_begin_leaves_its_connection_outside_a_transaction(observer: Pg
 
 /// The bare handler takes three: BEGIN, the insert, and COMMIT.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]
 async fn a_request_takes_the_documented_round_trips(direct: PgPool) -> anyhow::Result<()> {
     create_effects(&direct).await;
     let proxy = Proxy::before(&direct.connect_options()).await?;
@@ -188,7 +186,6 @@ async fn a_request_takes_the_documented_round_trips(direct: PgPool) -> anyhow::R
 
 /// A dashboard that watches the ratio of rollbacks must not alarm because of the layer.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the workers count the effects, and publish them at their own pace")]
 async fn a_first_call_counts_no_rollback(observer: PgPool) {
     create_effects(&observer).await;
     let rollbacks = async || -> i64 {

@@ -16,11 +16,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_parser = milliseconds)]
     pub(crate) rtt: Option<Duration>,
     /// Measure this case alone, and write to target/tmp
-    #[arg(long, conflicts_with_all = ["citus", "soak"])]
-    pub(crate) only: Option<String>,
-    /// Compare a table that Citus distributes with a plain one, on the cluster of CITUS_DATABASE_URL
     #[arg(long, conflicts_with = "soak")]
-    pub(crate) citus: bool,
+    pub(crate) only: Option<String>,
     /// Make calls at a steady rate for this many minutes; the repository keeps a run of 30 minutes or more
     #[arg(long, value_name = "MINUTES")]
     pub(crate) soak: Option<usize>,
@@ -48,11 +45,7 @@ impl Arguments {
 
     /// The name of the file that keeps this run.
     pub(crate) fn file(&self) -> &'static str {
-        match (self.citus, self.soak) {
-            (true, _) => "citus.json",
-            (_, Some(_)) => "soak.json",
-            _ => "figures.json",
-        }
+        if self.soak.is_some() { "soak.json" } else { "figures.json" }
     }
 
     /// The command that makes the same run again.

@@ -28,7 +28,7 @@ use clap::Parser as _;
 
 use crate::arguments::Arguments;
 use crate::bench::Bench;
-use crate::cases::{CASES, citus, soak};
+use crate::cases::{CASES, soak};
 use crate::results::{Results, Run, json, rounded};
 
 #[tokio::main]
@@ -59,11 +59,10 @@ async fn main() -> anyhow::Result<()> {
 
 /// The file of a new run.
 async fn measure(arguments: &Arguments) -> anyhow::Result<String> {
-    let wanted = |case: &str| match (arguments.citus, arguments.soak, &arguments.only) {
-        (true, ..) => case == citus::NAME,
-        (_, Some(_), _) => case == soak::NAME,
-        (.., Some(only)) => case == only,
-        _ => case != citus::NAME && case != soak::NAME,
+    let wanted = |case: &str| match (arguments.soak, &arguments.only) {
+        (Some(_), _) => case == soak::NAME,
+        (_, Some(only)) => case == only,
+        _ => case != soak::NAME,
     };
     let bench = Bench::start(arguments).await?;
     let (before, started) = (load(), std::time::Instant::now());

@@ -7,7 +7,7 @@ use anyhow::bail;
 
 use crate::alternatives::{BARE, by_hand, handler, library, redis, usual};
 use crate::cases::{
-    CASES, citus, first_call, growth, http, janitor, lease, marks, night, protect, replay, soak, storm, storm_adds,
+    CASES, first_call, growth, http, janitor, lease, marks, night, protect, replay, soak, storm, storm_adds,
 };
 use crate::figures::cell;
 use crate::footprint::{self, HEAP, INDEX, WAL};
@@ -116,7 +116,6 @@ fn value(name: &str, results: &Results) -> anyhow::Result<String> {
         }
         "after a night" => after(results, night::EXPIRED),
         "after a small analyze" => after(results, night::SMALL),
-        "citus" => on_citus(results),
         "soak p99" => soaked(results, |table, minute| Some(table.speed(minute)?.p99_ms)),
         "soak memory" => soaked(results, |table, minute| table.cost(minute, soak::MEMORY)),
         "missed" => Some(missed(results)),
@@ -237,14 +236,4 @@ fn costs(results: &Results) -> String {
         }
     }
     text.trim_end().to_owned()
-}
-
-/// The rates with the usual number of shards, over those on a plain table.
-fn on_citus(results: &Results) -> Option<String> {
-    let tables = results.titled(citus::NAME, citus::MAIN);
-    let heads: String = tables.iter().map(|table| cell(&table.column)).collect();
-    let rate = |table: &&Table| table.rate_over(citus::ON_CITUS, citus::ON_PLAIN).map(figure).unwrap_or_default();
-    let cells: String = tables.iter().map(|table| cell(&rate(table))).collect();
-    let rule = "--:|".repeat(tables.len());
-    (!tables.is_empty()).then(|| format!("| |{heads}\n|---|{rule}\n| share of the rate on a plain table |{cells}"))
 }

@@ -118,7 +118,7 @@ impl Results {
         }
         let mut results = Self::default();
         // The whole run, if there is one, comes first.
-        for file in ["figures.json", "soak.json", "citus.json"].map(|name| directory.join(name)) {
+        for file in ["figures.json", "soak.json"].map(|name| directory.join(name)) {
             if file.exists() {
                 let text = std::fs::read_to_string(&file)?;
                 let Stored { run, tables } = serde_json::from_str(&text).with_context(|| file.display().to_string())?;

@@ -325,7 +325,7 @@ impl Caller {
 
     /// One call, with its lines in the history.
     async fn attempt(&self, key: &str, number: u64, random: &mut Random) -> What {
-        let mut request = self.world.request(key, &format!("{}/{number}", self.name));
+        let mut request = Request::new(key, &format!("{}/{number}", self.name));
         if let Way::Transaction(choose) = self.way {
             request.fails = random.one_in(16);
             choose(random, &mut request);

@@ -13,12 +13,11 @@
 //! - [`world`] is the database of some callers, with their history and the faults.
 //! - [`stage`] is what a scenario is given, and [`finding`] what it returns.
 //! - [`checker`] is what the crate promises.
-//! - [`cluster`], [`citus`] and [`patroni`] are the servers. [`keeper`] ends them.
+//! - [`cluster`] and [`patroni`] are the servers. [`keeper`] ends them.
 //! - [`request`], [`mutant`], [`history`] and [`random`] are the words of all.
 
 mod callers;
 mod checker;
-mod citus;
 mod cluster;
 mod finding;
 mod history;
@@ -72,9 +71,6 @@ struct Arguments {
     /// Plays the scenarios under Patroni instead, if patroni and etcd are installed.
     #[arg(long)]
     patroni: bool,
-    /// Plays the scenarios on Citus instead, if CITUS_CLUSTER names a directory as for script/citus.
-    #[arg(long)]
-    citus: bool,
     /// Plays every broken variant, and fails if its scenario does not catch it.
     #[arg(long)]
     mutants: bool,
@@ -87,9 +83,8 @@ impl Arguments {
     fn scenarios(&self) -> Vec<&'static Scenario> {
         let is_chosen = |scenario: &&Scenario| match scenario.servers {
             _ if !self.only.is_empty() => self.only.iter().any(|name| name == scenario.name),
-            Servers::Own => !self.patroni && !self.citus,
+            Servers::Own => !self.patroni,
             Servers::Patroni => self.patroni,
-            Servers::Citus => self.citus,
         };
         SCENARIOS.iter().filter(is_chosen).collect()
     }

@@ -14,8 +14,6 @@ pub(crate) enum Mutant {
     LossIgnored,
     /// The claim commits before the effect.
     AutocommitClaim,
-    /// The effect commits before the claim.
-    EffectOutside,
     /// Ignores the errors of `perform` and of the completion.
     ErrorsSwallowed,
     /// A service does not start on a schema with migrations that it does not know.

@@ -72,23 +72,17 @@ impl Mutant {
 
     pub(crate) async fn call(self, pool: &PgPool, request: &Request) -> Result<Outcome<String>, Failure> {
         match self {
-            AutocommitClaim | EffectOutside => {
+            AutocommitClaim => {
                 // A claim in a transaction of its own needs a look before it. Otherwise no call would ever replay.
                 let mut conn = pool.acquire().await?;
                 if let Some(Some(response)) = self.look(&mut conn, request).await? {
                     return Ok(Outcome::Replayed(response));
                 }
-                let won = if self == AutocommitClaim {
-                    self.claim(&mut conn, request).await?
-                } else {
-                    request.effect(&mut conn).await?;
-                    true
-                };
-                if !won {
+                if !self.claim(&mut conn, request).await? {
                     return Err(Failure::Refused("claimed elsewhere"));
                 }
                 let performed = self.in_transaction(&mut conn, request).await;
-                if self == AutocommitClaim && matches!(performed, Err(Failure::AskedFor)) {
+                if matches!(performed, Err(Failure::AskedFor)) {
                     let release = "delete from idempotency.record where operation = 'chaos' and value = $1::text";
                     sqlx::query(release).bind(&request.key).execute(&mut *conn).await?;
                 }
@@ -128,7 +122,6 @@ impl Mutant {
             }
         }
         let response = match self {
-            EffectOutside => request.call.clone(),
             ErrorsSwallowed => match request.effect(conn).await {
                 Err(Failure::Of(_)) => request.call.clone(),
                 performed => performed?,

@@ -1,9 +1,8 @@
-//! A proxy between the callers and the server, or between two servers. It cuts connections at the worst moments: before
-//! COMMIT is sent, after its answer, and in the middle of a message. Or it swallows everything.
+//! A proxy between the callers and the server. It cuts connections at the worst moments: before COMMIT is sent, after
+//! its answer, and in the middle of a message. Or it swallows everything.
 
 use std::net::Ipv4Addr;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -26,30 +25,18 @@ pub(crate) const PAST_ALL_HOLES: Duration = Duration::from_millis(HOLE.end + 100
 
 pub(crate) struct Proxy {
     pub(crate) options: PgConnectOptions,
-    cuts: Arc<AtomicBool>,
     _entrance: Entrance,
 }
 
 impl Proxy {
     /// Between the callers and their server.
     pub(crate) async fn before(world: &Arc<World>) -> anyhow::Result<Self> {
-        let proxy = Self::to(world, Address::of(&world.options)).await?;
-        proxy.cut(true);
-        Ok(proxy)
-    }
-
-    /// Between two servers, of which the second one has this port. It cuts nothing yet.
-    pub(crate) async fn before_port(world: &Arc<World>, port: u16) -> anyhow::Result<Self> {
-        Self::to(world, Address::Tcp(Ipv4Addr::LOCALHOST.to_string(), port)).await
-    }
-
-    async fn to(world: &Arc<World>, server: Address) -> anyhow::Result<Self> {
-        let cuts = Arc::new(AtomicBool::new(false));
+        let server = Address::of(&world.options);
         let random = Arc::new(Mutex::new(world.random("proxy")));
-        let (of_wires, is_cutting) = (world.clone(), cuts.clone());
+        let of_wires = world.clone();
         let entrance = Entrance::tcp((Ipv4Addr::LOCALHOST, 0).into(), move |client| {
             let answer = OnceLock::new();
-            let wire = Wire { world: of_wires.clone(), cuts: is_cutting.clone(), random: random.clone(), answer };
+            let wire = Wire { world: of_wires.clone(), random: random.clone(), answer };
             let server = server.clone();
             async move {
                 if let Ok(server) = server.connect().await {
@@ -58,17 +45,12 @@ impl Proxy {
             }
         })
         .await?;
-        Ok(Self { options: through(&world.options, entrance.port()), cuts, _entrance: entrance })
-    }
-
-    pub(crate) fn cut(&self, cuts: bool) {
-        self.cuts.store(cuts, Ordering::Relaxed);
+        Ok(Self { options: through(&world.options, entrance.port()), _entrance: entrance })
     }
 }
 
 struct Wire {
     world: Arc<World>,
-    cuts: Arc<AtomicBool>,
     random: Arc<Mutex<Random>>,
     /// What becomes of the answer to the message that was hit.
     answer: OnceLock<Answer>,
@@ -105,7 +87,7 @@ impl Tap for Wire {
         let is_commit = message.kind() == b'Q' && message.sql().is_some_and(|sql| begins(&sql));
         let chance = if is_commit { COMMITS } else { MESSAGES };
         let (hit, cut) = self.draw(|random| (random.one_in(chance), random.below(6)));
-        if !hit || !self.cuts.load(Ordering::Relaxed) {
+        if !hit {
             return Flow::Pass;
         }
         match if is_commit { cut } else { 1 } {

@@ -3,7 +3,7 @@
 use std::error::Error as _;
 
 use pg_idempotency::http::Rejection;
-use pg_idempotency::{Deployment, Error, Fingerprint, Idempotency, Key, OnDuplicate, Outcome};
+use pg_idempotency::{Error, Fingerprint, Idempotency, Key, OnDuplicate, Outcome};
 use sqlx::PgConnection;
 
 use crate::history::What;
@@ -56,7 +56,6 @@ pub(crate) struct Request {
     pub(crate) fails: bool,
     /// The call's future is dropped after so many polls.
     pub(crate) polls: Option<usize>,
-    pub(crate) distributed: bool,
 }
 
 impl Request {
@@ -68,7 +67,6 @@ impl Request {
             reject: false,
             fails: false,
             polls: None,
-            distributed: false,
         }
     }
 
@@ -103,9 +101,8 @@ impl Request {
     }
 
     pub(crate) fn options(&self) -> Idempotency {
-        let deployment = Deployment::new().distributed(self.distributed);
-        let options = Idempotency::new().deployment(deployment);
-        let options = options.replay_first(matches!(self.door, Door::RunReplayFirst | Door::LayerReplayFirst));
+        let options =
+            Idempotency::new().replay_first(matches!(self.door, Door::RunReplayFirst | Door::LayerReplayFirst));
         if self.reject { options.on_duplicate(OnDuplicate::Reject) } else { options }
     }
 
@@ -116,7 +113,6 @@ impl Request {
     }
 }
 
-/// Each key has a scope of its own, so that the keys are on all nodes of a distributed table.
 pub(crate) fn key(value: &str) -> Key {
     Key::new(value, "chaos", value).expect("a valid key")
 }

@@ -1,6 +1,5 @@
 //! The table of all scenarios. A scenario is one entry here and one function below.
 
-mod citus;
 mod clock_jumps;
 mod cut_connections;
 mod dropped_futures;
@@ -20,7 +19,6 @@ use crate::mutant::Mutant;
 use crate::mutant::Mutant::*;
 use crate::patroni::formation::Replication;
 use crate::stage::Stage;
-use citus::Fault;
 
 /// The servers that a scenario needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +26,6 @@ pub(crate) enum Servers {
     Own,
     /// With `--patroni`: they take minutes for a fault.
     Patroni,
-    /// With `--citus`.
-    Citus,
 }
 
 type Played<'a> = LocalBoxFuture<'a, anyhow::Result<Finding>>;
@@ -108,16 +104,6 @@ pub(crate) static SCENARIOS: &[Scenario] = table! {
     Patroni "patroni-strict" 6, |stage| patroni::play(stage, Replication::Strict).boxed_local(), [];
     Patroni "patroni-asynchronous" 3, |stage| patroni::play(stage, Replication::Asynchronous).boxed_local(), [];
     Patroni "patroni-delayed" 1, |stage| patroni::play_delayed(stage).boxed_local(), [];
-    Citus "citus-killed-worker" 1, |stage| citus::play(stage, Fault::KilledWorker).boxed_local(),
-        [trial(SynchronousCommitOff, GONE), PASSES];
-    Citus "citus-killed-coordinator" 1, |stage| citus::play(stage, Fault::KilledCoordinator).boxed_local(),
-        [trial(AutocommitClaim, NO_ANSWER)];
-    Citus "citus-cut-connections" 1, |stage| citus::play(stage, Fault::CutConnections).boxed_local(),
-        [trial(LostAnswerIsFailure, TWICE), PASSES];
-    Citus "citus-moved-shards" 1, |stage| citus::play(stage, Fault::MovedShards).boxed_local(),
-        [trial(EffectOutside, TWICE)];
-    Citus "citus-local-table" 1, |stage| citus::play_local_tables(stage).boxed_local(),
-        [trial(AutocommitClaim, NO_ANSWER)];
 };
 
 const fn trial(mutant: Mutant, violation: &'static str) -> Trial {

@@ -5,19 +5,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use pg_idempotency::{Deployment, OnEscape};
+use pg_idempotency::OnEscape;
 use serde::{Deserialize, Serialize};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Executor as _, PgPool};
 use tokio::time::Instant;
 
 use crate::checker::{Aftermath, Effect, Stored, register};
-use crate::citus::Effects;
 use crate::finding::Finding;
 use crate::history::{History, Moment, What, longest_outage, now};
 use crate::mutant::Mutant;
 use crate::random::Random;
-use crate::request::Request;
 use crate::stage::Stage;
 
 /// The tables that the calls write, besides the crate's own.
@@ -71,8 +69,6 @@ pub(crate) struct Setup {
     pub(crate) prefix: Option<&'static str>,
     /// Another database for the effects of leases and of steps outside.
     pub(crate) outside: Option<PgPool>,
-    /// On Citus: the place of the effects. Citus then distributes the records.
-    pub(crate) effects: Option<Effects>,
 }
 
 pub(crate) struct World {
@@ -95,7 +91,6 @@ pub(crate) struct World {
     window: Window,
     pub(crate) prefix: String,
     outside: Option<PgPool>,
-    distributed: bool,
 }
 
 impl World {
@@ -110,16 +105,11 @@ impl World {
         pg_idempotency::migrate_any_language(&observer).await?;
         conn.execute(rig::strict::SQL).await?;
         conn.execute(TABLES).await?;
-        if let Some(effects) = setup.effects {
-            effects.distribute(&options).await?;
-        } else {
-            // Citus has no triggers on distributed tables.
-            conn.execute(OVERTAKEN).await?;
-            // A mutant's own protocol leaves no mark, and has to reach its violation.
-            if stage.mutant.is_none() {
-                for table in ["effect", "part"] {
-                    pg_idempotency::protect(&observer, table, OnEscape::Refuse).await?;
-                }
+        conn.execute(OVERTAKEN).await?;
+        // A mutant's own protocol leaves no mark, and has to reach its violation.
+        if stage.mutant.is_none() {
+            for table in ["effect", "part"] {
+                pg_idempotency::protect(&observer, table, OnEscape::Refuse).await?;
             }
         }
         if let Some(mutant) = stage.mutant {
@@ -151,13 +141,7 @@ impl World {
     pub(crate) fn beside(&self, least: Least, outside: Option<PgPool>) -> Arc<Self> {
         let setup = Setup { least, prefix: Some(KEYS_IN_STEPS), outside, ..Setup::default() };
         let world = Self::of(self.options.clone(), self.observer.clone(), self.mutant, self.seed, setup);
-        Arc::new(Self {
-            until: self.until,
-            patience: self.patience,
-            least_calls: LEAST_CALLS_IN_STEPS,
-            distributed: self.distributed,
-            ..world
-        })
+        Arc::new(Self { until: self.until, patience: self.patience, least_calls: LEAST_CALLS_IN_STEPS, ..world })
     }
 
     fn of(options: PgConnectOptions, observer: PgPool, mutant: Option<Mutant>, seed: u64, setup: Setup) -> Self {
@@ -177,7 +161,6 @@ impl World {
             window: Window::default(),
             prefix: setup.prefix.unwrap_or(KEYS).to_owned(),
             outside: setup.outside,
-            distributed: setup.effects.is_some(),
         }
     }
 
@@ -241,14 +224,6 @@ impl World {
             }
         };
         format!("{}{}", self.prefix, newest.saturating_sub(random.below(self.window.keys)))
-    }
-
-    pub(crate) fn deployment(&self) -> Deployment {
-        Deployment::new().distributed(self.distributed)
-    }
-
-    pub(crate) fn request(&self, key: &str, call: &str) -> Request {
-        Request { distributed: self.distributed, ..Request::new(key, call) }
     }
 
     pub(crate) fn invoked(&self, call: &str, key: &str) {

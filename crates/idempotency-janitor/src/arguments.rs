@@ -128,9 +128,6 @@ pub(crate) enum Command {
         /// Create the SQL functions for callers in other languages, too
         #[arg(long)]
         any_language: bool,
-        /// Distribute the table by scope over the workers of Citus, too
-        #[arg(long, conflicts_with = "print")]
-        distributed: bool,
         #[command(flatten)]
         output: Output,
     },

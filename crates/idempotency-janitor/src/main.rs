@@ -27,13 +27,13 @@ use std::io::{Write as _, stderr};
 use std::process::ExitCode;
 
 use clap::Parser as _;
-use pg_idempotency::{any_language_sql, distribute, migrate, migrate_any_language, schema_sql};
+use pg_idempotency::{any_language_sql, migrate, migrate_any_language, schema_sql};
 use serde_json::json;
 
 use arguments::{Arguments, Command};
 use connection::{Database, LONG_ANSWER, ask};
 use failure::Failure;
-use process::{Ending, print, progress};
+use process::{Ending, print};
 use settle::{Decision, release, resolve, settle};
 
 /// What a person should do first.
@@ -80,7 +80,7 @@ async fn run(database_url: Option<String>, command: Command) -> Result<Ending, F
         Command::Migrate { print: true, any_language: true, .. } => {
             print(&format!("{}\n{}", schema_sql(), any_language_sql()))
         }
-        Command::Migrate { print: false, any_language, distributed, output } => {
+        Command::Migrate { print: false, any_language, output } => {
             let pool = database.pool().await?;
             let migrated = if any_language {
                 ask(LONG_ANSWER, migrate_any_language(&pool)).await
@@ -88,12 +88,7 @@ async fn run(database_url: Option<String>, command: Command) -> Result<Ending, F
                 ask(LONG_ANSWER, migrate(&pool)).await
             };
             migrated.map_err(failure::of_migrating)?;
-            if distributed {
-                // This call has no time limit, because it moves every record, and a person watches it.
-                let _bar = progress("distributing the table");
-                distribute(&pool).await.map_err(Failure::from).map_err(failure::of_migrating)?;
-            }
-            let migrated = json!({"schema": "current", "any_language": any_language, "distributed": distributed});
+            let migrated = json!({"schema": "current", "any_language": any_language});
             print(&if output.json { format!("{migrated}\n") } else { "the schema is current\n".to_owned() })
         }
         Command::Sweep(options) => sweep::sweep(&database, options).await,

@@ -172,8 +172,7 @@ impl Fixture {
                 statement_timestamp() - interval '1 minute',
                 case when $7::bool then statement_timestamp() - interval '1 minute' end,
                 case when $8::float8 = '-infinity' then '-infinity'
-                    -- Citus evaluates it for a released claim, too.
-                    else statement_timestamp() + nullif($8::float8, '-infinity') * interval '1 second'
+                    else statement_timestamp() + $8::float8 * interval '1 second'
                 end,
                 statement_timestamp() + $9::text::interval,
                 $10::bytea, $11::text, $12::text::jsonb, $13::bytea,

@@ -29,13 +29,6 @@ fn strict(plain: &Migrator, partitions: Option<Migration>) -> Migrator {
     let mut migrations: Vec<Migration> = plain.iter().cloned().collect();
     migrations.push(migration(i64::MAX - 1, "strict", SQL));
     migrations.extend(partitions);
-    // After the rules: Citus takes no ALTER TABLE with so many.
-    #[cfg(idempotency_distributed)]
-    migrations.push(migration(
-        i64::MAX,
-        "distributed",
-        "select create_distributed_table('idempotency.record', 'scope')",
-    ));
     let mut migrator = Migrator::with_migrations(migrations);
     migrator.create_schema("idempotency");
     migrator.dangerous_set_table_name("idempotency._sqlx_migrations");

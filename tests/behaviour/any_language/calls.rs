@@ -16,7 +16,6 @@ fn fingerprint() -> &'static Fingerprint {
 }
 
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn the_library_and_the_sql_functions_replay_each_others_responses_to_the_byte(
     pool: PgPool,
 ) -> anyhow::Result<()> {
@@ -54,7 +53,6 @@ async fn the_library_and_the_sql_functions_replay_each_others_responses_to_the_b
 /// `statement_timestamp()` stands still in a CALL, also across its commits. A record that counted from there would be
 /// born expired, and a retry would perform.
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn the_retention_counts_from_the_call_also_in_a_long_statement(pool: PgPool) -> anyhow::Result<()> {
     let worker = "create procedure worker(longer interval) language plpgsql as $$
         declare claimed record;
@@ -104,7 +102,6 @@ async fn the_retention_counts_from_the_call_also_in_a_long_statement(pool: PgPoo
 
 /// Both doors try the same advisory lock.
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn an_open_call_of_one_door_is_in_flight_for_the_other(pool: PgPool) -> anyhow::Result<()> {
     // If the doors tried two locks, the second call would wait for the row of the first one.
     const BOUNDED: &str = "set local lock_timeout = '5s'";
@@ -145,7 +142,6 @@ async fn an_open_call_of_one_door_is_in_flight_for_the_other(pool: PgPool) -> an
 }
 
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn a_wait_ends_at_its_limit_and_leaves_the_callers_lock_timeout(pool: PgPool) -> anyhow::Result<()> {
     let mut owner = pool.begin().await?;
     ensure(&mut owner, &key("a"), fingerprint().as_bytes(), None).await?;
@@ -162,7 +158,6 @@ async fn a_wait_ends_at_its_limit_and_leaves_the_callers_lock_timeout(pool: PgPo
 
 /// A claim that a savepoint has undone is no claim, and permits no write.
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn a_savepoint_undoes_a_claim(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let mut tx = pool.begin().await?;

@@ -46,7 +46,6 @@ async fn warnings(pool: &PgPool) -> Result<Vec<&'static str>, Error> {
 }
 
 #[sqlx::test(migrations = false)]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn the_functions_are_installed_only_on_request(pool: PgPool) -> anyhow::Result<()> {
     migrate(&pool).await?;
     MIGRATOR.run(&pool).await?;
@@ -83,7 +82,6 @@ async fn the_functions_are_installed_only_on_request(pool: PgPool) -> anyhow::Re
 
 /// Otherwise a migration that changes what they call would break them. A role keeps its grants, and PUBLIC gets none.
 #[sqlx::test(migrations = false)]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn a_plain_migration_replaces_the_functions_of_an_earlier_release(pool: PgPool) -> anyhow::Result<()> {
     pool.execute("create table orders (id int)").await?;
     with_role(&pool, "", async |role| {

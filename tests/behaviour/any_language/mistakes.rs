@@ -23,7 +23,6 @@ fn refusal<T: std::fmt::Debug>(result: sqlx::Result<T>) -> (String, String) {
 }
 
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn arguments_out_of_range_are_refused_with_a_hint_and_do_nothing(pool: PgPool) -> anyhow::Result<()> {
     let good = [
         ("scope", "'s'"),
@@ -83,7 +82,6 @@ async fn arguments_out_of_range_are_refused_with_a_hint_and_do_nothing(pool: PgP
 }
 
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn a_response_of_another_shape_is_refused_and_the_claim_remains(pool: PgPool) -> anyhow::Result<()> {
     let mut tx = pool.begin().await?;
     let claimed = ensure(&mut tx, &key("a"), &fingerprint(), None).await?;
@@ -122,7 +120,6 @@ async fn a_response_of_another_shape_is_refused_and_the_claim_remains(pool: PgPo
 
 /// Autocommit is the default of most drivers. The claim commits alone, so the completion fails, and no retry performs.
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn in_autocommit_nothing_is_performed_twice(pool: PgPool) -> anyhow::Result<()> {
     create_open_effects(&pool).await;
     let mut conn = connect(&pool).await;
@@ -144,7 +141,6 @@ async fn in_autocommit_nothing_is_performed_twice(pool: PgPool) -> anyhow::Resul
 
 /// The hint of an indeterminate key, in the warning beside the answer.
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn an_indeterminate_key_has_a_warning_that_names_the_usual_cause(pool: PgPool) -> anyhow::Result<()> {
     let mut conn = connect(&pool).await;
     ensure(&mut conn, &key("a"), &fingerprint(), None).await?;
@@ -167,7 +163,6 @@ async fn an_indeterminate_key_has_a_warning_that_names_the_usual_cause(pool: PgP
 }
 
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn only_the_claim_of_this_transaction_completes_and_only_once(pool: PgPool) -> anyhow::Result<()> {
     let mut owner = pool.begin().await?;
     let claimed = ensure(&mut owner, &key("a"), &fingerprint(), None).await?;
@@ -195,7 +190,6 @@ async fn only_the_claim_of_this_transaction_completes_and_only_once(pool: PgPool
 
 /// The transactions of one message share `now()`, which is the time of the claim.
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn a_claim_does_not_survive_a_commit_inside_one_message(pool: PgPool) -> anyhow::Result<()> {
     let message = "begin;
         select outcome from idempotency.ensure('s', 'o', 'v', idempotency.fingerprint('x'));
@@ -210,7 +204,6 @@ async fn a_claim_does_not_survive_a_commit_inside_one_message(pool: PgPool) -> a
 
 /// As the library: above READ COMMITTED, a record that was committed after the snapshot is a serialization failure.
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn above_read_committed_a_call_fails_rather_than_performs_twice(pool: PgPool) -> anyhow::Result<()> {
     let call = async |conn: &mut PgConnection, value: &str| ensure(conn, &key(value), &fingerprint(), Some("0")).await;
     for level in ["repeatable read", "serializable"] {

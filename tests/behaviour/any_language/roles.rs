@@ -28,7 +28,6 @@ async fn pay(conn: &mut PgConnection, value: &str, payee: &str) -> sqlx::Result<
 }
 
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
 async fn a_client_role_reads_and_forges_nothing(pool: PgPool) -> anyhow::Result<()> {
     let mut admin = connect(&pool).await;
     let process = backend(&mut admin).await?;
@@ -93,7 +92,6 @@ async fn attempts(pool: &PgPool, client: &str) -> anyhow::Result<()> {
 
 /// The grant lines of the page suffice for the role of a service.
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
 async fn a_service_role_calls_with_the_grants_of_the_page(pool: PgPool) -> anyhow::Result<()> {
     let page = include_str!("../../../src/guide/any_language.md");
     let lines = page.lines().filter(|line| line.starts_with("grant ") && line.contains("shop_worker"));

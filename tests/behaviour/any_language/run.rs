@@ -68,7 +68,6 @@ fn code<T: std::fmt::Debug>(result: sqlx::Result<T>) -> String {
 }
 
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn run_performs_once_and_replays_the_same_bytes(pool: PgPool) -> anyhow::Result<()> {
     prepared(&pool).await?;
     assert_eq!(pay(&pool, "a", "one", None).await?, Answer::of("performed", "1"));
@@ -85,7 +84,6 @@ async fn run_performs_once_and_replays_the_same_bytes(pool: PgPool) -> anyhow::R
 }
 
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn an_effect_that_raises_leaves_nothing_and_its_error_comes_back(pool: PgPool) -> anyhow::Result<()> {
     prepared(&pool).await?;
     assert_eq!(code(pay(&pool, "a", "raises", None).await), "PAY01");
@@ -104,7 +102,6 @@ async fn an_effect_that_raises_leaves_nothing_and_its_error_comes_back(pool: PgP
 
 /// The server sends the row before it commits, and the error after it.
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn a_deferred_constraint_that_fails_at_commit_is_no_success(pool: PgPool) -> anyhow::Result<()> {
     prepared(&pool).await?;
     pool.execute("insert into api.account values ('ada')").await?;
@@ -117,7 +114,6 @@ async fn a_deferred_constraint_that_fails_at_commit_is_no_success(pool: PgPool) 
 }
 
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn a_function_that_is_no_effect_leaves_nothing(pool: PgPool) -> anyhow::Result<()> {
     pool.execute(
         "create function answers_nothing(jsonb) returns table (status int, headers jsonb, body bytea) language sql as $$
@@ -150,7 +146,6 @@ async fn a_function_that_is_no_effect_leaves_nothing(pool: PgPool) -> anyhow::Re
 /// It runs under the path of its caller, so that the effect does. Nothing of the caller's path replaces what it uses
 /// itself.
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn the_path_of_the_caller_decides_nothing_but_the_effect(pool: PgPool) -> anyhow::Result<()> {
     prepared(&pool).await?;
     let mut conn = connect(&pool).await;
@@ -178,7 +173,6 @@ async fn the_path_of_the_caller_decides_nothing_but_the_effect(pool: PgPool) -> 
 }
 
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the roles would need their grants on each worker")]
 async fn run_has_only_the_rights_of_its_caller(pool: PgPool) -> anyhow::Result<()> {
     prepared(&pool).await?;
     with_role(&pool, "", async |role| {

@@ -12,7 +12,7 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::doors::Door;
-use crate::support::{DEPLOYMENTS, janitor, key, outside};
+use crate::support::{janitor, key, outside};
 
 const MODES: [&str; 5] = ["transaction", "at_least_once", "at_most_once", "in_steps", "mark"];
 const STEPS: [Option<&str>; 3] = [
@@ -211,7 +211,6 @@ async fn every_state_gets_the_answer_of_the_table(pool: PgPool) -> anyhow::Resul
 
 /// An open transaction has the key, and leaves the state when it commits.
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn every_state_gets_the_answer_of_the_table_after_a_wait(pool: PgPool) -> anyhow::Result<()> {
     let states = possible_states(&pool).await?;
     let doors: Vec<_> = Door::all()?.into_iter().filter(|door| door.waits()).collect();
@@ -251,9 +250,8 @@ async fn every_state_gets_the_answer_of_the_table_in_lease_mode(pool: PgPool) ->
     let mut states = possible_states(&pool).await?;
     // A claim is a transaction of its own here: no record can be of the same one.
     states.retain(|state| !state.claimed_by_this_transaction);
-    let asking = DEPLOYMENTS.iter().flat_map(|deployment| policies.map(|(asked, policy)| (asked, policy, *deployment)));
-    for (asked, policy, deployment) in asking {
-        let leasing = LeaseOptions::new(policy).deployment(deployment).max_attempts(MOST);
+    for (asked, policy) in policies {
+        let leasing = LeaseOptions::new(policy).max_attempts(MOST);
         for &state in &states {
             sqlx::query("delete from idempotency.record").execute(&pool).await?;
             assert!(write(&mut *pool.acquire().await?, &key("a"), state).await);

@@ -1,21 +1,17 @@
 //! Claims and waits where the interleavings cannot see them: limits in real time, drops at every poll, herds of waiting
-//! calls, two keys, a clock that jumps, other plans, and callers with the setting for a distributed table beside
-//! others.
+//! calls, two keys, a clock that jumps, and other plans.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant};
 
-use pg_idempotency::mark::{MarkOptions, Marked};
-use pg_idempotency::testing::{self, assert_performed_once};
 use pg_idempotency::{Error, Idempotency, Outcome, ensure_idempotent};
 use rig::database::until_blocked;
 use rig::gate::{Gate, cancel_after};
 use sqlx::{Executor as _, PgConnection, PgPool};
 
 use crate::support::{
-    DEPLOYMENTS, create_effects, create_open_effects, effects, key, leave_effect, once, pool_of, rejecting, setting,
-    waiting,
+    create_effects, create_open_effects, effects, key, leave_effect, once, pool_of, rejecting, setting, waiting,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -155,7 +151,6 @@ async fn two_keys_in_opposite_order_are_a_retryable_deadlock(pool: PgPool) -> an
 /// 120 calls of one key, of which the first 20 to perform fail. After each failure one other call claims, and no call
 /// starves. A trigger counts the claims: a sequence is not rolled back.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "a distributed table takes no triggers for each statement")]
 async fn of_many_waiting_calls_one_claims_when_an_owner_rolls_back(pool: PgPool) -> anyhow::Result<()> {
     const CALLS: i64 = 120;
     const FAILURES: i64 = 20;
@@ -238,35 +233,5 @@ async fn a_time_of_asking_ahead_of_the_clock_ends_nothing_that_is_live(pool: PgP
     sqlx::query("update idempotency.record set expires_at = statement_timestamp()").execute(&pool).await?;
     let answer: String = sqlx::query_scalar(wait).fetch_one(&mut *tx).await?;
     assert_eq!((answer.as_str(), locks(&mut tx).await), ("look", 1), "it can, and by one");
-    Ok(())
-}
-
-/// As during a roll-out of the setting: half of the callers have it.
-#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn of_eight_callers_with_either_setting_one_performs_and_one_marks_each_key(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
-    let turns = AtomicUsize::new(0);
-    let deployment = || DEPLOYMENTS[turns.fetch_add(1, Ordering::Relaxed) % DEPLOYMENTS.len()];
-    let keys: Vec<_> = (0..20).map(|n| key(&n.to_string())).collect();
-    for round in 1..=5 {
-        let answers = testing::race(&pool, 8, async |pool| {
-            let call = Idempotency::new().deployment(deployment());
-            call.run(pool, &key("race"), "body", async |conn| leave_effect(conn, "raced").await).await
-        });
-        assert_performed_once(answers.await?);
-        assert_eq!(effects(&pool).await, round);
-        let marked = testing::race(&pool, 8, async |pool| {
-            let marking = MarkOptions::new(Duration::from_secs(3600)).deployment(deployment());
-            let mut tx = pool.begin().await?;
-            let marked = marking.mark_many(&mut tx, &keys).await?;
-            tx.commit().await?;
-            anyhow::Ok(marked.into_iter().filter(|marked| *marked == Marked::First).count())
-        });
-        let firsts = marked.await?.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
-        assert_eq!(firsts.iter().sum::<usize>(), keys.len(), "{firsts:?}");
-        for key in keys.iter().chain([&key("race")]) {
-            testing::expire(&pool, key).await?;
-        }
-    }
     Ok(())
 }

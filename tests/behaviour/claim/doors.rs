@@ -7,7 +7,6 @@ use rig::functions;
 use sqlx::PgConnection;
 
 use super::answers::{Expected, State};
-use crate::support::DEPLOYMENTS;
 
 const FIVE_SECONDS: OnDuplicate = OnDuplicate::Wait(Duration::from_secs(5));
 
@@ -23,11 +22,9 @@ impl Door {
         let mut doors = Vec::new();
         for kind in [FIVE_SECONDS, OnDuplicate::Reject] {
             let options = Idempotency::new().on_duplicate(kind);
-            doors.extend(DEPLOYMENTS.iter().map(|deployment| Self::Rust(options.deployment(*deployment))));
+            doors.push(Self::Rust(options));
         }
-        if !cfg!(idempotency_distributed) {
-            doors.extend([None, Some("0")].map(|wait| Self::Sql { wait }));
-        }
+        doors.extend([None, Some("0")].map(|wait| Self::Sql { wait }));
         Ok(doors)
     }
 

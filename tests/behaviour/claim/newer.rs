@@ -72,7 +72,6 @@ async fn past_its_retention_a_mode_of_a_newer_release_is_as_dead_as_any(pool: Pg
 
 /// The rule of `Fingerprint::compare`.
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the SQL functions refuse a distributed table")]
 async fn the_sql_functions_compare_only_fingerprints_of_one_version_and_choice(pool: PgPool) -> anyhow::Result<()> {
     let version = |version: u8, rest: &[u8]| [&[version], rest, &[0; 32][rest.len()..]].concat();
     let asked = [version(1, &[]), version(2, &[]), Fingerprint::of_bytes(b"").as_bytes().to_vec()];

@@ -173,7 +173,6 @@ async fn waiting_holds_no_connection_and_gets_the_first_result(pool: PgPool) -> 
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "a distributed table takes no triggers; tests/citus looks at the shards")]
 async fn each_change_under_a_lease_is_durable_whatever_the_session_says(pool: PgPool) -> anyhow::Result<()> {
     for (session, expected) in [("off", "on"), ("local", "on"), ("remote_apply", "remote_apply"), ("on", "on")] {
         pool.execute(

@@ -258,7 +258,6 @@ async fn a_probe_that_is_not_the_last_one_counts_nothing_unless_it_found_the_eff
 /// A probe that took longer than its distance ends between the search of another reconciler and its reservation. The
 /// search has read the record before, so the number of probes is the same and only the finding differs.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the coordinator does not show that a statement waits on a worker")]
 async fn a_reservation_does_not_erase_the_finding_of_a_probe_that_ends_after_the_search(
     pool: PgPool,
 ) -> anyhow::Result<()> {

@@ -152,12 +152,9 @@ async fn each_kind_of_step_takes_the_documented_round_trips(direct: PgPool) -> a
         Ok(trips)
     };
     operation("prepares the statements", &proxy).await?;
-    let distributed = cfg!(idempotency_distributed);
     let trips = operation("counted", &proxy).await?;
-    if !distributed {
-        // 3, 3, 3, 6, 7 and 3, and sqlx's pool sends a ping before and after each transaction.
-        assert_eq!(trips, [5, 5, 5, 10, 9, 5], "claim, three kinds, take-over, completion");
-    }
+    // 3, 3, 3, 6, 7 and 3, and sqlx's pool sends a ping before and after each transaction.
+    assert_eq!(trips, [5, 5, 5, 10, 9, 5], "claim, three kinds, take-over, completion");
     Ok(())
 }
 
@@ -377,7 +374,6 @@ async fn a_step_dropped_at_every_await_and_asked_for_again_keeps_its_promise(poo
 
 /// Nothing was performed, so nobody has to find out whether it was.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "a distributed table takes no triggers")]
 async fn a_step_is_not_in_doubt_if_the_lease_is_lost_before_its_effect(pool: PgPool) -> anyhow::Result<()> {
     // The COMMIT that begins the step takes longer than the lease.
     pool.execute(
@@ -535,7 +531,6 @@ async fn steps_side_by_side_keep_the_limit_of_all_results(pool: PgPool) -> anyho
 
 /// Nobody knows whether the result of a step that was dropped is stored, so its size stays reserved.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the coordinator does not show that a statement waits on a worker")]
 async fn a_step_that_is_dropped_while_it_is_stored_counts(pool: PgPool) -> anyhow::Result<()> {
     // No heartbeat and no second try comes in the time of this test: they would be blocked, too.
     let leasing = LeaseOptions::new(Policy::InSteps { lease: LEASE * 15 });

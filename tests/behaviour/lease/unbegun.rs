@@ -97,19 +97,16 @@ fn assert_lost(result: Result<Outcome<i64>, Error>) {
 
 /// The COMMIT is executed, and its answer is lost. Until it is executed, the release must not give up.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "Citus takes no trigger")]
 async fn a_claim_at_least_once_whose_commit_lost_its_answer_is_released(pool: PgPool) -> anyhow::Result<()> {
     is_released_without_an_answer(pool, AT_LEAST_ONCE).await
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "Citus takes no trigger")]
 async fn a_claim_at_most_once_whose_commit_lost_its_answer_is_released(pool: PgPool) -> anyhow::Result<()> {
     is_released_without_an_answer(pool, AT_MOST_ONCE).await
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "Citus takes no trigger")]
 async fn a_claim_in_steps_whose_commit_lost_its_answer_is_released(pool: PgPool) -> anyhow::Result<()> {
     is_released_without_an_answer(pool, IN_STEPS).await
 }
@@ -133,7 +130,6 @@ async fn is_released_without_an_answer(pool: PgPool, policy: Policy) -> anyhow::
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "Citus takes no trigger")]
 async fn a_claim_whose_future_was_dropped_during_its_commit_is_released(direct: PgPool) -> anyhow::Result<()> {
     let mut held = Held::new(direct).await?;
     for inside_a_runtime in [true, false] {
@@ -165,7 +161,6 @@ async fn a_claim_whose_future_was_dropped_during_its_commit_is_released(direct: 
 
 /// What earlier attempts have left stays, and the permission of an operator is not used up.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "Citus takes no trigger")]
 async fn a_further_claim_that_never_began_leaves_the_record_as_it_was(direct: PgPool) -> anyhow::Result<()> {
     let mut held = Held::new(direct).await?;
     let leasing = LeaseOptions::new(IN_STEPS).max_attempts(NonZeroU32::MIN).store_request(true);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pg_idempotency::lease::LeaseOptions;
 use pg_idempotency::mark::{MarkOptions, Marked};
-use pg_idempotency::{Deployment, Error, Idempotency, Verdict};
+use pg_idempotency::{Error, Idempotency, Verdict};
 use rig::lease::IN_STEPS;
 use sqlx::{Acquire as _, Executor as _, PgConnection, PgPool};
 
@@ -12,10 +12,6 @@ use super::refused::{assert_refused, create_orders, orders, place};
 use crate::support::key;
 
 const WINDOW: Duration = Duration::from_secs(300);
-
-/// Prepared or not, and with the statements for a distributed table, which a plain one takes too.
-const DEPLOYMENTS: [Deployment; 3] =
-    [Deployment::new(), Deployment::new().prepared_statements(false), Deployment::new().distributed(true)];
 
 /// Before the same calls again: each record can be taken over.
 async fn expire(pool: &PgPool) -> anyhow::Result<()> {
@@ -34,24 +30,22 @@ async fn every_door_lets_its_call_write(pool: PgPool) -> anyhow::Result<()> {
         Ok(place(conn, 1).await?)
     };
     let kept = async |conn: &mut PgConnection| perform(conn).await.map(Verdict::Keep);
-    for deployment in DEPLOYMENTS {
-        let way = Idempotency::new().deployment(deployment);
-        // The second time each call takes an expired record over.
-        for _ in 0..2 {
-            assert!(!way.run(&pool, &key("run"), "body", perform).await?.is_replayed());
-            expire(&pool).await?;
-            let mut tx = pool.begin().await?;
-            assert!(!way.ensure(&mut tx, &key("ensure"), "body", perform).await?.is_replayed());
-            // The unit is the transaction: it may go on writing.
-            place(&mut *tx, 2).await?;
-            tx.commit().await?;
-            assert_eq!(orders(&pool).await, [1, 2], "{way:?}");
-            expire(&pool).await?;
-            let mut tx = pool.begin().await?;
-            assert!(!way.ensure_isolated(&mut tx, &key("ensure isolated"), "body", kept).await?.is_replayed());
-            tx.commit().await?;
-            expire(&pool).await?;
-        }
+    let way = Idempotency::new();
+    // The second time each call takes an expired record over.
+    for _ in 0..2 {
+        assert!(!way.run(&pool, &key("run"), "body", perform).await?.is_replayed());
+        expire(&pool).await?;
+        let mut tx = pool.begin().await?;
+        assert!(!way.ensure(&mut tx, &key("ensure"), "body", perform).await?.is_replayed());
+        // The unit is the transaction: it may go on writing.
+        place(&mut *tx, 2).await?;
+        tx.commit().await?;
+        assert_eq!(orders(&pool).await, [1, 2], "{way:?}");
+        expire(&pool).await?;
+        let mut tx = pool.begin().await?;
+        assert!(!way.ensure_isolated(&mut tx, &key("ensure isolated"), "body", kept).await?.is_replayed());
+        tx.commit().await?;
+        expire(&pool).await?;
     }
     Ok(())
 }
@@ -60,20 +54,18 @@ async fn every_door_lets_its_call_write(pool: PgPool) -> anyhow::Result<()> {
 async fn marks_let_their_transaction_write(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;
     let keys = [key("many 1"), key("many 2")];
-    for deployment in DEPLOYMENTS {
-        let marking = MarkOptions::new(WINDOW).deployment(deployment);
-        for _ in 0..2 {
-            let mut tx = pool.begin().await?;
-            assert_eq!(marking.mark(&mut tx, &key("one")).await?, Marked::First);
-            place(&mut *tx, 1).await?;
-            tx.commit().await?;
-            let mut tx = pool.begin().await?;
-            assert_eq!(marking.mark_many(&mut tx, &keys).await?, [Marked::First; 2]);
-            place(&mut *tx, 2).await?;
-            tx.commit().await?;
-            assert_eq!(orders(&pool).await, [1, 2]);
-            expire(&pool).await?;
-        }
+    let marking = MarkOptions::new(WINDOW);
+    for _ in 0..2 {
+        let mut tx = pool.begin().await?;
+        assert_eq!(marking.mark(&mut tx, &key("one")).await?, Marked::First);
+        place(&mut *tx, 1).await?;
+        tx.commit().await?;
+        let mut tx = pool.begin().await?;
+        assert_eq!(marking.mark_many(&mut tx, &keys).await?, [Marked::First; 2]);
+        place(&mut *tx, 2).await?;
+        tx.commit().await?;
+        assert_eq!(orders(&pool).await, [1, 2]);
+        expire(&pool).await?;
     }
     Ok(())
 }
@@ -81,23 +73,19 @@ async fn marks_let_their_transaction_write(pool: PgPool) -> anyhow::Result<()> {
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_step_writes_and_a_step_that_marks_is_stored(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;
-    for deployment in DEPLOYMENTS {
-        let leasing = LeaseOptions::new(IN_STEPS).deployment(deployment);
-        let marking = MarkOptions::new(WINDOW).deployment(deployment);
-        let key_of_call = key("a");
-        let working = leasing.run(&pool, &key_of_call, "body", async |lease| {
-            lease.step("order", async |conn| Ok::<_, Error>(place(conn, 1).await?)).await?;
-            let step = lease.step("event", async |conn| -> Result<_, Error> {
-                assert_eq!(marking.mark(conn, &key("event")).await?, Marked::First);
-                Ok(place(conn, 2).await?)
-            });
-            step.await
+    let leasing = LeaseOptions::new(IN_STEPS);
+    let marking = MarkOptions::new(WINDOW);
+    let key_of_call = key("a");
+    let working = leasing.run(&pool, &key_of_call, "body", async |lease| {
+        lease.step("order", async |conn| Ok::<_, Error>(place(conn, 1).await?)).await?;
+        let step = lease.step("event", async |conn| -> Result<_, Error> {
+            assert_eq!(marking.mark(conn, &key("event")).await?, Marked::First);
+            Ok(place(conn, 2).await?)
         });
-        assert_eq!(working.await?.into_inner(), 2);
-        assert_eq!(orders(&pool).await, [1, 2]);
-        expire(&pool).await?;
-        sqlx::raw_sql("truncate idempotency.record").execute(&pool).await?;
-    }
+        step.await
+    });
+    assert_eq!(working.await?.into_inner(), 2);
+    assert_eq!(orders(&pool).await, [1, 2]);
     Ok(())
 }
 

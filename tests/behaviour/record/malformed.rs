@@ -80,7 +80,6 @@ async fn nobodys(pool: &PgPool, of: &str) {
 }
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the rows copy others of the table")]
 async fn an_operator_sees_and_removes_each_malformed_row_and_no_row_hides_another(pool: PgPool) -> anyhow::Result<()> {
     in_doubt(&pool, "most").await;
     abandoned(&pool, "steps").await;
@@ -107,7 +106,6 @@ async fn an_operator_sees_and_removes_each_malformed_row_and_no_row_hides_anothe
 }
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the rows copy others of the table")]
 async fn a_reconciler_comes_to_a_key_behind_any_number_of_malformed_rows(pool: PgPool) -> anyhow::Result<()> {
     in_doubt(&pool, "most").await;
     for (number, assignment) in SPOILS.into_iter().enumerate() {
@@ -141,7 +139,6 @@ async fn a_reconciler_comes_to_a_key_behind_any_number_of_malformed_rows(pool: P
 }
 
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the rows copy others of the table")]
 async fn a_resumer_comes_to_a_key_behind_any_number_of_malformed_rows(pool: PgPool) -> anyhow::Result<()> {
     abandoned(&pool, "steps").await;
     for (number, assignment) in SPOILS.into_iter().enumerate() {

@@ -30,7 +30,6 @@ fn is_refused<R: std::fmt::Debug>(door: &str, answer: Result<R, Error>) {
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the role would need its grants on each worker")]
 async fn no_door_says_that_all_is_well_where_a_policy_could_hide_a_record(pool: PgPool) -> anyhow::Result<()> {
     crate::support::create_effects(&pool).await;
     in_doubt(&pool, "in doubt").await;
@@ -86,7 +85,6 @@ async fn no_door_says_that_all_is_well_where_a_policy_could_hide_a_record(pool: 
 
 /// Otherwise the service's next statement on the connection would fail.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the role would need its grants on each worker")]
 async fn the_policies_of_a_service_hold_beside_a_janitor_a_resumer_and_a_reconciler_on_its_pool(
     pool: PgPool,
 ) -> anyhow::Result<()> {

@@ -1,7 +1,6 @@
-//! The statements that the crate sends: their names, and what they say to a plain server and to Citus. A proxy reads
-//! them, as `log_statement = all` would show them.
+//! The statements that the crate sends, and their names. A proxy reads them, as `log_statement = all` would show them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -9,7 +8,7 @@ use pg_idempotency::lease::{Acquired, Finding, InDoubt, Lease, LeaseOptions, Pol
 use pg_idempotency::mark::MarkOptions;
 use pg_idempotency::operator;
 use pg_idempotency::testing::{age, expire, lapse};
-use pg_idempotency::{Deployment, Error, Idempotency, Verdict, migrate};
+use pg_idempotency::{Error, Idempotency, Verdict, migrate};
 use rig::proxy::Proxy;
 use sqlx::{Executor as _, PgConnection, PgPool};
 
@@ -22,8 +21,8 @@ const LEASE: Duration = Duration::from_millis(1_500);
 const POLICIES: [Policy; 3] =
     [Policy::AtLeastOnce { lease: LEASE }, Policy::AtMostOnce { lease: LEASE }, Policy::InSteps { lease: LEASE }];
 
-/// What only a table that Citus distributes needs.
-const FOR_CITUS: [&str; 5] = ["citus", "pg_dist_", "run_command_on_", "create_distributed_table", "propagate"];
+/// What only a server with Citus has.
+const FOR_CITUS: [&str; 3] = ["citus", "pg_dist_", "run_command_on_"];
 
 fn is_for_citus(statement: &str) -> bool {
     let code = without_comments(statement).to_lowercase();
@@ -47,8 +46,8 @@ where
 }
 
 /// Calls of every kind, in every state of their keys.
-async fn call(pool: &PgPool, deployment: Deployment) -> anyhow::Result<()> {
-    let calls = Idempotency::new().deployment(deployment);
+async fn call(pool: &PgPool) -> anyhow::Result<()> {
+    let calls = Idempotency::new();
     for replay_first in [false, true] {
         let (way, key) = (calls.replay_first(replay_first), key(&format!("{replay_first}")));
         for expired in [false, true] {
@@ -65,7 +64,7 @@ async fn call(pool: &PgPool, deployment: Deployment) -> anyhow::Result<()> {
     let _ = calls.ensure_isolated(&mut tx, &key("undone"), "body", undone).await?;
     let failing = async |_: &mut PgConnection| Err::<Verdict<i32>, _>(Error::LeaseLost);
     let _ = calls.ensure_isolated(&mut tx, &key("failed"), "body", failing).await.expect_err("it fails");
-    let marking = MarkOptions::new(WINDOW).deployment(deployment);
+    let marking = MarkOptions::new(WINDOW);
     for _ in ["first", "replay", "expired"] {
         let _ = calls.ensure(&mut tx, &key("in a transaction"), "body", async |_| Ok::<_, Error>(1)).await?;
         let _ = marking.mark(&mut tx, &key("mark")).await?;
@@ -78,9 +77,9 @@ async fn call(pool: &PgPool, deployment: Deployment) -> anyhow::Result<()> {
 }
 
 /// Leases of every policy: completed, failed and abandoned ones, their renewal, and what settles them.
-async fn lease(pool: &PgPool, deployment: Deployment) -> anyhow::Result<()> {
+async fn lease(pool: &PgPool) -> anyhow::Result<()> {
     for policy in POLICIES {
-        let leasing = LeaseOptions::new(policy).store_request(true).deployment(deployment);
+        let leasing = LeaseOptions::new(policy).store_request(true);
         let leasing = leasing.max_attempts(NonZeroU32::MAX).resume_after(LEASE);
         let in_steps = matches!(policy, Policy::InSteps { .. });
         let work = async |lease: &Lease, _: String| {
@@ -120,9 +119,9 @@ async fn lease(pool: &PgPool, deployment: Deployment) -> anyhow::Result<()> {
 }
 
 /// Operations in doubt, and a reconciler that finds no trace, or the effect.
-async fn reconcile(pool: &PgPool, direct: &PgPool, deployment: Deployment) -> anyhow::Result<()> {
+async fn reconcile(pool: &PgPool, direct: &PgPool) -> anyhow::Result<()> {
     for policy in &POLICIES[1..] {
-        let leasing = LeaseOptions::new(*policy).store_request(true).deployment(deployment);
+        let leasing = LeaseOptions::new(*policy).store_request(true);
         let reconciler = Reconciler::new(leasing, "operation", Duration::from_secs(120))?.probes(2, 2);
         for took_effect in [false, true] {
             direct.execute("truncate idempotency.record").await?;
@@ -145,7 +144,7 @@ async fn reconcile(pool: &PgPool, direct: &PgPool, deployment: Deployment) -> an
     Ok(())
 }
 
-/// Every verb of an operator, in a transaction of its own and in one of the caller. They are told of no deployment.
+/// Every verb of an operator, in a transaction of its own and in one of the caller.
 async fn decide(pool: &PgPool, direct: &PgPool) -> anyhow::Result<()> {
     for verb in VERBS {
         let key = waiting(direct, verb).await.key;
@@ -159,161 +158,40 @@ async fn decide(pool: &PgPool, direct: &PgPool) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn everything(pool: &PgPool, direct: &PgPool, deployment: Deployment) -> anyhow::Result<()> {
-    call(pool, deployment).await?;
-    lease(pool, deployment).await?;
-    decide(pool, direct).await?;
-    reconcile(pool, direct, deployment).await
-}
-
-/// Three properties of the same statements, because it takes some seconds until all of them are sent.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-async fn each_statement_has_a_name_and_none_is_for_citus_unless_the_deployment_says_so(
-    direct: PgPool,
-) -> anyhow::Result<()> {
-    let mut all = BTreeSet::new();
-    for deployment in crate::support::DEPLOYMENTS {
-        direct.execute("truncate idempotency.record").await?;
-        let statements = sent(&direct, async |pool| everything(pool, &direct, *deployment).await).await?;
-        if *deployment == Deployment::new() && !cfg!(idempotency_distributed) {
-            let for_citus: Vec<_> = statements.iter().filter(|statement| is_for_citus(statement)).collect();
-            assert!(for_citus.is_empty(), "{for_citus:#?}");
-        } else {
-            assert!(statements.iter().any(|statement| is_for_citus(statement)), "the proxy reads the statements");
-        }
-        all.extend(statements);
-    }
-    assert!(all.len() > 40, "{}", all.len());
+async fn each_statement_has_a_name_and_none_asks_for_citus(direct: PgPool) -> anyhow::Result<()> {
+    let statements = sent(&direct, async |pool| {
+        call(pool).await?;
+        lease(pool).await?;
+        decide(pool, &direct).await?;
+        reconcile(pool, &direct).await?;
+        operator::stats(pool).await?;
+        janitor(pool).sweep_once(10).await?;
+        Ok(migrate(pool).await?)
+    })
+    .await?;
+    assert!(statements.len() > 40, "{}", statements.len());
     let unnamed: Vec<String> = sqlx::query_scalar(
         // Not at the start of a statement, where PostgreSQL 18 leaves a comment out.
         "select statement from unnest($1::text[]) as statement
         where statement like '%idempotency.%' and statement !~ '^\\s*\\w+ /\\* pg_idempotency: [a-z_ ]+ \\*/\\s'",
     )
-    .bind(all.iter().cloned().collect::<Vec<_>>())
+    .bind(statements.iter().cloned().collect::<Vec<_>>())
     .fetch_all(&direct)
     .await?;
     assert_eq!(unnamed, Vec::<String>::new());
-    let refused = refused_by_citus(&direct, &all).await?;
-    assert!(refused.is_empty(), "{refused:#?}");
+    let for_citus: Vec<_> = statements.iter().filter(|statement| is_for_citus(statement)).collect();
+    assert!(for_citus.is_empty(), "{for_citus:#?}");
     Ok(())
 }
 
-/// What an operator and a janitor ask the catalog, on a server without Citus.
+/// On a server without Citus, the catalog of Citus is not there.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "there are more questions")]
-async fn only_these_questions_find_out_whether_there_is_citus(pool: PgPool) -> anyhow::Result<()> {
+async fn health_only_asks_whether_there_is_citus(pool: PgPool) -> anyhow::Result<()> {
     const IS_THERE: &str =
         "select /* pg_idempotency: distribution */ from pg_catalog.pg_extension where extname = 'citus'";
-    let migrating = sent(&pool, async |pool| Ok(migrate(pool).await?)).await?;
-    let measuring = sent(&pool, async |pool| Ok(operator::stats(pool).await.map(drop)?)).await?;
-    let health = sent(&pool, async |pool| Ok(operator::health(pool, WINDOW).await.map(drop)?)).await?;
-    let sweeping = sent(&pool, async |pool| Ok(janitor(pool).sweep_once(10).await.map(drop)?)).await?;
-    for (work, statements, expected) in [
-        ("migrate", migrating, vec![]),
-        ("stats", measuring, vec![IS_THERE]),
-        ("health", health, vec![IS_THERE]),
-        ("sweep", sweeping, vec![IS_THERE]),
-    ] {
-        assert!(!statements.is_empty(), "{work}");
-        let questions: Vec<_> = statements.into_iter().filter(|statement| is_for_citus(statement)).collect();
-        assert_eq!(questions, expected, "{work}");
-    }
+    let statements = sent(&pool, async |pool| Ok(operator::health(pool, WINDOW).await.map(drop)?)).await?;
+    let questions: Vec<_> = statements.into_iter().filter(|statement| is_for_citus(statement)).collect();
+    assert_eq!(questions, [IS_THERE]);
     Ok(())
-}
-
-/// The updates and deletes that Citus would refuse on a distributed table: `record/distributed.rs` has the rules. The
-/// catalog of a plain server has the volatility of each function, too.
-async fn refused_by_citus(pool: &PgPool, statements: &BTreeSet<String>) -> anyhow::Result<Vec<String>> {
-    let volatility: Vec<(String, String)> = sqlx::query_as(
-        "select proname::text, max(provolatile::text) from pg_proc where pronamespace = 'pg_catalog'::regnamespace::oid
-        group by proname having max(provolatile::text) in ('s', 'v')",
-    )
-    .fetch_all(pool)
-    .await?;
-    let columns: Vec<String> = sqlx::query_scalar(
-        "select attname::text from pg_attribute where attrelid = 'idempotency.record'::regclass::oid and attnum > 0",
-    )
-    .fetch_all(pool)
-    .await?;
-    let (volatility, columns) = (volatility.into_iter().collect(), columns.into_iter().collect());
-    let one_row = |statement: &&String| {
-        let first = statement.split_whitespace().next().unwrap_or_default();
-        // A statement with a CTE in front is for a plain table, but the take-over of a distributed one.
-        let writes =
-            ["update", "delete"].contains(&first) || statement.contains("with /* pg_idempotency: take over */ free");
-        writes && statement.contains("/* pg_idempotency: ")
-    };
-    let writes: Vec<_> = statements.iter().filter(one_row).collect();
-    anyhow::ensure!(writes.len() > 15, "{writes:#?}");
-    // The usual statement forgets its claim in RETURNING; a distributed table has one without.
-    let is_usual = |statement: &str| statement.contains("release in transaction") && statement.contains("returning");
-    let refused = writes.into_iter().filter(|statement| !is_usual(statement));
-    Ok(refused
-        .filter_map(|statement| Some(format!("{}: {statement}", mistake(statement, &volatility, &columns)?)))
-        .collect())
-}
-
-/// The first mistake of an update or delete.
-fn mistake(statement: &str, volatility: &BTreeMap<String, String>, columns: &BTreeSet<String>) -> Option<String> {
-    let code = without_comments(statement);
-    // Texts have no code.
-    let code: String = code.split('\'').step_by(2).collect::<Vec<_>>().join(" x ");
-    let mut tokens: Vec<&str> = Vec::new();
-    for word in code.split_inclusive(|c: char| !(c.is_alphanumeric() || c == '_' || c == '$')) {
-        let (name, mark) =
-            word.split_at(word.trim_end_matches(|c: char| !(c.is_alphanumeric() || c == '_' || c == '$')).len());
-        tokens.extend([name, mark.trim()].into_iter().filter(|token| !token.is_empty()));
-    }
-    // Open CASEs and parentheses: whether COALESCE or a function that is not immutable has opened them.
-    let mut open: Vec<&str> = Vec::new();
-    let mut returning = false;
-    for (at, token) in tokens.iter().enumerate() {
-        let before = if at > 0 { tokens[at - 1] } else { "" };
-        let kind = volatility.get(*token).filter(|_| tokens.get(at + 1) == Some(&"("));
-        returning |= *token == "returning";
-        if let Some(kind) = kind {
-            let conditional = open.iter().any(|opener| ["case", "coalesce"].contains(opener));
-            if conditional || returning || kind == "v" {
-                return Some(format!("{token} is not immutable, and stands in {open:?}, or in RETURNING"));
-            }
-        }
-        match *token {
-            "case" => open.push("case"),
-            "end" => {
-                open.pop();
-            }
-            "(" => open.push(before),
-            ")" => {
-                open.pop();
-            }
-            column if columns.contains(column) && before != ":" => {
-                if let Some(function) = open.iter().find(|opener| volatility.contains_key(**opener)) {
-                    return Some(format!("{function} is not immutable, and takes the column {column}"));
-                }
-            }
-            _ => {}
-        }
-    }
-    None
-}
-
-/// The check above finds the mistakes that were made.
-#[test]
-fn the_check_finds_what_citus_has_refused() {
-    let volatility =
-        [("statement_timestamp", "s"), ("current_setting", "s"), ("jsonb_build_object", "s"), ("set_config", "v")];
-    let volatility = volatility.map(|(name, kind)| (name.to_owned(), kind.to_owned())).into_iter().collect();
-    let columns = ["token", "steps"].map(str::to_owned).into_iter().collect();
-    for (statement, refused) in [
-        ("update r set t = case when a then pg_catalog.statement_timestamp() end", true),
-        ("update r set t = pg_catalog.statement_timestamp() + case when a then b end", false),
-        ("update r set a = 1 where coalesce(pg_catalog.current_setting('x', true), '') = ''", true),
-        ("update r set a = 1 where (pg_catalog.current_setting('x', true) = '') is true", false),
-        ("update r set a = pg_catalog.jsonb_build_object('a', steps)", true),
-        ("update r set steps = steps || pg_catalog.jsonb_build_object('steps', $1::text)", false),
-        ("update r set a = 1 returning pg_catalog.set_config('a', 'b', true)", true),
-        ("update r set a = 1 where token = 2 returning token", false),
-    ] {
-        assert_eq!(mistake(statement, &volatility, &columns).is_some(), refused, "{statement}");
-    }
 }

@@ -158,7 +158,6 @@ async fn an_error_of_the_sessions_own_settings_comes_back(pool: PgPool) -> anyho
 /// settings of the foreign transaction then apply to the call: row security shows the rows of another tenant. The claim
 /// and the protection of the table hold all the same.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "a transaction on a distributed table begins with the check")]
 async fn a_younger_transaction_without_a_query_is_joined(other: PgPool) -> anyhow::Result<()> {
     create_effects(&other).await;
     sqlx::raw_sql(

@@ -24,7 +24,6 @@ async fn a_missing_function_says_what_to_run(pool: PgPool) -> anyhow::Result<()>
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "the shards have the counters")]
 async fn a_completion_is_a_heap_only_update(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     for n in 0..100 {
@@ -50,7 +49,6 @@ async fn a_completion_is_a_heap_only_update(pool: PgPool) -> anyhow::Result<()> 
 
 /// Without a conflict target, the violation of another unique index would be swallowed and taken for a lost claim.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "a distributed table has no unique index without its column")]
 async fn a_violation_of_another_unique_index_is_an_error(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     sqlx::query("create unique index on idempotency.record (scope, operation)").execute(&pool).await?;

@@ -11,7 +11,6 @@ use sqlx::{Connection as _, PgConnection, PgPool};
 use crate::support::{create_effects, key, leave_effect};
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]
 async fn each_option_takes_the_documented_round_trips(direct: PgPool) -> anyhow::Result<()> {
     create_effects(&direct).await;
     let proxy = Proxy::before(&direct.connect_options()).await?;
@@ -53,7 +52,6 @@ async fn each_option_takes_the_documented_round_trips(direct: PgPool) -> anyhow:
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]
 async fn a_mark_takes_one_a_duplicate_two_and_a_batch_always_one(pool: PgPool) -> anyhow::Result<()> {
     let proxy = Proxy::before(&pool.connect_options()).await?;
     let mut conn = PgConnection::connect_with(&proxy.options).await?;
@@ -82,7 +80,6 @@ async fn a_mark_takes_one_a_duplicate_two_and_a_batch_always_one(pool: PgPool) -
 }
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
-#[cfg_attr(idempotency_distributed, ignore = "it takes more round trips there")]
 async fn an_isolated_call_takes_two_more_and_an_undo_four(pool: PgPool) -> anyhow::Result<()> {
     let proxy = Proxy::before(&pool.connect_options()).await?;
     let mut conn = PgConnection::connect_with(&proxy.options).await?;

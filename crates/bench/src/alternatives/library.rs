@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{bail, ensure};
 use pg_idempotency::lease::{Acquired, LeaseOptions};
 use pg_idempotency::mark::{MarkOptions, Marked};
-use pg_idempotency::{Deployment, Error, Idempotency, InvalidKey, Key};
+use pg_idempotency::{Error, Idempotency, Key};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
 use crate::client::{BODY, Client, effect, key};
@@ -114,21 +114,11 @@ pub(crate) fn lease(pool: PgPool, leasing: LeaseOptions, response: &'static str)
 }
 
 pub(crate) fn marks(batch: u64) -> Way {
-    let keys = marks_of(Deployment::new(), batch, |call, n| key(call << 16 | n));
-    keys.named(format!("{NAME}, {batch} at once")).filling(TABLE)
-}
-
-/// The numbers of a key are that of the call, and its place in the batch.
-pub(crate) fn marks_of(
-    deployment: Deployment,
-    batch: u64,
-    key: impl Fn(u64, u64) -> Result<Key, InvalidKey> + Send + Sync + 'static,
-) -> Way {
-    Way::new(NAME, move |client, call| {
-        let keys: Result<Vec<_>, _> = (0..batch).map(|n| key(call, n)).collect();
+    Way::new(format!("{NAME}, {batch} at once"), move |client, call| {
+        let keys: Result<Vec<_>, _> = (0..batch).map(|n| key(call << 16 | n)).collect();
         Box::pin(async move {
             let keys = keys?;
-            let marking = MarkOptions::new(WINDOW).deployment(deployment);
+            let marking = MarkOptions::new(WINDOW);
             let mut tx = client.conn.begin().await?;
             let marked = match &keys[..] {
                 [one] => vec![marking.mark(&mut tx, one).await?],
@@ -140,4 +130,5 @@ pub(crate) fn marks_of(
         })
     })
     .of_units(batch as usize)
+    .filling(TABLE)
 }

@@ -1,7 +1,6 @@
 //! The table of cases: what each one measures, and its targets.
 
 pub(crate) mod any_language;
-pub(crate) mod citus;
 pub(crate) mod first_call;
 pub(crate) mod growth;
 pub(crate) mod http;
@@ -68,7 +67,7 @@ impl std::fmt::Display for Bound {
 
 const ONE_CALL: &str = "What one call takes";
 
-pub(crate) const CASES: [Case; 13] = [
+pub(crate) const CASES: [Case; 12] = [
     Case {
         name: first_call::NAME,
         title: "First call",
@@ -192,23 +191,6 @@ pub(crate) const CASES: [Case; 13] = [
         title: "Half an hour of steady load",
         targets: &[],
         run: |bench| Box::pin(soak::run(bench)),
-    },
-    Case {
-        name: citus::NAME,
-        title: "On Citus",
-        targets: &[
-            rate(citus::ON_CITUS, citus::ON_PLAIN, AtLeast(0.28)).of(citus::MAIN).on(citus::FIRST_CALL),
-            rate(citus::ON_CITUS, citus::ON_PLAIN, AtLeast(0.25)).of(citus::MAIN).on(citus::REPLAY),
-            rate(citus::ON_CITUS, citus::ON_PLAIN, AtLeast(0.4)).of(citus::MAIN).on(citus::ONE_MARK),
-            other("p50, ms", AtMost(150.0), |of, _| of.p50(citus::ON_CITUS)).of(citus::MAIN).on(citus::OF_MANY_SCOPES),
-            other("time with 128 shards over that with 8", AtMost(1.15), |many, all| {
-                let of_plain = |of: &Table| of.rate_over(citus::ON_CITUS, citus::ON_PLAIN);
-                Some(of_plain(all.find(citus::NAME, &citus::title(8), citus::FIRST_CALL)?)? / of_plain(many)?)
-            })
-            .of("128 shards")
-            .on(citus::FIRST_CALL),
-        ],
-        run: |bench| Box::pin(citus::run(bench)),
     },
 ];
 

@@ -53,7 +53,7 @@ pub(super) async fn call(
         _ => leased.policy(),
     };
     let ignores_loss = mutant == Some(Mutant::LossIgnored);
-    let leasing = LeaseOptions::new(policy).deployment(world.deployment());
+    let leasing = LeaseOptions::new(policy);
     match leasing.acquire(pool, &key(value), value).await? {
         Acquired::Replayed(response) => Ok(Outcome::Replayed(response)),
         Acquired::Owner(lease) => {

@@ -54,11 +54,6 @@ impl Loads {
         Ok(Self { transactions: start("transactions", safe, KEYS, 6).await?, others })
     }
 
-    pub(crate) fn worlds(&self) -> impl Iterator<Item = &World> {
-        let others = self.others.iter().map(|(_, callers)| &*callers.world);
-        others.chain([&*self.transactions.world])
-    }
-
     pub(crate) async fn stop(&mut self) -> anyhow::Result<()> {
         for (_, callers) in &mut self.others {
             callers.stop().await?;

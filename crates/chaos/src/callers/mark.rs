@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pg_idempotency::mark::{MarkOptions, Marked};
-use pg_idempotency::{Deployment, Outcome, commit};
+use pg_idempotency::{Outcome, commit};
 use sqlx::PgPool;
 
 use crate::request::{Failure, Request, key};
@@ -14,8 +14,7 @@ const RETENTION: Duration = Duration::from_secs(24 * 3600);
 /// A mark stores no response. A duplicate reads the effect, as a consumer would look for what it has done.
 pub(super) async fn call(pool: &PgPool, request: &Request) -> Result<Outcome<String>, Failure> {
     let mut tx = pool.begin().await?;
-    let deployment = Deployment::new().distributed(request.distributed);
-    let marking = MarkOptions::new(RETENTION).deployment(deployment);
+    let marking = MarkOptions::new(RETENTION);
     if marking.mark(&mut tx, &key(&request.key)).await? == Marked::First {
         let response = request.effect(&mut tx).await?;
         commit(tx).await?;

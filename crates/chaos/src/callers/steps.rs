@@ -115,10 +115,10 @@ async fn work(
     Ok(format!("{row} {charge} {text}"))
 }
 
-fn leasing(world: &World, leased: Leased) -> LeaseOptions {
+fn leasing(leased: Leased) -> LeaseOptions {
     // An attempt ends with each kill, so the highest number is out of reach.
     let most = std::num::NonZeroU32::MAX;
-    let leasing = LeaseOptions::new(leased.policy()).deployment(world.deployment());
+    let leasing = LeaseOptions::new(leased.policy());
     leasing.store_request(true).max_attempts(most)
 }
 
@@ -135,7 +135,7 @@ pub(super) async fn call(
         world.history.add(call, value, What::Claimed(lease.token()));
         work(world, pool, lease, value, call, pause).await
     };
-    leasing(world, leased).run(pool, &key(value), value, work).await
+    leasing(leased).run(pool, &key(value), value, work).await
 }
 
 /// Finishes the operations for which no caller asks any more.
@@ -168,7 +168,7 @@ async fn resume_one(
         work(world, pool, lease, &value, call, pause).await
     };
     // Soon, because the callers ask for a key during two leases only.
-    let leasing = leasing(world, leased).resume_after(leased.lease / 8);
+    let leasing = leasing(leased).resume_after(leased.lease / 8);
     let resumed = leasing.resume_one(pool, "chaos", work).await;
     match (taken.get(), resumed) {
         // On a busy machine a short lease is lost before its work begins.

@@ -208,7 +208,6 @@ async fn health_and_migrate_notice_a_schema_that_somebody_else_has_created() -> 
     let decided = ["s", "o", "v", "--reason", "a test", "--seen", "nothing"];
     for arguments in [
         &["migrate"][..],
-        &["migrate", "--distributed"],
         &["protect", "orders"],
         &["unprotect", "orders"],
         &["health"],
