@@ -91,18 +91,30 @@ do $$ begin
     end if;
 end $$;
 
--- Returns true, or fails with 0A000 if Citus distributes the table. The usual statements would take the key's lock on a worker,
--- where other callers do not see the lock. Citus itself refuses only some of these statements. The statements that begin a call
+-- Returns true, or fails with 0A000 if Citus keeps the table, or executes this statement, on another node than the coordinator. There,
+-- a lock or a setting is not that of the other callers. A Citus local table is on the coordinator. The statements that begin a call
 -- contain this function. The function is declared immutable, so the server calls it when it plans such a statement, and the stored
--- plan does not contain the call. A later distribution of the table invalidates the plan.
+-- plan does not contain the call. A change of the table's kind invalidates the plan.
 create function idempotency.is_plain()
 returns boolean language plpgsql immutable set search_path = pg_catalog, pg_temp as $$
+declare
+    on_citus boolean;
 begin
     if to_regclass('pg_catalog.pg_dist_partition') is not null then
-        -- A statement of its own, because a server without Citus has no such catalog.
-        if exists (select from pg_dist_partition where logicalrelid = 'idempotency.record'::regclass and partmethod = 'h') then
+        -- Statements of their own, because a server without Citus has no such catalogs.
+        select partmethod = 'n' and repmodel = 's' and colocationid = 0 into on_citus
+        from pg_dist_partition where logicalrelid = 'idempotency.record'::regclass;
+        if not on_citus then
             raise exception 'Citus distributes idempotency.record' using errcode = '0A000',
-                hint = 'Undistribute the table: select undistribute_table(''idempotency.record'')';
+                hint = 'The table must stay on the coordinator: run undistribute_table, and then citus_add_local_table_to_metadata.';
+        elsif on_citus and exists (select from pg_dist_local_group where groupid <> 0) then
+            raise exception 'idempotency.record was used through a worker of Citus' using errcode = '0A000',
+                hint = 'Connect to the coordinator.';
+        elsif on_citus is null and exists (
+            select from pg_dist_partition where not (partmethod = 'n' and repmodel = 's' and colocationid = 0)
+        ) then
+            raise warning 'idempotency.record does not commit together with the distributed tables of this database'
+                using hint = 'Run on the coordinator: select citus_add_local_table_to_metadata(''idempotency.record'')';
         end if;
     end if;
     return true;
@@ -154,6 +166,32 @@ begin
 exception
     when sqlstate 'IK004' then return 'look';
     when lock_not_available then return 'timeout';
+end
+$$;
+
+-- Takes the advisory locks of the keys of a batch, one after another, and locks the rows of those that have expired. Stops at the first
+-- key with an obstacle, and returns its number and the reason: 'held' if an open transaction holds the key, 'locked' if a sweep or an
+-- operator has locked the row. Both are null if there is no obstacle. The function waits for nothing.
+create function idempotency.lock_in_order(
+    scopes text[], operations text[], key_values text[], locks int8[], expired boolean[], out step int4, out state text
+)
+language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    -- Null if no key is new or expired.
+    for n in 1 .. coalesce(cardinality(locks), 0) loop
+        if not pg_try_advisory_xact_lock(locks[n]) then
+            state := 'held';
+        elsif expired[n] then
+            perform from idempotency.record as record
+            where record.scope = scopes[n] and record.operation = operations[n] and record.value = key_values[n]
+            for update skip locked;
+            state := case when not found then 'locked' end;
+        end if;
+        if state is not null then
+            step := n;
+            return;
+        end if;
+    end loop;
 end
 $$;
 

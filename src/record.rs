@@ -18,9 +18,10 @@
 //! - `step`: the steps of an operation. `resume`: operations that a resumer may take over. `doubt`, `probes`:
 //!   operations that a reconciler settles.
 //! - `table`: the sweep, sizes and counts. `show`: records for an operator. `settle`: the operator's decisions.
-//!   `schema`: the owner of the schema, and protected tables.
+//!   `schema`: the owner of the schema, and protected tables. `citus`: where Citus keeps the table.
 //! - `statement`: shared parts of statements.
 
+mod citus;
 mod claim;
 mod doubt;
 mod ends;
@@ -36,6 +37,7 @@ mod step;
 mod table;
 mod tried;
 
+pub(crate) use citus::{Placement, placement};
 pub(crate) use claim::{MarkBatch, MarkOf};
 pub(crate) use doubt::Doubt;
 pub(crate) use ends::Unclaimed;
@@ -56,6 +58,6 @@ pub use step::ShownStep;
 pub(crate) use step::StoredSteps;
 pub use table::Group;
 pub(crate) use table::{
-    CommitSetting, Deleted, Part, commit_settings, groups, is_distributed, oldest_due, setup, size, with_hidden_rows,
+    CommitSetting, Deleted, Part, commit_settings, groups, oldest_due, setup, size, with_hidden_rows,
 };
 pub(crate) use tried::{CalledAt, Claim, Found, Terms, Tried};

@@ -1,6 +1,8 @@
 //! The layers of `ARCHITECTURE.md`: a module uses its own row and the rows above, and no modules know each other in a
 //! circle. Nor do two files of one folder, here and in the tools that prove the crate.
-//! And what the SQL of the crate names.
+//! And what the SQL of the crate names, and which forms it has.
+
+mod source;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -268,4 +270,101 @@ fn every_function_in_the_sql_is_named_with_its_schema() {
     }
     assert!(calls > 100, "{calls}");
     assert_eq!(bare, Vec::<String>::new());
+}
+
+/// The functions that PostgreSQL declares volatile, among those that the statements use.
+const VOLATILE: [&str; 5] =
+    ["set_config", "clock_timestamp", "pg_try_advisory_xact_lock", "pg_advisory_xact_lock", "gen_random_uuid"];
+
+/// Citus executes the statements on a Citus local table (`src/guide/larger.md`), except for these forms. `script/citus`
+/// executes each statement there, and this test finds the next one without a cluster.
+#[test]
+fn no_statement_on_the_record_has_a_form_that_citus_refuses() {
+    let mut refused = Vec::new();
+    let mut clauses = 0;
+    for source::Statement { name, sql } in source::statements() {
+        let sql = without_comments(&sql);
+        if !sql.contains("idempotency.record") {
+            continue;
+        }
+        let mut refuse = |why: &str| refused.push(format!("{name}: {why}"));
+        let volatile = |text: &str| VOLATILE.iter().any(|function| text.contains(&format!("{function}(")));
+        for returning in clauses_of(&sql, "returning") {
+            clauses += 1;
+            // A dollar of a JSON path comes before a dot.
+            if returning.match_indices('$').any(|(at, _)| !returning[at..].starts_with("$.")) {
+                refuse("a parameter in RETURNING");
+            }
+            // An insert may have one: the claim.
+            if volatile(&returning) && name != "claim" {
+                refuse("a volatile function in RETURNING");
+            }
+        }
+        for update in clauses_of(&sql, "update idempotency.record") {
+            clauses += 1;
+            if volatile(&update) {
+                refuse("a volatile function in an UPDATE");
+            }
+        }
+        if sql.contains(" recursive ") {
+            refuse("WITH RECURSIVE");
+        }
+        for before in sql.match_indices("for update").map(|(at, _)| select_before(&sql[..at])) {
+            clauses += 1;
+            let from = before.split_once(" from ").map_or("", |(_, from)| from);
+            let tables = from.split(" where ").next().unwrap_or_default();
+            if tables.contains(',') || tables.contains(" join ") {
+                refuse("a locking clause over a join");
+            }
+        }
+    }
+    assert!(clauses > 25, "{clauses}");
+    assert_eq!(refused, Vec::<String>::new());
+}
+
+/// One line, in which one space separates the words.
+fn without_comments(sql: &str) -> String {
+    let mut text: String =
+        sql.lines().map(|line| line.split("--").next().unwrap_or_default()).collect::<Vec<_>>().join(" ");
+    while let (Some(from), Some(to)) = (text.find("/*"), text.find("*/")) {
+        text.replace_range(from..to + 2, " ");
+    }
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// What follows each of these words, up to the end of the parentheses around it.
+fn clauses_of(sql: &str, word: &str) -> Vec<String> {
+    let end = |rest: &str| {
+        let mut depth = 0;
+        rest.find(|character| {
+            depth += match character {
+                '(' => 1,
+                ')' => -1,
+                _ => 0,
+            };
+            depth < 0
+        })
+        .unwrap_or(rest.len())
+    };
+    let rests = sql.match_indices(word).map(|(at, _)| &sql[at + word.len()..]);
+    rests.map(|rest| rest[..end(rest)].to_owned()).collect()
+}
+
+/// The SELECT that ends here, without the SELECTs inside of its parentheses.
+fn select_before(sql: &str) -> String {
+    let (mut depth, mut own) = (0, Vec::new());
+    for character in sql.chars().rev() {
+        depth += match character {
+            ')' => 1,
+            '(' => -1,
+            _ => 0,
+        };
+        if depth < 0 {
+            break;
+        }
+        if depth == 0 {
+            own.push(character);
+        }
+    }
+    own.iter().rev().collect()
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sqlx::{PgConnection, PgPool};
 
 use crate::migrate::Standing;
-use crate::record::CommitSetting;
+use crate::record::{CommitSetting, Placement};
 use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, OnEscape, migrate, record};
 
@@ -24,8 +24,12 @@ pub enum Warning {
         /// `alter database`).
         whose: String,
     },
-    /// Citus distributes the table, so every call fails.
+    /// Citus keeps the table on the workers, or this connection leads to a worker. Every call fails, because the locks
+    /// and settings of the calls would be on different nodes.
     Distributed,
+    /// The database has distributed tables of Citus, and the crate's table is not in Citus's metadata. A transaction
+    /// that writes both does not commit both together, so an effect may be repeated after a crash.
+    NotInMetadata,
     /// `fsync` is off, so a crash of the server's machine may lose everything.
     FsyncOff,
     /// The table is `UNLOGGED`, so the server empties it after a crash.
@@ -72,6 +76,7 @@ impl Warning {
         match self {
             Self::NotDurable { .. } => "not_durable",
             Self::Distributed => "distributed",
+            Self::NotInMetadata => "not_in_metadata",
             Self::FsyncOff => "fsync_off",
             Self::Unlogged => "unlogged",
             Self::Replica => "replica",
@@ -96,8 +101,13 @@ impl std::fmt::Display for Warning {
                 )
             }
             Self::Distributed => f.write_str(
-                "Citus distributes the table, so every call fails; \
-                 select undistribute_table('idempotency.record')",
+                "Citus keeps the table on the workers, or this connection leads to a worker, so every call fails; \
+                 connect to the coordinator; there, run select undistribute_table('idempotency.record'), if the table \
+                 is distributed, and select citus_add_local_table_to_metadata('idempotency.record')",
+            ),
+            Self::NotInMetadata => f.write_str(
+                "the table does not commit together with the distributed tables of this database, so a crash may repeat \
+                 an effect; run on the coordinator: select citus_add_local_table_to_metadata('idempotency.record')",
             ),
             Self::FsyncOff => f.write_str(
                 "fsync is off: a crash of the machine may lose acknowledged effects and the whole database; turn it on",
@@ -175,7 +185,11 @@ async fn warnings(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>
     let standbys = setup.synchronous_standbys;
     warnings
         .extend(record::commit_settings(conn).await?.into_iter().filter_map(|setting| not_durable(setting, standbys)));
-    warnings.extend(record::is_distributed(conn).await?.then_some(Warning::Distributed));
+    warnings.extend(match record::placement(conn).await? {
+        Placement::Plain | Placement::Coordinator => None,
+        Placement::Beside => Some(Warning::NotInMetadata),
+        Placement::Worker => Some(Warning::Distributed),
+    });
     warnings.extend((!setup.fsync).then_some(Warning::FsyncOff));
     warnings.extend(setup.unlogged.then_some(Warning::Unlogged));
     warnings.extend(setup.in_recovery.then_some(Warning::Replica));

@@ -55,7 +55,8 @@ impl Record<'_> {
                 end
                 on conflict (scope, operation, value) do nothing
                 returning
-                    pg_catalog.set_config('idempotency.claim', ", noted_claims!(), " || ' ' || $4::int8::text, true),
+                    -- The column, because Citus finds no parameter here.
+                    pg_catalog.set_config('idempotency.claim', ", noted_claims!(), " || ' ' || record.token::text, true),
                     pg_catalog.clock_timestamp() - pg_catalog.now() as age
                 ",
             })
@@ -88,10 +89,6 @@ impl Record<'_> {
     /// that has found an expired record and this statement, a suspended owner may renew its lease, and let it lapse
     /// again. The first attempt must not take over such a record. Its token is still the token that the look has found,
     /// but its mode and its body may differ from those of the call.
-    ///
-    /// The time of completion is a sum, because Citus accepts no CASE with `statement_timestamp` in an UPDATE of a
-    /// distributed table. For a mark, CASE returns an interval of zero. For other modes, CASE returns null, so the sum
-    /// is null.
     pub(crate) async fn take_over(
         self,
         conn: &mut PgConnection,
@@ -114,18 +111,19 @@ impl Record<'_> {
                 ),
                 -- A row that a sweep is deleting is skipped: no call waits for a row.
                 free as materialized (
-                    select record.token
-                    from mine, idempotency.record
-                    where mine.mine
-                        and record.scope = $1::text and record.operation = $2::text and record.value = $3::text
-                    for update of record skip locked
+                    select token
+                    from idempotency.record
+                    -- No join: Citus cannot lock a row of a join.
+                    where (select mine.mine from mine)
+                        and scope = $1::text and operation = $2::text and value = $3::text
+                    for update skip locked
                 ),
                 taken as (
                     update idempotency.record
                     set mode = $8::text, fingerprint = $5::bytea, token = $4::int8,
                         attempt = $11::int4, granted_attempt = case when $11::int4 > 1 then granted_attempt end,
                         claimed_at = pg_catalog.now(),
-                        completed_at = pg_catalog.statement_timestamp() + case when $8::text = 'mark' then interval '0' end,
+                        completed_at = case when $8::text = 'mark' then pg_catalog.statement_timestamp() end,
                         lease_until = pg_catalog.statement_timestamp() + $7::interval,
                         expires_at = pg_catalog.statement_timestamp() + $6::interval,
                         response_status = null, response_headers = null, response_body = null,
@@ -139,10 +137,16 @@ impl Record<'_> {
                                 and ", no_live_lease!(), ")
                             or (($11::int4 > 1 or lease_until = '-infinity')
                                 and ", may_be_retried!(), "))
-                    returning pg_catalog.set_config('idempotency.claim',
-                        ", noted_claims!(), " || ' ' || $4::int8::text, true)
+                    returning record.token
                 )
-                select mine.mine, exists (select from free) as free, exists (select from taken) as taken
+                select
+                    mine.mine, exists (select from free) as free, exists (select from taken) as taken,
+                    -- Citus takes no volatile function in the RETURNING of an update.
+                    (
+                        select pg_catalog.set_config('idempotency.claim',
+                            ", noted_claims!(), " || ' ' || taken.token::text, true)
+                        from taken
+                    ) as claims
                 from mine
                 ",
             })
@@ -206,7 +210,7 @@ impl MarkBatch<'_> {
         let rows = sqlx::query(
             concat! {
                 "
-                with /* pg_idempotency: mark batch */ recursive asked as materialized (
+                with /* pg_idempotency: mark batch */ asked as materialized (
                     select asked.place, asked.scope, asked.operation, asked.value, asked.lock, found.mode, found.expired
                     -- Each parameter is a subquery, so that its number of elements changes no estimate. Otherwise a plan
                     -- for these keys looks cheaper than the kept plan, and the server plans each call.
@@ -229,6 +233,9 @@ impl MarkBatch<'_> {
                 open as materialized (
                     select
                         pg_catalog.array_agg(place order by place) as places,
+                        pg_catalog.array_agg(scope order by place) as scopes,
+                        pg_catalog.array_agg(operation order by place) as operations,
+                        pg_catalog.array_agg(value order by place) as key_values,
                         pg_catalog.array_agg(lock order by place) as locks,
                         pg_catalog.array_agg(expired is not null order by place) as expired
                     from asked
@@ -236,32 +243,11 @@ impl MarkBatch<'_> {
                         and not exists (select from asked where not expired and mode <> 'mark')
                         and idempotency.is_plain()
                 ),
-                tried (step, state) as (
-                    select 0, 'mine'
-                    union all
-                    select
-                        tried.step + 1,
-                        case
-                            when not pg_catalog.pg_try_advisory_xact_lock(open.locks[tried.step + 1]) then 'held'
-                            when not open.expired[tried.step + 1] then 'mine'
-                            -- A row that a sweep is deleting is skipped: no batch waits for a row.
-                            else coalesce(
-                                (
-                                    select 'mine'
-                                    from idempotency.record
-                                    where record.scope = ($1::text[])[open.places[tried.step + 1]]
-                                        and record.operation = ($2::text[])[open.places[tried.step + 1]]
-                                        and record.value = ($3::text[])[open.places[tried.step + 1]]
-                                    for update skip locked
-                                ),
-                                'locked'
-                            )
-                        end
-                    from tried, open
-                    where tried.state = 'mine' and tried.step < pg_catalog.cardinality(open.places)
-                ),
+                -- No recursive query: Citus refuses it.
                 stopped as materialized (
-                    select open.places[tried.step] as place, tried.state from tried, open where tried.state <> 'mine'
+                    select open.places[tried.step] as place, tried.state
+                    from open, idempotency.lock_in_order(scopes, operations, key_values, locks, expired) as tried
+                    where tried.state is not null
                 ),
                 mine as materialized (
                     select asked.place, asked.scope, asked.operation, asked.value, asked.expired
@@ -277,7 +263,7 @@ impl MarkBatch<'_> {
                     where expired is null
                     order by place
                     on conflict (scope, operation, value) do nothing
-                    returning token - $4::int8 as place
+                    returning token
                 ),
                 locked as (select place, scope, operation, value from mine where expired),
                 -- Each row becomes a mark, and nothing of the old record remains.
@@ -297,7 +283,9 @@ impl MarkBatch<'_> {
                             and ", no_live_lease!(), ") is true
                     returning locked.place
                 ),
-                won as materialized (select place from inserted union all select place from taken),
+                won as materialized (
+                    select token - $4::int8 as place from inserted union all select place from taken
+                ),
                 -- The batch is one claim of its transaction, under the number before its first token.
                 noted as materialized (
                     select pg_catalog.set_config('idempotency.claim',

@@ -47,20 +47,22 @@ impl Record<'_> {
         Err(Error::Misuse(Misuse::NotInTransaction))
     }
 
-    /// Whether this transaction still owns the claim. The crate calls this function only after a failed completion. The
-    /// statement is an update, because in a SELECT a worker of Citus evaluates its own `now()`.
+    /// Whether this transaction still owns the claim. The crate calls this function only after a failed completion.
     async fn is_claimed(self, conn: &mut PgConnection, claim: Claim) -> Result<bool, Error> {
-        let update = self
+        let claimed = self
             .query(
                 "
-                update /* pg_idempotency: ask */ idempotency.record
-                set token = token
+                select /* pg_idempotency: ask */
+                from idempotency.record
                 where scope = $1::text and operation = $2::text and value = $3::text
                     and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
                 ",
             )
-            .bind(claim.token); // $4
-        changes_a_row(conn, update).await
+            .bind(claim.token) // $4
+            .fetch_optional(conn)
+            .await
+            .map_err(Error::of_statement)?;
+        Ok(claimed.is_some())
     }
 }
 
@@ -68,22 +70,30 @@ impl Record<'_> {
     /// Releases a claim in the transaction that made the claim, so that the next caller may claim at once. The record
     /// gets a new token, so no statement with the old token can change the record again.
     pub(crate) async fn release_in_transaction(self, conn: &mut PgConnection, claim: Claim) -> Result<(), Error> {
-        let update = self
+        let released = self
             .query(
                 "
-                update /* pg_idempotency: release in transaction */ idempotency.record
-                set lease_until = '-infinity', token = $5::int8
-                where scope = $1::text and operation = $2::text and value = $3::text
-                    and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
-                returning pg_catalog.set_config('idempotency.claim', pg_catalog.array_to_string(pg_catalog.array_remove(
+                with /* pg_idempotency: release in transaction */ released as (
+                    update idempotency.record
+                    set lease_until = '-infinity', token = $5::int8
+                    where scope = $1::text and operation = $2::text and value = $3::text
+                        and token = $4::int8 and completed_at is null and claimed_at = pg_catalog.now()
+                    returning token
+                )
+                -- Citus takes no volatile function in the RETURNING of an update.
+                select pg_catalog.set_config('idempotency.claim', pg_catalog.array_to_string(pg_catalog.array_remove(
                     pg_catalog.string_to_array(pg_catalog.current_setting('idempotency.claim', true), ' '),
                     $4::int8::text
                 ), ' '), true)
+                from released
                 ",
             )
             .bind(claim.token) // $4
-            .bind(draw_token()?); // $5
-        if changes_a_row(conn, update).await? { Ok(()) } else { Err(Error::Misuse(Misuse::NotInTransaction)) }
+            .bind(draw_token()?) // $5
+            .fetch_optional(conn)
+            .await
+            .map_err(Error::of_statement)?;
+        if released.is_some() { Ok(()) } else { Err(Error::Misuse(Misuse::NotInTransaction)) }
     }
 }
 

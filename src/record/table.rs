@@ -7,6 +7,7 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
+use super::citus::{self, Placement};
 use super::statement::{self, interval, may_be_retried, no_live_lease, readable, readable_place, state, table_or_leaf};
 use crate::Error;
 use crate::state::State;
@@ -192,6 +193,13 @@ pub struct Group {
 
 /// Reads the sizes and counts that the server keeps. For a partitioned table, the values are sums over its leaves.
 pub(crate) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
+    match citus::placement(conn).await? {
+        Placement::Coordinator => citus::size(conn).await,
+        _ => size_of_leaves(conn).await,
+    }
+}
+
+async fn size_of_leaves(conn: &mut PgConnection) -> Result<Size, Error> {
     sqlx::query(concat! {
         "
         select /* pg_idempotency: size */
@@ -241,32 +249,6 @@ pub(crate) async fn groups(conn: &mut PgConnection, percent: f64) -> Result<Vec<
     })
     .fetch_all(conn)
     .await
-    .map_err(Error::of_statement)
-}
-
-/// Whether Citus distributes the table.
-pub(crate) async fn is_distributed(conn: &mut PgConnection) -> Result<bool, Error> {
-    // Two statements, because a server without Citus has no such catalog.
-    let has_citus =
-        sqlx::query("select /* pg_idempotency: distribution */ from pg_catalog.pg_extension where extname = 'citus'")
-            .persistent(false)
-            .fetch_optional(&mut *conn)
-            .await
-            .map_err(Error::of_statement)?
-            .is_some();
-    if !has_citus {
-        return Ok(false);
-    }
-    sqlx::query(
-        "
-        select /* pg_idempotency: distribution */ from pg_catalog.pg_dist_partition
-        where logicalrelid::oid = 'idempotency.record'::regclass::oid and partmethod = 'h'
-        ",
-    )
-    .persistent(false)
-    .fetch_optional(conn)
-    .await
-    .map(|row| row.is_some())
     .map_err(Error::of_statement)
 }
 

@@ -3,6 +3,8 @@
 
 mod support;
 
+#[path = "../source/prepared.rs"]
+mod prepared;
 #[path = "../source/mod.rs"]
 mod source;
 

@@ -8,7 +8,7 @@ use pg_idempotency::{Error, Idempotency, ensure_idempotent, operator};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgPool, Row as _};
 
 use crate::lease::reconcile;
-use crate::source::{Statement, statements};
+use crate::source::statements;
 use crate::support::{connect, key, pool_of};
 
 const WINDOW: Duration = Duration::from_secs(300);
@@ -203,32 +203,6 @@ async fn fill(pool: &PgPool, statements: &[&'static str]) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// A value for the parameter `$n` of a statement: real ones, because the planner estimates with them.
-fn value_of(sql: &str, n: usize, parameter: &str) -> &'static str {
-    let cast_again = |to: &str| sql.contains(&format!("${n}::text::{to}"));
-    match (parameter, n) {
-        ("text", 1) => "'tenant'",
-        ("text", 2) => "'operation'",
-        ("text", 3) => "'15000'",
-        ("text", _) if cast_again("timestamp") => "'2020-01-01'",
-        ("text", _) if cast_again("int4") => "'0'",
-        ("text", _) if cast_again("jsonb") => "'{}'",
-        ("text", _) => "'transaction'",
-        ("text[]", 1) => "array['tenant', 'tenant']",
-        ("text[]", 2) => "array['operation', 'operation']",
-        ("text[]", 3) => "array['15000', '5000']",
-        ("text[]", _) => "array['step']",
-        ("bigint[]", _) => "array[1, 2]",
-        ("bigint" | "integer", _) => "1",
-        ("smallint", _) => "200",
-        ("bytea", _) => "idempotency.fingerprint('body')",
-        ("interval", _) => "interval '1 h'",
-        ("timestamp with time zone", _) => "now()",
-        ("boolean", _) => "true",
-        (other, _) => panic!("${n} is of type {other}"),
-    }
-}
-
 /// The scans of a plan that read the record by anything but its whole key.
 fn astray(plan: &serde_json::Value) -> Vec<String> {
     let text = |name: &str| plan[name].as_str().unwrap_or_default();
@@ -257,23 +231,15 @@ async fn each_statement_on_one_key_reads_the_primary_key_whatever_the_statistics
     for (table, made) in TABLES {
         fill(&pool, made).await?;
         let mut conn = connect(&pool).await;
-        for Statement { name, sql } in &on_a_key {
-            conn.execute(AssertSqlSafe(format!("prepare planned as {sql}"))).await?;
-            let parameters: Vec<String> = sqlx::query_scalar(
-                "select unnest(parameter_types)::text from pg_prepared_statements where name = 'planned'",
-            )
-            .persistent(false)
-            .fetch_all(&mut conn)
-            .await?;
-            let values = parameters.iter().enumerate().map(|(n, parameter)| value_of(sql, n + 1, parameter));
-            let values = values.collect::<Vec<_>>().join(", ");
+        for statement in &on_a_key {
+            let execute = statement.prepare(&mut conn).await?;
             for plans in ["force_generic_plan", "force_custom_plan"] {
                 conn.execute(AssertSqlSafe(format!("set plan_cache_mode = {plans}"))).await?;
-                let explain = AssertSqlSafe(format!("explain (format json) execute planned ({values})"));
+                let explain = AssertSqlSafe(format!("explain (format json) {execute}"));
                 let plan: serde_json::Value = sqlx::raw_sql(explain).fetch_one(&mut conn).await?.try_get(0)?;
                 let found = astray(&plan[0]["Plan"]);
                 if !found.is_empty() {
-                    wrong.push(format!("{table}, {plans}, {name}: {found:?}"));
+                    wrong.push(format!("{table}, {plans}, {}: {found:?}", statement.name));
                 }
             }
             conn.execute("deallocate planned").await?;
