@@ -87,7 +87,7 @@ pub(crate) async fn contend(
             Tried::Locked => {
                 if patience.left().is_some() {
                     looks = 0;
-                    wait_for_row(conn, record.deployment).await?;
+                    wait_for_row(conn, record.persistent).await?;
                 }
                 // The transaction that has locked the row ends soon, and may delete the record.
                 Tried::Unread

@@ -3,7 +3,6 @@
 
 mod background;
 mod claim;
-mod deployment;
 mod error;
 mod fingerprint;
 #[cfg(feature = "http")]
@@ -40,7 +39,6 @@ pub mod testing;
 pub use chrono;
 pub use sqlx;
 
-pub use deployment::Deployment;
 pub use error::{BoxError, Error, Incompatible, InvalidRequest, InvalidStep, Misuse, SettleError, SetupError};
 pub use fingerprint::{Body, Fingerprint, InvalidBody};
 pub use janitor::{Janitor, Swept};

@@ -58,7 +58,7 @@ use crate::claim::{Claimed, RETRY_AFTER, contend};
 use crate::limits::{Patience, RETENTION, assert_retention, assert_wait, check_wait, in_range};
 use crate::observe::{call_span, claiming, counted, spanned};
 use crate::record::{CalledAt, MarkBatch, MarkOf, Record, Terms, Tried, wait_for_row};
-use crate::{Deployment, Error, Key, Misuse, Mode, OnDuplicate, observe};
+use crate::{Error, Key, Misuse, Mode, OnDuplicate, observe};
 
 /// The maximum number of keys in a batch. Each key holds an advisory lock until the end of the transaction. All
 /// sessions of the server share one table of advisory locks.
@@ -108,7 +108,7 @@ pub async fn mark(conn: &mut PgConnection, key: &Key, retention: Duration) -> Re
 pub struct MarkOptions {
     retention: Duration,
     on_duplicate: Option<OnDuplicate>,
-    deployment: Deployment,
+    persistent: bool,
 }
 
 impl MarkOptions {
@@ -123,7 +123,7 @@ impl MarkOptions {
     #[track_caller]
     pub const fn new(retention: Duration) -> Self {
         assert_retention(retention);
-        Self { retention, on_duplicate: None, deployment: Deployment::new() }
+        Self { retention, on_duplicate: None, persistent: true }
     }
 
     /// Sets the behaviour of a call while another transaction with a mark of the same key is open. The default is to
@@ -141,10 +141,16 @@ impl MarkOptions {
         Self { on_duplicate: Some(on_duplicate), ..self }
     }
 
-    /// Sets how the service reaches the database, for example through a pooler.
+    /// Sets whether each connection keeps the crate's statements prepared. The default is `true`. With `false`, the
+    /// crate prepares a statement again for each use, which costs one more round trip.
+    ///
+    /// **Set `false` behind PgBouncer in transaction mode**, unless PgBouncer tracks prepared statements
+    /// (`max_prepared_statements`, from version 1.21). Without tracking, the name of a prepared statement may mean
+    /// another statement on another server connection. Without tracking, your own statements also need
+    /// `.persistent(false)`.
     #[must_use]
-    pub const fn deployment(self, deployment: Deployment) -> Self {
-        Self { deployment, ..self }
+    pub const fn persistent(self, persistent: bool) -> Self {
+        Self { persistent, ..self }
     }
 }
 
@@ -181,7 +187,7 @@ impl MarkOptions {
                 lease: None,
                 max_attempts: None,
             };
-            let record = Record { key, deployment: self.deployment };
+            let record = Record { key, persistent: self.persistent };
             Ok(match contend(conn, record, &terms, &mut CalledAt::now()).await? {
                 Claimed::Won(_) => Marked::First,
                 Claimed::Replayed(_) => Marked::Duplicate,
@@ -279,25 +285,25 @@ impl<'k> Batch<'k> {
 
     /// Marks the keys. A key that this function leaves in the field `open` is in flight.
     async fn mark(&mut self, conn: &mut PgConnection) -> Result<(), Error> {
-        let deployment = self.options.deployment;
+        let persistent = self.options.persistent;
         let mut patience = Patience::of(self.options.on_duplicate, self.options.retention);
         let mut asked = CalledAt::now();
         let mut rounds = 0;
         while rounds < ROUNDS && !self.open.is_empty() {
             rounds += 1;
             let keys = self.open.iter().map(|&place| &self.keys[place]).collect();
-            let batch = MarkBatch { keys, retention: self.options.retention, deployment };
+            let batch = MarkBatch { keys, retention: self.options.retention, persistent };
             let marked = batch.mark(conn, &mut asked).await?;
             match (self.close(&marked)?, patience.left()) {
                 (Some((_, MarkOf::Held)), None) => return Ok(()),
                 (Some((place, MarkOf::Held)), Some(left)) => {
-                    let record = Record { key: &self.keys[place], deployment };
+                    let record = Record { key: &self.keys[place], persistent };
                     if let Tried::Held = record.await_key(conn, left, &asked, Mode::Mark).await? {
                         // The batch tries one more round, because the owner may have ended just now.
                         patience.end();
                     }
                 }
-                (Some(_), Some(_)) => wait_for_row(conn, deployment).await?,
+                (Some(_), Some(_)) => wait_for_row(conn, persistent).await?,
                 // The next round begins at once. If a row is locked, the transaction with the lock ends soon. If no key
                 // has an obstacle, the records of the open keys changed a moment ago.
                 (Some(_) | None, _) => continue,

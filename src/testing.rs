@@ -42,7 +42,7 @@ use tokio::time::timeout;
 
 pub use crate::migrate::ANY_LANGUAGE_MIGRATOR;
 use crate::record::{Record, changes_a_row, interval};
-use crate::{Deployment, Error, Key, Outcome};
+use crate::{Error, Key, Outcome};
 
 /// The maximum time for which a race waits until its connections are open, and later until they are closed.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -118,7 +118,7 @@ pub async fn lapse(executor: impl PgExecutor<'_>, key: &Key) -> Result<(), Error
 }
 
 fn record(key: &Key) -> Record<'_> {
-    Record { key, deployment: Deployment::new() }
+    Record { key, persistent: true }
 }
 
 async fn moved(executor: impl PgExecutor<'_>, update: Query<'_, Postgres, PgArguments>) -> Result<(), Error> {

@@ -242,6 +242,6 @@ impl<'c> Call<'c> {
     }
 
     pub(super) fn record(&self) -> Record<'c> {
-        Record { key: self.key, deployment: self.options.deployment }
+        Record { key: self.key, persistent: self.options.persistent }
     }
 }

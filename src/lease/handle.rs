@@ -118,7 +118,7 @@ impl Lease {
     }
 
     pub(super) fn record(&self) -> Record<'_> {
-        Record { key: &self.key, deployment: self.leasing.deployment }
+        Record { key: &self.key, persistent: self.leasing.persistent }
     }
 
     pub(super) fn durable(&self) -> Opening {

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use crate::limits::{DEFAULT_RETENTION, RETENTION, assert_retention, assert_wait, check_wait, in_range, is_in};
-use crate::{Deployment, Error, Misuse, Mode, OnDuplicate};
+use crate::{Error, Misuse, Mode, OnDuplicate};
 
 /// The permitted lengths of a lease. 10 ms is short enough for tests. A lease of more than 12 hours is probably meant
 /// as a retention.
@@ -68,7 +68,7 @@ pub struct LeaseOptions {
     pub(super) retention: Duration,
     pub(super) max_attempts: Option<NonZeroU32>,
     on_duplicate: OnDuplicate,
-    pub(crate) deployment: Deployment,
+    pub(crate) persistent: bool,
     pub(super) stored_request: bool,
     pub(super) resume_after: Duration,
 }
@@ -88,7 +88,7 @@ impl LeaseOptions {
             retention: DEFAULT_RETENTION,
             max_attempts: None,
             on_duplicate: OnDuplicate::Reject,
-            deployment: Deployment::new(),
+            persistent: true,
             stored_request: false,
             resume_after: RESUME_AFTER,
         }
@@ -183,10 +183,16 @@ impl LeaseOptions {
         Self { resume_after, ..self }
     }
 
-    /// Sets how the service reaches the database, for example behind a pooler.
+    /// Sets whether each connection keeps the crate's statements prepared. The default is `true`. With `false`, the
+    /// crate prepares a statement again for each use, which costs one more round trip.
+    ///
+    /// **Set `false` behind PgBouncer in transaction mode**, unless PgBouncer tracks prepared statements
+    /// (`max_prepared_statements`, from version 1.21). Without tracking, the name of a prepared statement may mean
+    /// another statement on another server connection. Without tracking, your own statements also need
+    /// `.persistent(false)`.
     #[must_use]
-    pub const fn deployment(self, deployment: Deployment) -> Self {
-        Self { deployment, ..self }
+    pub const fn persistent(self, persistent: bool) -> Self {
+        Self { persistent, ..self }
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {

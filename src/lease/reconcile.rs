@@ -54,8 +54,8 @@ impl Reconciler {
         E: Display,
         F: AsyncFnOnce(&InDoubt) -> Result<Finding, E>,
     {
-        let (deployment, mode) = (self.leasing.deployment, self.leasing.policy.mode());
-        let search = async |conn: &mut PgConnection| Doubt::all(conn, deployment, &self.operation, mode).await;
+        let (persistent, mode) = (self.leasing.persistent, self.leasing.policy.mode());
+        let search = async |conn: &mut PgConnection| Doubt::all(conn, persistent, &self.operation, mode).await;
         let mut doubts = self.transaction(pool, Opening::AllRows, search).await?;
         // A jump of the server's clock may have ended the lease too early. In this case, the owner may still work.
         // Before one more lease of real time has passed, the owner either renews the lease, which ends these

@@ -240,7 +240,7 @@ impl<'s> Search<'s> {
 
     /// Returns the next operation, or `None` after the last operation or a shutdown.
     pub(crate) async fn next(&mut self, shutdown: &mut Shutdown<'_>) -> Result<Option<Candidate>, Error> {
-        let LeaseOptions { policy, deployment, resume_after, .. } = self.options;
+        let LeaseOptions { policy, persistent, resume_after, .. } = self.options;
         let (operation, stored_as, max_attempts) = (self.operation, self.stored_as, self.options.resumable_attempts()?);
         while !shutdown.is_ready().await {
             if let Some(candidate) = self.found.next() {
@@ -249,7 +249,7 @@ impl<'s> Search<'s> {
             let Some(skipped) = self.skipped else { break };
             let page = in_pooled_transaction(self.pool, Opening::AllRows, async |conn| {
                 let (mode, after) = (policy.mode(), resume_after);
-                Candidate::page(conn, deployment, operation, mode, max_attempts, after, stored_as, skipped).await
+                Candidate::page(conn, persistent, operation, mode, max_attempts, after, stored_as, skipped).await
             });
             // The search only reads, so a shutdown may cut it off at once.
             let end = shutdown.or_after(self.options.claim_limit(self.pool), Duration::ZERO);
@@ -270,7 +270,7 @@ impl<'s> Search<'s> {
     where
         F: AsyncFnOnce(Record<'_>, &mut PgConnection) -> Result<R, Error>,
     {
-        let record = Record { key: &candidate.key, deployment: self.options.deployment };
+        let record = Record { key: &candidate.key, persistent: self.options.persistent };
         let work = in_pooled_transaction(self.pool, Opening::Plain, async |conn| statement(record, conn).await);
         bounded(self.options.claim_limit(self.pool), work).await
     }

@@ -17,7 +17,7 @@ use super::handle::time_to_end;
 use crate::background::jittered;
 use crate::record::{Record, Unclaimed};
 use crate::session::{ANSWER_TIME, Opening, bounded, in_pooled_transaction};
-use crate::{Deployment, Error, Key};
+use crate::{Error, Key};
 
 /// How many releases may run at the same time in this process. A release follows a COMMIT without an answer, and each
 /// such COMMIT was sent on a different connection. So if this many releases are running, the database is not reachable,
@@ -38,7 +38,7 @@ pub(super) struct Unbegun(Option<Box<Given>>);
 struct Given {
     pool: PgPool,
     key: Key,
-    deployment: Deployment,
+    persistent: bool,
     token: i64,
     lease: Duration,
     /// The Tokio runtime of the call, which is stored because a future may be dropped outside any runtime.
@@ -55,7 +55,7 @@ impl Unbegun {
         Self(Some(Box::new(Given {
             pool: pool.clone(),
             key: record.key.clone(),
-            deployment: record.deployment,
+            persistent: record.persistent,
             token,
             lease,
             runtime: Handle::current(),
@@ -120,7 +120,7 @@ impl Given {
     }
 
     async fn try_once(&self) -> Result<Unclaimed, Error> {
-        let record = Record { key: &self.key, deployment: self.deployment };
+        let record = Record { key: &self.key, persistent: self.persistent };
         in_pooled_transaction(&self.pool, Opening::ReadCommitted, async |conn| {
             record.release_unbegun(conn, self.token).await
         })

@@ -13,7 +13,7 @@ use sqlx::{PgConnection, Row as _};
 
 use super::statement::{Record, age, draw_token, interval, may_be_retried, no_live_lease};
 use super::tried::{CalledAt, Claim, Terms, Tried};
-use crate::{Deployment, Error, Fingerprint, Key, Mode};
+use crate::{Error, Fingerprint, Key, Mode};
 
 /// The tokens of the claims of this transaction, from the setting `idempotency.claim`. Each claim adds its own token.
 /// The setting ends with the transaction, and a rollback to a savepoint restores it. `claimed_at = now()` would not
@@ -177,7 +177,7 @@ impl Record<'_> {
 pub(crate) struct MarkBatch<'k> {
     pub(crate) keys: Vec<&'k Key>,
     pub(crate) retention: Duration,
-    pub(crate) deployment: Deployment,
+    pub(crate) persistent: bool,
 }
 
 /// The result of a batch for one key.
@@ -306,7 +306,7 @@ impl MarkBatch<'_> {
                 ",
             },
             )
-            .persistent(self.deployment.prepared)
+            .persistent(self.persistent)
             .bind(column(Key::scope)) // $1
             .bind(column(Key::operation)) // $2
             .bind(column(Key::value)) // $3

@@ -13,7 +13,7 @@ use super::statement::{
     self, Pages, changes_a_row, interval, no_live_lease, not_expired, probes_count, readable, state, steps_hash,
     steps_in_doubt, stored_time,
 };
-use crate::{Deployment, Error, Mode};
+use crate::{Error, Mode};
 
 /// How many operations one search finds. If another reconciler is faster with one of these operations, this reconciler
 /// tries the next operation.
@@ -36,7 +36,7 @@ impl Doubt {
     /// each of these two groups, the oldest claim comes first. A row that does not decode is left out with a warning.
     pub(crate) async fn all(
         conn: &mut PgConnection,
-        deployment: Deployment,
+        persistent: bool,
         operation: &str,
         mode: Mode,
     ) -> Result<Vec<Self>, Error> {
@@ -62,7 +62,7 @@ impl Doubt {
         let mut pages = Pages::of(DOUBTS, 1, 0);
         loop {
             let page = sqlx::query(sql)
-                .persistent(deployment.prepared)
+                .persistent(persistent)
                 .bind(operation) // $1
                 .bind(mode.as_str()) // $2
                 .bind(DOUBTS) // $3

@@ -283,7 +283,7 @@ impl Record<'_> {
     pub(crate) async fn release_unbegun(self, conn: &mut PgConnection, token: i64) -> Result<Unclaimed, Error> {
         let lock =
             sqlx::query_scalar("select /* pg_idempotency: try lock */ pg_catalog.pg_try_advisory_xact_lock($1::int8)")
-                .persistent(self.deployment.prepared)
+                .persistent(self.persistent)
                 .bind(self.key.lock_id()); // $1
         if !lock.fetch_one(&mut *conn).await.map_err(Error::of_statement)? {
             return Ok(Unclaimed::Held);

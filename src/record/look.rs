@@ -10,7 +10,7 @@ use sqlx::{PgConnection, Postgres, Row as _};
 use super::statement::{Record, age};
 use super::tried::{CalledAt, Found, Now, Terms, Tried, columns};
 use crate::outcome::Response;
-use crate::{Deployment, Error, Fingerprint, Mode, observe};
+use crate::{Error, Fingerprint, Mode, observe};
 
 impl Record<'_> {
     /// Looks at the record in a new snapshot, because an owner may have committed since the claim's snapshot.
@@ -94,14 +94,7 @@ impl<'k> Record<'k> {
     /// statement fails. The claim that follows meets the same state, and returns the answer or the error. Also returns
     /// `None` if the connection is in an open transaction that has written something. Such a transaction may see a
     /// record that is not committed.
-    ///
-    /// Without prepared statements, the function sends nothing, because sqlx would send the statement in two messages.
-    /// Between these messages, a pooler in transaction mode may change the server connection. The unnamed statement of
-    /// the new connection then belongs to another client.
     pub(crate) async fn select_first(self, conn: &mut PgConnection, terms: &Terms) -> Option<Response> {
-        if !self.deployment.prepared {
-            return None;
-        }
         let statement = response!(
             "select first",
             "",
@@ -173,8 +166,7 @@ impl Record<'_> {
 /// lock would not show when such a transaction ends, but all such transactions are short. The server sleeps, because
 /// this crate does not choose the async runtime. If the server's clock is set back during the sleep, the sleep lasts
 /// until the clock shows the old time again, or until `pg_cancel_backend` ends it.
-pub(crate) async fn wait_for_row(conn: &mut PgConnection, deployment: Deployment) -> Result<(), Error> {
-    let pause =
-        sqlx::query("select /* pg_idempotency: pause */ pg_catalog.pg_sleep(0.01)").persistent(deployment.prepared);
+pub(crate) async fn wait_for_row(conn: &mut PgConnection, persistent: bool) -> Result<(), Error> {
+    let pause = sqlx::query("select /* pg_idempotency: pause */ pg_catalog.pg_sleep(0.01)").persistent(persistent);
     pause.execute(conn).await.map(drop).map_err(Error::of_statement)
 }

@@ -8,7 +8,7 @@ use sqlx::{PgConnection, Row as _};
 #[cfg(feature = "http")]
 use super::ends::storable;
 use super::statement::{self, Record, changes_a_row, interval, may_be_retried};
-use crate::{Deployment, Error, Fingerprint, Key, Mode};
+use crate::{Error, Fingerprint, Key, Mode};
 
 /// The number of rows in one page of a search. A resumer that loses a candidate to another caller tries the next
 /// candidate.
@@ -50,7 +50,7 @@ impl Candidate {
     #[allow(clippy::too_many_arguments, reason = "each is a parameter of the statement")]
     pub(crate) async fn page(
         conn: &mut PgConnection,
-        deployment: Deployment,
+        persistent: bool,
         operation: &str,
         mode: Mode,
         max_attempts: i32,
@@ -80,7 +80,7 @@ impl Candidate {
             ",
         };
         let page = sqlx::query(sql)
-            .persistent(deployment.prepared)
+            .persistent(persistent)
             .bind(operation) // $1
             .bind(mode.as_str()) // $2
             .bind(max_attempts) // $3

@@ -9,7 +9,7 @@ use sqlx::query::Query;
 use sqlx::{PgExecutor, Postgres, Row as _};
 
 use crate::state::State;
-use crate::{Deployment, Error, Key, Misuse, Mode};
+use crate::{Error, Key, Misuse, Mode};
 
 /// The length of a day in an interval that PostgreSQL computes from two times.
 const MICROSECONDS_PER_DAY: i64 = 24 * 3600 * 1_000_000;
@@ -18,19 +18,19 @@ const MICROSECONDS_PER_DAY: i64 = 24 * 3600 * 1_000_000;
 #[derive(Clone, Copy)]
 pub(crate) struct Record<'k> {
     pub(crate) key: &'k Key,
-    pub(crate) deployment: Deployment,
+    pub(crate) persistent: bool,
 }
 
 impl<'k> Record<'k> {
     /// Creates a record whose statements are not prepared, because an operator sends each statement only once.
     pub(crate) fn unprepared(key: &'k Key) -> Self {
-        Self { key, deployment: Deployment::new().prepared_statements(false) }
+        Self { key, persistent: false }
     }
 
     /// A statement on this record. The parameters $1 to $3 are the key.
     pub(crate) fn query(self, sql: &'static str) -> Query<'k, Postgres, PgArguments> {
         sqlx::query(sql)
-            .persistent(self.deployment.prepared)
+            .persistent(self.persistent)
             .bind(self.key.scope()) // $1
             .bind(self.key.operation()) // $2
             .bind(self.key.value()) // $3

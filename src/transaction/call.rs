@@ -43,7 +43,7 @@ impl<'k> Call<'k> {
         isolated: bool,
     ) -> Self {
         Self {
-            record: Record { key, deployment: options.deployment },
+            record: Record { key, persistent: options.persistent },
             terms: Terms {
                 mode: Mode::Transaction,
                 fingerprint: Some(fingerprint),

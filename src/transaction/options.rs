@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::OnDuplicate;
 use crate::limits::{DEFAULT_RETENTION, assert_retention, assert_wait};
-use crate::{Deployment, OnDuplicate};
 
 /// The options of transaction mode.
 ///
@@ -26,15 +26,15 @@ use crate::{Deployment, OnDuplicate};
 pub struct Idempotency {
     pub(crate) retention: Duration,
     pub(crate) on_duplicate: Option<OnDuplicate>,
-    pub(crate) deployment: Deployment,
+    pub(crate) persistent: bool,
     pub(crate) replay_first: bool,
 }
 
 impl Idempotency {
-    /// Creates options with a retention of 24 hours, a wait of at most 5 seconds, and [`Deployment::new`].
+    /// Creates options with a retention of 24 hours and a wait of at most 5 seconds.
     #[must_use]
     pub const fn new() -> Self {
-        Self { retention: DEFAULT_RETENTION, on_duplicate: None, deployment: Deployment::new(), replay_first: false }
+        Self { retention: DEFAULT_RETENTION, on_duplicate: None, persistent: true, replay_first: false }
     }
 
     /// Sets how long a key is remembered. The retention starts at the claim, by the database's clock. The default is 24
@@ -70,10 +70,24 @@ impl Idempotency {
         Self { on_duplicate: Some(on_duplicate), ..self }
     }
 
-    /// Sets how the service reaches the database, for example behind a pooler.
+    /// Sets whether each connection keeps the crate's statements prepared. The default is `true`. With `false`, the
+    /// crate prepares a statement again for each use, which costs one more round trip.
+    ///
+    /// **Set `false` behind PgBouncer in transaction mode**, unless PgBouncer tracks prepared statements
+    /// (`max_prepared_statements`, from version 1.21). Without tracking, the name of a prepared statement may mean
+    /// another statement on another server connection. Without tracking, your own statements also need
+    /// `.persistent(false)`.
+    ///
+    /// # Panics
+    ///
+    /// Panics for `false` after [`replay_first(true)`](Self::replay_first). sqlx would send the statement of
+    /// `replay_first` in two messages, outside a transaction, and a pooler could send the second message to another
+    /// server connection.
     #[must_use]
-    pub const fn deployment(self, deployment: Deployment) -> Self {
-        Self { deployment, ..self }
+    #[track_caller]
+    pub const fn persistent(self, persistent: bool) -> Self {
+        assert_in_one_message(self.replay_first, persistent);
+        Self { persistent, ..self }
     }
 
     /// Sets whether [`run`](Self::run) and the transactional HTTP layer look for a stored response before they begin a
@@ -81,12 +95,19 @@ impl Idempotency {
     /// round trip instead of four, and a first call takes one round trip more. The answers stay the same. The setting
     /// has no effect on a call in your transaction, because your code has begun this transaction.
     ///
-    /// The setting has no effect if [prepared statements](Deployment::prepared_statements) are turned off. sqlx would
-    /// then send the statement in two messages, and a pooler could send the second message to another server connection.
+    /// # Panics
+    ///
+    /// Panics for `true` after [`persistent(false)`](Self::persistent).
     #[must_use]
+    #[track_caller]
     pub const fn replay_first(self, replay_first: bool) -> Self {
+        assert_in_one_message(replay_first, self.persistent);
         Self { replay_first, ..self }
     }
+}
+
+const fn assert_in_one_message(replay_first: bool, persistent: bool) {
+    assert!(persistent || !replay_first, "replay_first needs statements that stay prepared, and persistent is false");
 }
 
 impl Default for Idempotency {

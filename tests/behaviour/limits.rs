@@ -153,3 +153,27 @@ async fn a_response_is_as_deep_as_a_retry_can_read(pool: PgPool) -> anyhow::Resu
     }
     Ok(())
 }
+
+/// Without prepared statements, sqlx sends a statement in two messages. Outside a transaction, a pooler may send them to
+/// two servers.
+#[test]
+fn a_look_before_the_transaction_needs_prepared_statements() {
+    type Setters = fn(Idempotency) -> Idempotency;
+    let both: [Setters; 2] = [
+        |options| options.persistent(false).replay_first(true),
+        |options| options.replay_first(true).persistent(false),
+    ];
+    for set in both {
+        let refused = std::panic::catch_unwind(|| set(Idempotency::new())).expect_err("refused");
+        let text = refused.downcast_ref::<&str>().copied().unwrap_or_default();
+        assert!(text.contains("replay_first needs statements that stay prepared"), "{text}");
+    }
+    let one: [Setters; 3] = [
+        |options| options.persistent(false).replay_first(false),
+        |options| options.replay_first(true).persistent(true),
+        |options| options.replay_first(true).replay_first(false).persistent(false),
+    ];
+    for set in one {
+        let _ = set(Idempotency::new());
+    }
+}

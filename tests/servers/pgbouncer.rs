@@ -9,14 +9,12 @@ use std::time::{Duration, Instant};
 use pg_idempotency::lease::LeaseOptions;
 use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::operator::unsettled;
-use pg_idempotency::{Deployment, Error, Idempotency, Janitor, Key, OnDuplicate, Outcome, migrate};
+use pg_idempotency::{Error, Idempotency, Janitor, Key, OnDuplicate, Outcome, migrate};
 use rig::database::options;
 use rig::lease::AT_LEAST_ONCE;
 use rig::role::with_role;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool};
-
-const UNPREPARED: Deployment = Deployment::new().prepared_statements(false);
 
 /// Long past any start.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -108,7 +106,7 @@ async fn migrations_and_calls_keep_their_promise_through_transaction_pooling(dir
     }
     sqlx::raw_sql("create table effect (note text)").execute(&direct).await?;
 
-    let unprepared = Idempotency::new().deployment(UNPREPARED);
+    let unprepared = Idempotency::new().persistent(false);
     let callers: Vec<_> = (0..12)
         .map(|caller| {
             let pool = pool.clone();
@@ -161,8 +159,8 @@ async fn migrations_and_calls_keep_their_promise_through_transaction_pooling(dir
 async fn leases_marks_and_the_janitor_work_through_transaction_pooling(direct: PgPool) -> anyhow::Result<()> {
     let Some(bouncer) = PgBouncer::before(&direct.connect_options()).await? else { return Ok(()) };
     let pool = PgPoolOptions::new().max_connections(12).connect_with(bouncer.options.clone()).await?;
-    let leasing = LeaseOptions::new(AT_LEAST_ONCE).deployment(UNPREPARED);
-    let marking = MarkOptions::new(Duration::from_millis(1)).deployment(UNPREPARED);
+    let leasing = LeaseOptions::new(AT_LEAST_ONCE).persistent(false);
+    let marking = MarkOptions::new(Duration::from_millis(1)).persistent(false);
     let workers: Vec<_> = (0..12)
         .map(|worker| {
             let pool = pool.clone();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pg_idempotency::mark::{MarkOptions, Marked, mark};
-use pg_idempotency::{Deployment, Error, Idempotency, Key, Verdict, ensure_idempotent};
+use pg_idempotency::{Error, Idempotency, Key, Verdict, ensure_idempotent};
 use rig::proxy::Proxy;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, PgConnection, PgPool};
@@ -17,14 +17,12 @@ async fn each_option_takes_the_documented_round_trips(direct: PgPool) -> anyhow:
     // The pool pings a connection that comes back.
     const PINGS: usize = 2;
     let plain = Idempotency::new();
-    let unprepared = Deployment::new().prepared_statements(false);
     // Of a first call and of a replay.
     let ways = [
         (plain, 5, 4),
         (plain.replay_first(true), 6, 1),
-        // Prepared anew each time, each of the crate's two takes two; and nothing looks outside a transaction.
-        (plain.deployment(unprepared), 7, 6),
-        (plain.deployment(unprepared).replay_first(true), 7, 6),
+        // Prepared anew each time, each of the crate's two takes two.
+        (plain.persistent(false), 7, 6),
     ];
     for (number, (way, first, replay)) in ways.into_iter().enumerate() {
         // A new one for each, because sqlx uses what it finds prepared, asked to or not.
