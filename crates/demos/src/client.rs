@@ -22,7 +22,6 @@ pub struct Answer {
     /// `None` if no answer arrived.
     pub status: Option<u16>,
     pub replayed: bool,
-    pub etag: Option<String>,
     /// The body as it arrived. A replay is equal byte by byte.
     pub text: String,
 }
@@ -34,19 +33,12 @@ impl Answer {
         let answer = Self {
             status: Some(response.status().as_u16()),
             replayed: text("idempotent-replayed").is_some_and(|value| value == "true"),
-            etag: text("etag"),
             text: String::new(),
         };
         match response.text().await {
             Ok(text) => Self { text, ..answer },
             Err(_) => Self::default(),
         }
-    }
-
-    /// A member of the JSON body, as text.
-    pub fn json(&self, member: &str) -> String {
-        let json: Value = serde_json::from_str(&self.text).unwrap_or_default();
-        json[member].as_str().map_or_else(|| json[member].to_string(), str::to_owned)
     }
 }
 
@@ -59,8 +51,9 @@ impl fmt::Display for Answer {
             f.write_str(" replayed")?;
         }
         if status >= 400 {
-            let problem = self.json("type");
-            write!(f, " {}", problem.rsplit(['/', ':']).next().unwrap_or_default())?;
+            let problem: Value = serde_json::from_str(&self.text).unwrap_or_default();
+            let kind = problem["type"].as_str().unwrap_or_default();
+            write!(f, " {}", kind.rsplit(['/', ':']).next().unwrap_or_default())?;
         }
         Ok(())
     }

@@ -8,7 +8,6 @@ use std::process::Command;
 fn every_program_ends_with_right_books() {
     for program in [
         env!("CARGO_BIN_EXE_event_consumer"),
-        env!("CARGO_BIN_EXE_orders_api"),
         env!("CARGO_BIN_EXE_rides"),
         env!("CARGO_BIN_EXE_unknown_outcomes"),
         env!("CARGO_BIN_EXE_webhook_receiver"),

@@ -1,4 +1,4 @@
-//! Proves that the retry loops in src/guide/clients/, as a reader copies them, each bring about one order from a
+//! The test of the retry loops in src/guide/clients/: each loop, as a reader copies it, brings about one order from a
 //! service that fails at first. `script/clients` runs it with the loops in other languages.
 //!
 //! Every argument is a command that sends one order. It gets the URL, the key and the body as further arguments, and
