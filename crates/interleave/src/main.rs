@@ -38,10 +38,13 @@ struct Arguments {
     /// Only the scenarios whose names contain one of these.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Edits each condition of the crate's SQL, too, or of the statements whose names contain this. A scenario has to
-    /// find the edit, or a reason has to be written.
+    /// Edits each condition of the crate's SQL, too, or of the statements whose names contain this. The scenario that
+    /// mutants.txt names has to find the edit.
     #[arg(long, value_name = "STATEMENT", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     mutants: Option<String>,
+    /// Tries the edits without a line in mutants.txt, too, and prints those that survive. This takes far longer.
+    #[arg(long, requires = "mutants", conflicts_with = "record")]
+    others: bool,
     /// Writes down how the scenarios end, and what finds the mutants, instead of comparing it.
     #[arg(long)]
     record: bool,
@@ -117,6 +120,9 @@ fn start(arguments: &Arguments) -> anyhow::Result<bool> {
             let (lost, of_mutants) = mutants::hold(&databases, name, &searched)?;
             violations += lost;
             traces = of_mutants;
+            if arguments.others {
+                violations += mutants::try_others(&databases, name, &sql, &searched)?;
+            }
         }
         _ => {}
     }
@@ -124,7 +130,7 @@ fn start(arguments: &Arguments) -> anyhow::Result<bool> {
         std::fs::write(file, traces.text())?;
     }
     if all {
-        let wrong = mutants::check(&sql)?;
+        let wrong = mutants::check(&sql, &searched)?;
         wrong.iter().for_each(|wrong| println!("{wrong}"));
         violations += wrong.len();
     }

@@ -1,7 +1,8 @@
-//! The trial of the search itself: a scenario has to find each edit of the crate's SQL, or `mutants.txt` beside this
-//! crate has a reason why none can.
+//! The trial of the search itself. `mutants.txt` beside this crate has the edits of the crate's SQL that a scenario has
+//! to find, and those that another condition or a test covers. It counts the others, which survive, for each statement.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use sqlx::postgres::PgConnectOptions;
 
@@ -16,7 +17,13 @@ use crate::world::{self, Stuck, World};
 const FILE: &str = "mutants.txt";
 const FOUND: &str = "found by ";
 const SURVIVES: &str = "survives: ";
+/// Of an edit that a scenario has found before, and that none finds now.
 const NO_REASON: &str = "survives: no reason is written";
+/// The line of a statement with the number of its edits that have no line.
+const OTHERS: &str = "others => ";
+/// A reason names another condition behind these words, or a test by its path.
+const ANOTHER_CONDITION: &str = "backed by ";
+const TESTS: [&str; 3] = ["tests/", "crates/", "script/"];
 /// A search that began this many schedules in the cheapest scenarios has not found the edit.
 const ENOUGH: usize = 12_000;
 /// How many times as many schedules as without the edit a scenario may take. More show that calls do more than before.
@@ -25,33 +32,64 @@ const MORE: usize = 3;
 /// A scenario, and what its search without an edit has found.
 pub(crate) type Searched = (Scenario, Found);
 
-/// What became of each edit, by the edit's name.
+/// What became of each edit that has a line, by the edit's name.
 fn fates<'r>(record: &'r Record, statement: &str) -> BTreeMap<&'r str, &'r str> {
-    record.get(statement).into_iter().flatten().filter_map(|line| line.split_once(" => ")).collect()
+    let lines = record.get(statement).into_iter().flatten().filter(|line| !line.starts_with(OTHERS));
+    lines.filter_map(|line| line.split_once(" => ")).collect()
+}
+
+/// How many edits without a line are known to survive.
+fn others(record: &Record, statement: &str) -> usize {
+    let mut counts = record.get(statement).into_iter().flatten().filter_map(|line| line.strip_prefix(OTHERS));
+    counts.next().and_then(|count| count.parse().ok()).unwrap_or_default()
 }
 
 fn edits(texts: &BTreeSet<String>) -> BTreeSet<String> {
     texts.iter().flat_map(|sql| edits::of(sql)).map(|edit| edit.name).collect()
 }
 
-/// What is wrong with the list for this SQL, without trying an edit.
-pub(crate) fn check(sql: &Sql) -> anyhow::Result<Vec<String>> {
-    let record = record::read(FILE)?;
+/// The edits of a statement that have no line.
+fn unlisted(record: &Record, statement: &str, mut edits: BTreeSet<String>) -> BTreeSet<String> {
+    let fates = fates(record, statement);
+    edits.retain(|edit| !fates.contains_key(&**edit));
+    edits
+}
+
+/// Whether a reason names another condition, or tests that exist.
+fn is_kept(fate: &str) -> bool {
+    let Some(reason) = fate.strip_prefix(SURVIVES) else { return false };
+    let words = reason.split_whitespace().map(|word| word.trim_end_matches([',', ';', ':']));
+    let mut tests = words.filter(|word| TESTS.iter().any(|folder| word.starts_with(folder))).peekable();
+    let is_named = reason.starts_with(ANOTHER_CONDITION) || tests.peek().is_some();
+    is_named && tests.all(|test| Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(test).exists())
+}
+
+/// What is wrong with the list for this SQL and these scenarios, without trying an edit.
+pub(crate) fn check(sql: &Sql, searched: &[Searched]) -> anyhow::Result<Vec<String>> {
+    let all = sql.iter().map(|(statement, texts)| (&**statement, edits(texts))).collect();
+    let scenarios = searched.iter().map(|(scenario, _)| &*scenario.name).collect();
+    Ok(mistakes(&record::read(FILE)?, &all, &scenarios))
+}
+
+fn mistakes(record: &Record, all: &BTreeMap<&str, BTreeSet<String>>, scenarios: &BTreeSet<&str>) -> Vec<String> {
     let mut wrong = Vec::new();
-    for statement in sql.keys().chain(record.keys()).collect::<BTreeSet<_>>() {
-        let edits = sql.get(statement).map(edits).unwrap_or_default();
-        let fates = fates(&record, statement);
-        let new = edits.iter().filter(|edit| !fates.contains_key(&***edit));
-        wrong.extend(new.map(|edit| format!("{statement}: {edit}: mutants.txt does not list this edit")));
-        for (edit, fate) in fates {
+    for statement in all.keys().copied().chain(record.keys().map(String::as_str)).collect::<BTreeSet<_>>() {
+        let edits = all.get(statement).cloned().unwrap_or_default();
+        for (edit, fate) in fates(record, statement) {
             if !edits.contains(edit) {
                 wrong.push(format!("{statement}: {edit}: this edit does not exist any more"));
-            } else if fate == NO_REASON || !(fate.starts_with(FOUND) || fate.starts_with(SURVIVES)) {
-                wrong.push(format!("{statement}: {edit}: no scenario is known to find it, and no reason is written"));
+            } else if !is_kept(fate) && !fate.strip_prefix(FOUND).is_some_and(|finder| scenarios.contains(finder)) {
+                wrong.push(format!("{statement}: {edit}: {fate}: this names no scenario, condition or test"));
             }
         }
+        let (unlisted, known) = (unlisted(record, statement, edits), others(record, statement));
+        if unlisted.len() != known {
+            let names: Vec<_> = unlisted.iter().map(|edit| format!("\n    {edit}")).collect();
+            let count = names.len();
+            wrong.push(format!("{statement}: {count} edits have no line, but {known} are known:{}", names.concat()));
+        }
     }
-    Ok(wrong)
+    wrong
 }
 
 /// Tries each edit of the statements with this in their names, in the scenario that is written down for it. Returns how
@@ -91,8 +129,38 @@ pub(crate) fn hold(
     Ok((tried - count, traces))
 }
 
+/// Tries the edits without a line, of the statements with this in their names, in the scenarios that send each of them.
+/// Prints those that survive. Returns how many were found, and so need a line.
+pub(crate) fn try_others(
+    databases: &[PgConnectOptions],
+    name: &str,
+    sql: &Sql,
+    searched: &[Searched],
+) -> anyhow::Result<usize> {
+    let record = record::read(FILE)?;
+    let mut trials = Vec::new();
+    for (statement, texts) in sql.iter().filter(|(statement, _)| statement.contains(name)) {
+        trials.extend(unlisted(&record, statement, edits(texts)).iter().map(|edit| mutant(statement, edit)));
+    }
+    let tried = trials.len();
+    let found = share(databases, trials, async |database, mutant| {
+        let Mutant { statement, edit } = &mutant;
+        let found = find(database, &mutant, &candidates(statement, "", searched)).await?;
+        match &found {
+            Some((finder, _)) => println!("{statement}: {edit}: {FOUND}{finder}, but mutants.txt has no line"),
+            None => println!("{statement}: {edit}: survives"),
+        }
+        anyhow::Ok(found.is_some())
+    })?;
+    let found = found.into_iter().collect::<anyhow::Result<Vec<bool>>>()?;
+    let count = found.into_iter().filter(|found| *found).count();
+    println!("{tried} others, {} survive", tried - count);
+    Ok(count)
+}
+
 /// Tries every edit of the statements with this in their names; without a name, of those whose edits are not those that
-/// are listed. The list is written after each statement.
+/// are known. The list is written after each statement. It never counts more others than before, because somebody has
+/// to decide about a new edit that survives.
 pub(crate) fn record(
     databases: &[PgConnectOptions],
     name: &str,
@@ -104,22 +172,27 @@ pub(crate) fn record(
     for (statement, texts) in sql {
         let before = fates(&record, statement);
         let edits = edits(texts);
-        let is_listed = edits.iter().map(|edit| &**edit).eq(before.keys().copied());
-        if !statement.contains(name) || name.is_empty() && is_listed {
+        let known = others(&record, statement);
+        let is_known = before.keys().all(|edit| edits.contains(*edit)) && edits.len() == before.len() + known;
+        if !statement.contains(name) || name.is_empty() && is_known {
             continue;
         }
         let lines = share(databases, edits.into_iter().collect(), async |database, edit| {
-            let fate = before.get(&*edit).copied().unwrap_or(NO_REASON);
+            let fate = before.get(&*edit).copied().unwrap_or_default();
             let found = find(database, &mutant(statement, &edit), &candidates(statement, fate, searched)).await?;
             let fate = match found {
-                Some((finder, _)) => format!("{FOUND}{finder}"),
-                None if fate.starts_with(SURVIVES) => fate.to_owned(),
-                None => NO_REASON.to_owned(),
+                Some((finder, _)) => Some(format!("{FOUND}{finder}")),
+                None if fate.starts_with(FOUND) => Some(NO_REASON.to_owned()),
+                None if fate.is_empty() => None,
+                None => Some(fate.to_owned()),
             };
-            println!("{statement}: {edit} => {fate}");
-            anyhow::Ok(format!("{edit} => {fate}"))
+            println!("{statement}: {edit} => {}", fate.as_deref().unwrap_or("survives"));
+            anyhow::Ok(fate.map(|fate| format!("{edit} => {fate}")))
         })?;
-        record.insert(statement.clone(), lines.into_iter().collect::<anyhow::Result<_>>()?);
+        let lines = lines.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+        let survive = known.min(lines.iter().filter(|line| line.is_none()).count());
+        let count = (survive > 0).then(|| format!("{OTHERS}{survive}"));
+        record.insert(statement.clone(), lines.into_iter().flatten().chain(count).collect());
         record.retain(|_, lines| !lines.is_empty());
         record::write(FILE, &record)?;
     }
@@ -202,5 +275,44 @@ async fn shows(
         Ok(found) => Ok((has_shown(&found) || found.ends != plain.ends).then_some(found.tree)),
         Err(error) if error.is::<Stuck>() => Ok(Some(Tree::default())),
         Err(error) => Err(error.context(format!("{mutant:?} in {}", scenario.name))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::mistakes;
+
+    fn set(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    /// What is wrong with these lines of a statement that has the edits a, b and c.
+    fn wrong(lines: &[&str]) -> Vec<String> {
+        let record = BTreeMap::from([("claim".to_owned(), set(lines))]);
+        mistakes(&record, &BTreeMap::from([("claim", set(&["a", "b", "c"]))]), &BTreeSet::from(["two"]))
+    }
+
+    #[test]
+    fn each_edit_has_a_line_that_names_what_covers_it_or_is_counted() {
+        let right = ["a => found by two", "b => survives: backed by c", "others => 1"];
+        assert_eq!(wrong(&right), [""; 0]);
+        assert_eq!(wrong(&["a => found by two", "b => survives: no plan: tests/layout.rs", "others => 1"]), [""; 0]);
+        for (lines, said) in [
+            (["a => found by two", "others => 1", ""], "claim: 2 edits have no line, but 1 are known:\n    b\n    c"),
+            (
+                ["a => found by two", "b => survives: backed by c", ""],
+                "claim: 1 edits have no line, but 0 are known:\n    c",
+            ),
+            (["a => found by three", "others => 2", ""], "claim: a: found by three: this names no scenario"),
+            (["a => survives: cost only", "others => 2", ""], "claim: a: survives: cost only: this names no"),
+            (["a => survives: tests/no.rs", "others => 2", ""], "claim: a: survives: tests/no.rs: this names no"),
+            (["d => found by two", "others => 3", ""], "claim: d: this edit does not exist any more"),
+        ] {
+            let wrong = wrong(&lines);
+            assert!(wrong.len() == 1 && wrong[0].starts_with(said), "{lines:?}: {wrong:?}");
+        }
+        assert_eq!(wrong(&[]).len(), 1, "a statement that the list does not name");
     }
 }
