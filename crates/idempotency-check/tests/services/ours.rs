@@ -1,5 +1,5 @@
-//! Every way of pg-idempotency's layer, and the demos with an HTTP door. They are programs of crates/demos, which this
-//! crate does not depend on, because it judges pg-idempotency as a stranger.
+//! Two demos with an HTTP door, one in transaction mode and one in steps. They are programs of crates/demos. This crate
+//! does not depend on that one, because it judges pg-idempotency as a stranger.
 
 use std::path::{Path, PathBuf};
 
@@ -10,9 +10,9 @@ use crate::program::{Checked, Service};
 use crate::skipped;
 
 /// A program of crates/demos, which a build of the workspace puts beside the check.
-fn demo(name: &str, service: &str) -> Option<PathBuf> {
+fn demo(name: &str) -> Option<PathBuf> {
     let program = Path::new(env!("CARGO_BIN_EXE_idempotency-check")).with_file_name(name);
-    if program.exists() { Some(program) } else { skipped(service, "`cargo build -p demos` has not built it") }
+    if program.exists() { Some(program) } else { skipped(name, "`cargo build -p demos` has not built it") }
 }
 
 async fn check(service: Service) -> anyhow::Result<Checked> {
@@ -22,49 +22,12 @@ async fn check(service: Service) -> anyhow::Result<Checked> {
     Ok(checked)
 }
 
-fn layer(way: &'static str) -> anyhow::Result<Option<Service>> {
-    let Some(program) = demo("every_way", way) else { return Ok(None) };
-    Ok(Some(Service::new(way, [program.as_os_str(), way.as_ref(), "{port}".as_ref()])?))
-}
-
-async fn layer_is_right(way: &'static str) -> anyhow::Result<()> {
-    let Some(service) = layer(way)? else { return Ok(()) };
-    check(service).await?.ensure_clean()
-}
-
-#[tokio::test]
-async fn the_transactional_layer_is_right() -> anyhow::Result<()> {
-    layer_is_right("transactional").await
-}
-
-#[tokio::test]
-async fn the_layer_that_replays_first_is_right() -> anyhow::Result<()> {
-    layer_is_right("replay-first").await
-}
-
-#[tokio::test]
-async fn the_layer_at_least_once_is_right() -> anyhow::Result<()> {
-    layer_is_right("at-least-once").await
-}
-
-#[tokio::test]
-async fn the_layer_in_steps_is_right() -> anyhow::Result<()> {
-    layer_is_right("in-steps").await
-}
-
 /// The client's patience where keys in doubt are expected: longer than the leases, which last two seconds.
 pub(crate) const PATIENCE: &str = "4s";
 
-/// At most once, a key whose effect may have happened is left to an operator.
-#[tokio::test]
-async fn the_layer_at_most_once_leaves_keys_in_doubt_and_nothing_worse() -> anyhow::Result<()> {
-    let Some(service) = layer("at-most-once")? else { return Ok(()) };
-    stuck_at_worst(&check(service.with_options(["--patience", PATIENCE])).await?)
-}
-
 #[tokio::test]
 async fn the_demo_payments_is_right() -> anyhow::Result<()> {
-    let Some(program) = demo("payments", "payments") else { return Ok(()) };
+    let Some(program) = demo("payments") else { return Ok(()) };
     let service = Service::new("payments", [program.as_os_str(), "serve".as_ref(), "{port}".as_ref()])?.with_request(
         "/payments",
         r#"{"amount":1250,"currency":"EUR","customer_id":"c-17"}"#,
@@ -76,7 +39,7 @@ async fn the_demo_payments_is_right() -> anyhow::Result<()> {
 /// Its last step sends a text at most once. The check sees the rows, and not what the gateway did.
 #[tokio::test]
 async fn the_demo_rides_leaves_texts_in_doubt_and_nothing_worse() -> anyhow::Result<()> {
-    let Some(program) = demo("rides", "rides") else { return Ok(()) };
+    let Some(program) = demo("rides") else { return Ok(()) };
     let service = Service::new("rides", [program.as_os_str(), "serve".as_ref(), "{port}".as_ref()])?.with_request(
         "/rides",
         r#"{"from":"a","to":"b","card":"tok_1","phone":"+44","cents":1250}"#,

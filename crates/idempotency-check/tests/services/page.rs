@@ -24,15 +24,7 @@ const fn row(name: &'static str, service: &'static str, store: &'static str) -> 
     Row { name, service, store }
 }
 
-const OURS: [Row; 5] = [
-    row("transactional", "`IdempotencyLayer::transactional`", "the same transaction"),
-    row("replay-first", "the same, with `replay_first`", "the same transaction"),
-    row("in-steps", "`IdempotencyLayer::leased`, under `InSteps`", "the same database, under a lease"),
-    row("at-least-once", "under `AtLeastOnce`; the effect recognises its key", "the same database, under a lease"),
-    row("at-most-once", "under `AtMostOnce`; the effect recognises nothing", "the same database, under a lease"),
-];
-
-const DEMOS: [Row; 2] = [
+const OURS: [Row; 2] = [
     row("payments", "`payments`: the transactional layer", "the same transaction"),
     row("rides", "`rides`: four steps, the last by `step_at_most_once`", "the same database, under a lease"),
 ];
@@ -119,13 +111,9 @@ pub(crate) fn record(name: &str, checked: &Checked) -> anyhow::Result<()> {
 #[ignore = "writes docs/checked.md"]
 fn the_page_is_written() -> anyhow::Result<()> {
     let mut page = prose();
-    for (marker, rows) in [
-        ("OURS", &OURS[..]),
-        ("FUNCTIONS", &FUNCTIONS),
-        ("DEMOS", &DEMOS),
-        ("BY HAND", &BY_HAND),
-        ("PACKAGES", &PACKAGES),
-    ] {
+    for (marker, rows) in
+        [("OURS", &OURS[..]), ("FUNCTIONS", &FUNCTIONS), ("BY HAND", &BY_HAND), ("PACKAGES", &PACKAGES)]
+    {
         page = page.replace(&format!("<!-- {marker} -->\n"), &table(rows)?);
     }
     page = page.replace("<!-- STORIES -->\n", &stories()?);
@@ -148,7 +136,7 @@ fn the_page_describes_the_tests_of_today() -> anyhow::Result<()> {
             rest.split_once(part).with_context(|| format!("docs/checked.md lacks, or has elsewhere: {part}"))?;
         rest = after;
     }
-    for row in [&OURS[..], &FUNCTIONS, &DEMOS, &BY_HAND, &PACKAGES].concat() {
+    for row in [&OURS[..], &FUNCTIONS, &BY_HAND, &PACKAGES].concat() {
         let named = format!("| {} | {} |", service(&row)?, row.store);
         ensure!(page.contains(&named), "docs/checked.md has no row {named}");
     }
