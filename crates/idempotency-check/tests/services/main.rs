@@ -1,5 +1,5 @@
 //! What `idempotency-check` finds in services: in one with planted mistakes, in two of other languages, in packages
-//! that promise idempotency, and in every way of pg-idempotency.
+//! that promise idempotency, and in two demos of pg-idempotency.
 //!
 //! `CHECK=whole` tries every interruption of every service, for docs/checked.md (`script/check-services`). Otherwise
 //! only what the tests assert is tried.
