@@ -37,7 +37,7 @@ mod step;
 mod table;
 mod tried;
 
-pub(crate) use citus::{Placement, placement};
+pub(crate) use citus::{Placement, placement, size};
 pub(crate) use claim::{MarkBatch, MarkOf};
 pub(crate) use doubt::Doubt;
 pub(crate) use ends::Unclaimed;
@@ -57,7 +57,5 @@ pub(crate) use statement::{changes_a_row, interval};
 pub use step::ShownStep;
 pub(crate) use step::StoredSteps;
 pub use table::Group;
-pub(crate) use table::{
-    CommitSetting, Deleted, Part, commit_settings, groups, oldest_due, setup, size, with_hidden_rows,
-};
+pub(crate) use table::{CommitSetting, Deleted, Part, commit_settings, groups, oldest_due, setup, with_hidden_rows};
 pub(crate) use tried::{CalledAt, Claim, Found, Terms, Tried};

@@ -4,7 +4,7 @@
 use sqlx::postgres::PgRow;
 use sqlx::{Executor as _, PgConnection, Row as _};
 
-use super::table::Size;
+use super::table::{self, Size};
 use crate::Error;
 
 /// Where Citus keeps the table.
@@ -55,9 +55,17 @@ async fn has_citus(conn: &mut PgConnection) -> Result<bool, Error> {
     conn.fetch_optional(sqlx::raw_sql(extension)).await.map(|row| row.is_some()).map_err(Error::of_statement)
 }
 
+/// Reads the sizes and counts that the server keeps.
+pub(crate) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
+    match placement(conn).await? {
+        Placement::Coordinator => size_of_shard(conn).await,
+        _ => table::size(conn).await,
+    }
+}
+
 /// The sizes of a Citus local table. The table itself is empty, because its only shard
 /// has the rows, and Citus hides the shard from a reader of `pg_class`.
-pub(super) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
+async fn size_of_shard(conn: &mut PgConnection) -> Result<Size, Error> {
     let size = sqlx::raw_sql(
         "
         select /* pg_idempotency: size */

@@ -7,7 +7,6 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
-use super::citus::{self, Placement};
 use super::statement::{self, interval, may_be_retried, no_live_lease, readable, readable_place, state, table_or_leaf};
 use crate::Error;
 use crate::state::State;
@@ -192,14 +191,7 @@ pub struct Group {
 }
 
 /// Reads the sizes and counts that the server keeps. For a partitioned table, the values are sums over its leaves.
-pub(crate) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
-    match citus::placement(conn).await? {
-        Placement::Coordinator => citus::size(conn).await,
-        _ => size_of_leaves(conn).await,
-    }
-}
-
-async fn size_of_leaves(conn: &mut PgConnection) -> Result<Size, Error> {
+pub(super) async fn size(conn: &mut PgConnection) -> Result<Size, Error> {
     sqlx::query(concat! {
         "
         select /* pg_idempotency: size */
