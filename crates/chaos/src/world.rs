@@ -139,7 +139,7 @@ impl World {
 
     /// Another world in the same database, with its own calls and faults. Its keys are those of operations in steps.
     pub(crate) fn beside(&self, least: Least, outside: Option<PgPool>) -> Arc<Self> {
-        let setup = Setup { least, prefix: Some(KEYS_IN_STEPS), outside, ..Setup::default() };
+        let setup = Setup { least, prefix: Some(KEYS_IN_STEPS), outside };
         let world = Self::of(self.options.clone(), self.observer.clone(), self.mutant, self.seed, setup);
         Arc::new(Self { until: self.until, patience: self.patience, least_calls: LEAST_CALLS_IN_STEPS, ..world })
     }
