@@ -84,7 +84,7 @@ async fn citus_executes_each_statement_eight_times() -> anyhow::Result<()> {
     let mut conn = pool.acquire().await?;
     let (mut refused, mut executed) = (Vec::new(), 0);
     for statement in source::statements() {
-        // A sweep names the leaf itself, and a decision of the migration is no statement of a call.
+        // The text of a sweep has a placeholder for the table. The test of the sweep executes it.
         if !statement.sql.contains("idempotency.record") || statement.sql.contains("{leaf}") {
             continue;
         }
