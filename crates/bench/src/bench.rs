@@ -115,7 +115,7 @@ impl Bench {
     /// Empties all tables, so that no case inherits the rows of another one.
     pub(crate) async fn clear(&self) -> anyhow::Result<()> {
         let mut conn = self.plain().connect(None).await?;
-        conn.execute("truncate idempotency.record, usual_key, effect").await?;
+        conn.execute("truncate idempotency.record, usual_key, handler_key, effect").await?;
         conn.execute("checkpoint").await?;
         Ok(())
     }
@@ -125,6 +125,7 @@ async fn prepare(pool: &PgPool) -> anyhow::Result<()> {
     pg_idempotency::migrate(pool).await?;
     pool.execute("create table effect (id bigint generated always as identity, note text not null)").await?;
     pool.execute(crate::alternatives::usual::TABLE).await?;
+    pool.execute(crate::alternatives::handler::TABLE).await?;
     pool.close().await;
     Ok(())
 }

@@ -35,9 +35,16 @@ pub(crate) fn next_call() -> u64 {
 /// An ordinary small request.
 pub(crate) const BODY: &str = "amount=100.00&currency=EUR&payee=DE02120300000000202051";
 
-/// The key of this call. Keys are spread as random UUIDs are.
+pub(crate) type KeyOf = fn(u64) -> Result<Key, InvalidKey>;
+
+/// The key of this call, in a service with thousands of scopes. Keys are spread as random UUIDs are.
 pub(crate) fn key(call: u64) -> Result<Key, InvalidKey> {
     Key::new(format!("account:{}", call % 5000), "POST /payments", spread(call))
+}
+
+/// The key of this call, in a service that has one scope.
+pub(crate) fn key_of_one_scope(call: u64) -> Result<Key, InvalidKey> {
+    Key::new("account:1", "POST /payments", spread(call))
 }
 
 pub(crate) fn spread(call: u64) -> String {

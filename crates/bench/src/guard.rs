@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use crate::alternatives::{handler, library, usual};
 use crate::bench::Bench;
 use crate::cases::http;
-use crate::client::response;
+use crate::client::{key, response};
 use crate::measure::compare;
 use crate::results::{Table, median, rounded};
 use anyhow::{Context as _, ensure};
@@ -75,10 +75,10 @@ fn file() -> PathBuf {
 async fn measure(bench: &Bench) -> anyhow::Result<Table> {
     bench.clear().await?;
     let response = response(300);
-    let mut ways = vec![usual::first_call(response)];
+    let mut ways = vec![usual::first_call(key, response)];
     let variants = [library::NAME, library::FROM_POOL, library::BY_RUN];
     let variants = library::VARIANTS.iter().filter(|variant| variants.contains(&variant.name));
-    ways.extend(variants.map(|variant| variant.first_call(response)));
+    ways.extend(variants.map(|variant| variant.first_call(key, response)));
     let mut rows = compare(bench, bench.plain(), 8, &ways).await?;
     // Afterwards, because the ways above empty the table of the record that is replayed.
     rows.extend(compare(bench, bench.plain(), 8, &http::beside_by_hand(bench.plain()).await?).await?);

@@ -7,7 +7,7 @@ use anyhow::bail;
 
 use crate::alternatives::{BARE, by_hand, handler, library, redis, usual};
 use crate::cases::{
-    CASES, first_call, growth, http, janitor, lease, marks, night, protect, replay, soak, storm, storm_adds,
+    first_call, growth, http, janitor, lease, marks, memory, night, protect, replay, soak, storm, storm_adds,
 };
 use crate::figures::cell;
 use crate::footprint::{self, HEAP, INDEX, WAL};
@@ -95,6 +95,9 @@ fn value(name: &str, results: &Results) -> anyhow::Result<String> {
         "costs" => Some(costs(results)),
         "first call added" => added(results, first_call::NAME, BARE, library::NAME),
         "http added" => added(results, http::NAME, http::BARE, http::FIRST_CALL),
+        "heap of a bare request" => heap(results, memory::BARE),
+        "heap of a leased request" => heap(results, memory::LEASED),
+        "heap of a waiting request" => heap(results, memory::QUEUED),
         "lease added" => added(results, lease::NAME, lease::BARE, library::NAME),
         "grown first calls" => grown(results, growth::FIRST_CALLS),
         "grown replays" => grown(results, growth::REPLAYS),
@@ -118,7 +121,6 @@ fn value(name: &str, results: &Results) -> anyhow::Result<String> {
         "after a small analyze" => after(results, night::SMALL),
         "soak p99" => soaked(results, |table, minute| Some(table.speed(minute)?.p99_ms)),
         "soak memory" => soaked(results, |table, minute| table.cost(minute, soak::MEMORY)),
-        "missed" => Some(missed(results)),
         _ => bail!("nothing is known about the placeholder {name}"),
     };
     Ok(text.unwrap_or_else(|| "(not measured yet)".to_owned()))
@@ -148,18 +150,6 @@ fn summary(results: &Results) -> String {
     text.trim_end().to_owned()
 }
 
-/// The targets that were missed, as a list.
-fn missed(results: &Results) -> String {
-    let mut missed = Vec::new();
-    for (case, target) in CASES.iter().flat_map(|case| case.targets.iter().map(move |target| (case, target))) {
-        for (column, value) in target.values(case, results).into_iter().filter(|(_, value)| !target.is_met(*value)) {
-            let (what, shown, wanted) = (target.what(), target.shown(value), target.wanted);
-            missed.push(format!("- {}, {column}: {what}: {shown}, wanted {wanted}.", case.title));
-        }
-    }
-    if missed.is_empty() { "Nothing.".to_owned() } else { missed.join("\n") }
-}
-
 /// The tables whose commits wait for the disk.
 fn durable<'r>(results: &'r Results, case: &str, title: &str) -> Vec<&'r Table> {
     results.titled(case, title).into_iter().filter(|table| table.column != NOT_DURABLE).collect()
@@ -174,6 +164,11 @@ fn added(results: &Results, case: &str, bare: &str, way: &str) -> Option<String>
     };
     let added: Vec<_> = durable(results, case, MAIN).into_iter().filter_map(of_table).collect();
     (!added.is_empty()).then(|| added.join(", "))
+}
+
+/// The kilobytes of the heap that one request takes.
+fn heap(results: &Results, request: &str) -> Option<String> {
+    results.find(memory::NAME, memory::TITLE, "")?.cost(request, memory::BYTES).map(|bytes| figure(bytes / 1e3))
 }
 
 /// The ratio of the medians of the largest and the smallest table.

@@ -8,7 +8,7 @@ use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::{Error, Idempotency, Key};
 use sqlx::{Connection as _, PgConnection, PgPool};
 
-use crate::client::{BODY, Client, effect, key};
+use crate::client::{BODY, Client, KeyOf, effect, key};
 use crate::way::Way;
 
 pub(crate) const NAME: &str = "pg-idempotency";
@@ -46,7 +46,7 @@ enum Through {
 }
 
 impl Variant {
-    pub(crate) fn first_call(&'static self, response: &'static str) -> Way {
+    pub(crate) fn first_call(&'static self, key: KeyOf, response: &'static str) -> Way {
         Way::new(self.name, move |client, call| {
             Box::pin(async move {
                 ensure!(!self.ensure(client, &key(call)?, response).await?, "every key is new");
@@ -93,7 +93,7 @@ impl Variant {
 }
 
 pub(crate) fn first_call(response: &'static str) -> Way {
-    VARIANTS[0].first_call(response)
+    VARIANTS[0].first_call(key, response)
 }
 
 pub(crate) fn replay(key: impl Fn(u64) -> anyhow::Result<Key> + Send + Sync + 'static) -> Way {

@@ -7,7 +7,7 @@ use pg_idempotency::Key;
 use sha2::{Digest as _, Sha256};
 use sqlx::Connection as _;
 
-use crate::client::{BODY, Client, effect, key};
+use crate::client::{BODY, Client, KeyOf, effect};
 use crate::way::Way;
 
 pub(crate) const NAME: &str = "usual hand-written code";
@@ -23,7 +23,7 @@ pub(crate) const TABLE: &str = "
         primary key (account, operation, key)
     )";
 
-pub(crate) fn first_call(response: &'static str) -> Way {
+pub(crate) fn first_call(key: KeyOf, response: &'static str) -> Way {
     Way::new(NAME, move |client, call| {
         Box::pin(async move {
             ensure!(perform(client, &key(call)?, Some(response)).await?.is_none(), "every key is new");

@@ -2,7 +2,7 @@
 
 use crate::alternatives::{bare_call, by_hand, library, redis, usual};
 use crate::bench::Bench;
-use crate::client::{of_clients, response};
+use crate::client::{key, key_of_one_scope, of_clients, response};
 use crate::footprint::footprints;
 use crate::measure::compare;
 use crate::results::{MAIN, Table};
@@ -10,6 +10,7 @@ use crate::way::Way;
 
 pub(crate) const NAME: &str = "first_call";
 
+pub(crate) const OF_ONE_SCOPE: &str = "First calls of one scope, 8 clients";
 pub(crate) const BY_CLIENTS: &str = "First calls by the number of clients, 300 B of response, Unix socket";
 pub(crate) const BY_SIZE: &str = "First calls by the size of the response, 8 clients, Unix socket";
 pub(crate) const CLIENTS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
@@ -22,6 +23,14 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
         bench.clear().await?;
         let rows = compare(bench, setting, 8, &every).await?;
         tables.push(Table::new(MAIN, setting.column(), "calls", rows));
+    }
+    for setting in bench.settings() {
+        bench.clear().await?;
+        let response = response(SIZES[0].0);
+        let plain = &library::VARIANTS[0];
+        let ways = [usual::first_call(key_of_one_scope, response), plain.first_call(key_of_one_scope, response)];
+        let rows = compare(bench, setting, 8, &ways).await?;
+        tables.push(Table::new(OF_ONE_SCOPE, setting.column(), "calls", rows));
     }
     for clients in CLIENTS {
         bench.clear().await?;
@@ -41,8 +50,8 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
 fn every_way(bench: &Bench) -> anyhow::Result<Vec<Way>> {
     let response = response(SIZES[0].0);
     let unguarded = bench.by_hand.unguarded()?.first_call(response).named(by_hand::UNGUARDED);
-    let mut ways = vec![bare_call(), bench.by_hand.first_call(response), unguarded, usual::first_call(response)];
-    ways.extend(library::VARIANTS.iter().map(|variant| variant.first_call(response)));
+    let mut ways = vec![bare_call(), bench.by_hand.first_call(response), unguarded, usual::first_call(key, response)];
+    ways.extend(library::VARIANTS.iter().map(|variant| variant.first_call(key, response)));
     ways.extend(bench.redis.iter().map(|_| redis::first_call(response)));
     Ok(ways)
 }
@@ -50,5 +59,5 @@ fn every_way(bench: &Bench) -> anyhow::Result<Vec<Way>> {
 /// The ways that have a curve.
 fn some_ways(bytes: usize) -> Vec<Way> {
     let response = response(bytes);
-    vec![bare_call(), usual::first_call(response), library::first_call(response)]
+    vec![bare_call(), usual::first_call(key, response), library::first_call(response)]
 }

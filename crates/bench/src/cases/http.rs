@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::ensure;
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use axum::{Extension, Router};
@@ -30,7 +31,10 @@ pub(crate) const FIRST_CALL: &str = "first call";
 pub(crate) const REPLAY: &str = "replay";
 pub(crate) const REPLAY_FIRST: &str = "replay, with replay_first";
 pub(crate) const STORM: &str = "Other keys beside 200 duplicates of one, over HTTP";
-const HOT: &str = "hot";
+/// Clients enough for a queue before the pool.
+pub(crate) const MANY: &str = "Requests of 32 clients, with the keys of 1000 users";
+const CLIENTS: usize = 32;
+const USERS: u64 = 1000;
 const POOL: usize = 10;
 const DUPLICATES: usize = 200;
 
@@ -40,25 +44,31 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
         bench.clear().await?;
         let service = Service::start(setting.pool(POOL).await?).await?;
         for path in ["/reject", "/replay-first", "/by-hand"] {
-            let answer = service.post(path, HOT, Duration::ZERO).await?;
-            ensure!(answer == Answer { status: 200, replayed: false }, "{answer:?}");
+            for user in 0..USERS {
+                service.first(path, &stored(user)).await?;
+            }
         }
-        let first = service.way(FIRST_CALL, |call| ("/reject", spread(call), false));
-        let ways = [
-            service.way(BARE, |_| ("/bare", String::new(), false)),
-            service.way(handler::NAME, |call| ("/by-hand", spread(call), false)),
-            first.clone(),
-            service.way(BY_HAND_REPLAY, |_| ("/by-hand", HOT.to_owned(), true)),
-            service.way(REPLAY, |_| ("/reject", HOT.to_owned(), true)),
-            service.way(REPLAY_FIRST, |_| ("/replay-first", HOT.to_owned(), true)),
-        ];
+        let bare = service.way(BARE, "/bare", first);
+        let of_keys = |replayed: Caller| {
+            [
+                service.way(handler::NAME, "/by-hand", first),
+                service.way(FIRST_CALL, "/reject", first),
+                service.way(BY_HAND_REPLAY, "/by-hand", replayed),
+                service.way(REPLAY, "/reject", replayed),
+                service.way(REPLAY_FIRST, "/replay-first", replayed),
+            ]
+        };
+        let ways = [vec![bare], of_keys(|_| stored(0)).into()].concat();
         tables.push(Table::new(MAIN, setting.column(), "requests", compare(bench, setting, 8, &ways).await?));
         if !std::ptr::eq(setting, bench.socket()) {
             continue;
         }
+        let rows = compare(bench, setting, CLIENTS, &of_keys(|call| stored(call % USERS))).await?;
+        tables.push(Table::new(MANY, setting.column(), "requests", rows));
+        let beside = service.way(FIRST_CALL, "/reject", first);
         for (name, path) in [("Wait", "/wait"), ("Reject", "/reject")] {
-            let duplicate = |hot, work| service.clone().insist(path, spread(hot), work);
-            let rows = storm(bench, bench.scale.slice * 2, DUPLICATES, duplicate, 2, &first).await?;
+            let duplicate = |hot, work| service.clone().insist(path, first(hot), work);
+            let rows = storm(bench, bench.scale.slice * 2, DUPLICATES, duplicate, 2, &beside).await?;
             tables.push(Table::new(STORM, name, "requests", rows));
         }
     }
@@ -70,14 +80,33 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
 pub(crate) async fn beside_by_hand(setting: &Setting) -> anyhow::Result<Vec<Way>> {
     let service = Service::start(setting.pool(POOL).await?).await?;
     for path in ["/reject", "/by-hand"] {
-        service.post(path, HOT, Duration::ZERO).await?;
+        service.first(path, &stored(0)).await?;
     }
     Ok(vec![
-        service.way(handler::NAME, |call| ("/by-hand", spread(call), false)),
-        service.way(FIRST_CALL, |call| ("/reject", spread(call), false)),
-        service.way(BY_HAND_REPLAY, |_| ("/by-hand", HOT.to_owned(), true)),
-        service.way(REPLAY, |_| ("/reject", HOT.to_owned(), true)),
+        service.way(handler::NAME, "/by-hand", first),
+        service.way(FIRST_CALL, "/reject", first),
+        service.way(BY_HAND_REPLAY, "/by-hand", |_| stored(0)),
+        service.way(REPLAY, "/reject", |_| stored(0)),
     ])
+}
+
+/// Who calls, with which key, and whether the key was used before.
+#[derive(Clone)]
+struct Request {
+    user: u64,
+    key: String,
+    replayed: bool,
+}
+
+type Caller = fn(u64) -> Request;
+
+fn first(call: u64) -> Request {
+    Request { user: call % USERS, key: spread(call), replayed: false }
+}
+
+/// The request that each path has performed for this user.
+fn stored(user: u64) -> Request {
+    Request { user, key: format!("stored-{user}"), replayed: true }
 }
 
 /// A running service, and a client of it.
@@ -96,7 +125,8 @@ struct Answer {
 impl Service {
     /// It runs until the program ends.
     async fn start(pool: PgPool) -> anyhow::Result<Self> {
-        let layer = |options| IdempotencyLayer::transactional(pool.clone(), options, |_| Ok("bench".to_owned()));
+        let scope = |parts: &Parts| Ok(handler::account(&parts.headers).ok_or(StatusCode::UNAUTHORIZED)?.to_owned());
+        let layer = |options| IdempotencyLayer::transactional(pool.clone(), options, scope);
         let waits = Idempotency::new().on_duplicate(OnDuplicate::Wait(Duration::from_secs(20)));
         let answer = response(300);
         let work = async move |headers: HeaderMap, mut tx: IdempotentTx| {
@@ -127,21 +157,29 @@ impl Service {
         Ok(Self { address, client: reqwest::Client::builder().no_proxy().build()? })
     }
 
-    /// Requests of a path and a key, and whether they are replayed.
-    fn way(&self, name: &str, request: fn(u64) -> (&'static str, String, bool)) -> Way {
+    fn way(&self, name: &str, path: &'static str, request: Caller) -> Way {
         let service = self.clone();
         Way::new(name, move |_, call| {
-            let (service, (path, key, replayed)) = (service.clone(), request(call));
-            Box::pin(async move {
-                let answer = service.post(path, &key, Duration::ZERO).await?;
-                ensure!(answer == Answer { status: 200, replayed }, "{answer:?}");
-                Ok(())
-            })
+            let (service, request) = (service.clone(), request(call));
+            Box::pin(async move { service.expect(path, &request, request.replayed).await })
         })
     }
 
-    async fn post(&self, path: &str, key: &str, work: Duration) -> anyhow::Result<Answer> {
-        let request = self.client.post(format!("http://{}{path}", self.address)).header("idempotency-key", key);
+    /// Sends a request for the first time.
+    async fn first(&self, path: &str, request: &Request) -> anyhow::Result<()> {
+        self.expect(path, request, false).await
+    }
+
+    async fn expect(&self, path: &str, request: &Request, replayed: bool) -> anyhow::Result<()> {
+        let answer = self.post(path, request, Duration::ZERO).await?;
+        ensure!(answer == Answer { status: 200, replayed }, "{answer:?}");
+        Ok(())
+    }
+
+    async fn post(&self, path: &str, request: &Request, work: Duration) -> anyhow::Result<Answer> {
+        let Request { user, key, .. } = request;
+        let request = self.client.post(format!("http://{}{path}", self.address));
+        let request = request.header("idempotency-key", key).header(handler::ACCOUNT, user.to_string());
         let request = match work.as_millis() {
             0 => request,
             work => request.header("x-work-ms", work.to_string()),
@@ -156,9 +194,9 @@ impl Service {
     }
 
     /// One request of the storm, which is repeated until it is answered. Says whether it performed.
-    async fn insist(self, path: &'static str, key: String, work: Duration) -> anyhow::Result<bool> {
+    async fn insist(self, path: &'static str, request: Request, work: Duration) -> anyhow::Result<bool> {
         loop {
-            match self.post(path, &key, work).await? {
+            match self.post(path, &request, work).await? {
                 Answer { status: 200, replayed } => return Ok(!replayed),
                 // As `Retry-After` says.
                 Answer { status: 409, .. } => sleep(Duration::from_secs(1)).await,

@@ -27,7 +27,7 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     let of_hot = move |_| Ok(key(hot)?);
     let text = response(300);
     let mut caller = team(bench.plain(), 1, None).await?;
-    for first in [library::first_call(text), usual::first_call(text)] {
+    for first in [library::first_call(text), usual::first_call(key, text)] {
         first.call(&mut caller[0], hot).await?;
     }
     let redis = bench.redis.as_ref().map(|_| redis::replay(text));
