@@ -263,9 +263,7 @@ async fn run_in_task<H: Handler>(
 ) -> Reply<H> {
     // The sender is dropped with this future.
     let (_client, gone) = oneshot::channel();
-    let (task_layer, task_operation) = (layer.clone(), operation.clone());
-    // The future is boxed, because it is large, and a task is moved several times before its first poll.
-    let run = Box::pin(async move { run(&task_layer, task_operation.as_deref(), ticket, gone, handler).await });
+    let run = run(layer.clone(), operation.clone(), ticket, gone, handler);
     // The task fails if the runtime is shutting down, or the layer itself has panicked.
     let ended = tokio::spawn(run.in_current_span()).await;
     ended.unwrap_or_else(|_| {
@@ -276,12 +274,13 @@ async fn run_in_task<H: Handler>(
 }
 
 async fn run<H: Handler>(
-    layer: &IdempotencyLayer,
-    operation: Option<&str>,
+    layer: Arc<IdempotencyLayer>,
+    operation: Option<String>,
     ticket: Option<Ticket>,
     client: oneshot::Receiver<()>,
     mut handler: H,
 ) -> Reply<H> {
+    let (layer, operation) = (&*layer, operation.as_deref());
     let arrived = Instant::now();
     let first = arrived + ticket.as_ref().map_or(Duration::ZERO, |_| layer.mode.wait());
     let patience = Patience { first, place: first.max(arrived + layer.place_time()) };
@@ -290,12 +289,17 @@ async fn run<H: Handler>(
     if let Some(ticket) = &ticket {
         handler.extensions_mut().insert(Key::clone(&ticket.key));
     }
+    // These futures are large. They are boxed here, so that a request needs no memory for them while it waits.
     let reply = match (layer.mode, &ticket) {
         (LayerMode::Transactional(options), Some(ticket)) => {
-            Transactional { layer, options }.run(ticket, place, handler).await
+            Box::pin(Transactional { layer, options }.run(ticket, place, handler)).await
         }
-        (LayerMode::Transactional(options), None) => Transactional { layer, options }.run_without_key(handler).await,
-        (LayerMode::Leased(options), Some(ticket)) => leased::run(options, layer, ticket, place, handler).await,
+        (LayerMode::Transactional(options), None) => {
+            Box::pin(Transactional { layer, options }.run_without_key(handler)).await
+        }
+        (LayerMode::Leased(options), Some(ticket)) => {
+            Box::pin(leased::run(options, layer, ticket, place, handler)).await
+        }
         (LayerMode::Leased(_), None) => {
             handler.extensions_mut().insert(leased::WithoutKey);
             handler.call(layer.run_timeout).await.map(|response| response.map(LayerBody::untouched))
