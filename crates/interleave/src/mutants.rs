@@ -32,6 +32,9 @@ const MORE: usize = 3;
 /// A scenario, and what its search without an edit has found.
 pub(crate) type Searched = (Scenario, Found);
 
+/// The statements that each scenario sends, and the functions that these call.
+type Sent<'s> = BTreeMap<&'s str, BTreeSet<&'s str>>;
+
 /// What became of each edit that has a line, by the edit's name.
 fn fates<'r>(record: &'r Record, statement: &str) -> BTreeMap<&'r str, &'r str> {
     let lines = record.get(statement).into_iter().flatten().filter(|line| !line.starts_with(OTHERS));
@@ -64,22 +67,36 @@ fn is_kept(fate: &str) -> bool {
     is_named && tests.all(|test| Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(test).exists())
 }
 
+/// What is wrong with a line, if anything is.
+fn mistake(statement: &str, fate: &str, sent: &Sent<'_>) -> Option<&'static str> {
+    let finder = fate.strip_prefix(FOUND).and_then(|finder| sent.get(finder));
+    match finder {
+        Some(statements) if statements.contains(statement) => None,
+        Some(_) => Some("this scenario never sends the statement, so another scenario must be named"),
+        None if is_kept(fate) => None,
+        None => Some("this names no scenario, condition or test"),
+    }
+}
+
+fn sent(searched: &[Searched]) -> Sent<'_> {
+    searched.iter().map(|(scenario, found)| (&*scenario.name, found.sql.keys().map(String::as_str).collect())).collect()
+}
+
 /// What is wrong with the list for this SQL and these scenarios, without trying an edit.
 pub(crate) fn check(sql: &Sql, searched: &[Searched]) -> anyhow::Result<Vec<String>> {
     let all = sql.iter().map(|(statement, texts)| (&**statement, edits(texts))).collect();
-    let scenarios = searched.iter().map(|(scenario, _)| &*scenario.name).collect();
-    Ok(mistakes(&record::read(FILE)?, &all, &scenarios))
+    Ok(mistakes(&record::read(FILE)?, &all, &sent(searched)))
 }
 
-fn mistakes(record: &Record, all: &BTreeMap<&str, BTreeSet<String>>, scenarios: &BTreeSet<&str>) -> Vec<String> {
+fn mistakes(record: &Record, all: &BTreeMap<&str, BTreeSet<String>>, sent: &Sent<'_>) -> Vec<String> {
     let mut wrong = Vec::new();
     for statement in all.keys().copied().chain(record.keys().map(String::as_str)).collect::<BTreeSet<_>>() {
         let edits = all.get(statement).cloned().unwrap_or_default();
         for (edit, fate) in fates(record, statement) {
             if !edits.contains(edit) {
                 wrong.push(format!("{statement}: {edit}: this edit does not exist any more"));
-            } else if !is_kept(fate) && !fate.strip_prefix(FOUND).is_some_and(|finder| scenarios.contains(finder)) {
-                wrong.push(format!("{statement}: {edit}: {fate}: this names no scenario, condition or test"));
+            } else if let Some(mistake) = mistake(statement, fate, sent) {
+                wrong.push(format!("{statement}: {edit}: {fate}: {mistake}"));
             }
         }
         let (unlisted, known) = (unlisted(record, statement, edits), others(record, statement));
@@ -100,11 +117,16 @@ pub(crate) fn hold(
     searched: &[Searched],
 ) -> anyhow::Result<(usize, Module)> {
     let record = record::read(FILE)?;
+    let sent = sent(searched);
     let mut trials = Vec::new();
     for statement in record.keys().filter(|statement| statement.contains(name)) {
         for (edit, fate) in fates(&record, statement) {
             let finder = searched.iter().find(|(scenario, _)| fate.strip_prefix(FOUND) == Some(&*scenario.name));
-            trials.extend(finder.map(|finder| (mutant(statement, edit), finder)));
+            let Some(finder) = finder else { continue };
+            if let Some(mistake) = mistake(statement, fate, &sent) {
+                anyhow::bail!("{FILE}: {statement}: {edit} => {fate}: {mistake}");
+            }
+            trials.push((mutant(statement, edit), finder));
         }
     }
     let tried = trials.len();
@@ -282,7 +304,7 @@ async fn shows(
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
-    use super::mistakes;
+    use super::{Sent, mistakes};
 
     fn set(names: &[&str]) -> BTreeSet<String> {
         names.iter().map(|name| (*name).to_owned()).collect()
@@ -291,7 +313,8 @@ mod tests {
     /// What is wrong with these lines of a statement that has the edits a, b and c.
     fn wrong(lines: &[&str]) -> Vec<String> {
         let record = BTreeMap::from([("claim".to_owned(), set(lines))]);
-        mistakes(&record, &BTreeMap::from([("claim", set(&["a", "b", "c"]))]), &BTreeSet::from(["two"]))
+        let sent = Sent::from([("two", BTreeSet::from(["claim"])), ("sweep", BTreeSet::from(["sweep"]))]);
+        mistakes(&record, &BTreeMap::from([("claim", set(&["a", "b", "c"]))]), &sent)
     }
 
     #[test]
@@ -306,6 +329,7 @@ mod tests {
                 "claim: 1 edits have no line, but 0 are known:\n    c",
             ),
             (["a => found by three", "others => 2", ""], "claim: a: found by three: this names no scenario"),
+            (["a => found by sweep", "others => 2", ""], "claim: a: found by sweep: this scenario never sends the"),
             (["a => survives: cost only", "others => 2", ""], "claim: a: survives: cost only: this names no"),
             (["a => survives: tests/no.rs", "others => 2", ""], "claim: a: survives: tests/no.rs: this names no"),
             (["d => found by two", "others => 3", ""], "claim: d: this edit does not exist any more"),
