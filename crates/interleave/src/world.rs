@@ -1,12 +1,12 @@
 //! A server, the actors' sessions on it, and a monitor beside them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use idempotency_check::wire::Entrance;
+use idempotency_check::wire::{Address, Entrance};
 use pg_idempotency::{Key, operator};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions, PgRow};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Executor as _, PgConnection, PgPool, Row as _};
@@ -181,9 +181,20 @@ fn pool(way: &PgConnectOptions) -> PgPool {
     options.idle_timeout(None).max_lifetime(None).connect_lazy_with(way.clone())
 }
 
+/// Where the sockets of a world are: in the directory of the server's socket, which script/with-postgres removes with
+/// the server, even after this process was killed.
+fn directory(server: &PgConnectOptions) -> PathBuf {
+    let beside = match Address::of(server) {
+        Address::Unix(socket) => socket.parent().map(Path::to_owned),
+        Address::Tcp(..) => None,
+    };
+    let name = format!("interleave.{}", uuid::Uuid::new_v4().simple());
+    beside.unwrap_or_else(std::env::temp_dir).join(name)
+}
+
 impl World {
     pub(crate) async fn open(database: &PgConnectOptions, edits: Edits) -> anyhow::Result<Self> {
-        let directory = std::env::temp_dir().join(format!("interleave.{}", uuid::Uuid::new_v4().simple()));
+        let directory = directory(database);
         let board = Arc::new(Board::default());
         let inside = edits.inside;
         let edits = Arc::new(edits);
@@ -716,4 +727,20 @@ struct Working {
     lanes: Vec<(u64, i32)>,
     /// Whether one of them may answer soon: it has not waited, and its statement is not one that waits.
     is_news: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use sqlx::postgres::PgConnectOptions;
+
+    use super::directory;
+
+    #[test]
+    fn the_sockets_of_a_world_are_removed_with_the_server() {
+        let server = "postgres://postgres@localhost/postgres?host=/tmp/pgi.abcdef";
+        let server: PgConnectOptions = server.parse().expect("the URL of script/with-postgres");
+        assert_eq!(directory(&server).parent(), Some(Path::new("/tmp/pgi.abcdef")));
+    }
 }
