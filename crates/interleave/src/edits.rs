@@ -47,7 +47,12 @@ impl Edits {
         let edited = self.mutant.as_ref().and_then(|mutant| mutant.apply(statement::name(sql), sql));
         // The time of a pause is a choice, too.
         let sql = edited.as_deref().unwrap_or(sql).replace("pg_sleep(0.01)", "pg_sleep(0)");
-        if self.inside { sql.replace("pg_catalog.pg_try_advisory_xact_lock(", "interleave.stop_and_try(") } else { sql }
+        if !self.inside {
+            return sql;
+        }
+        let sql = sql.replace("pg_catalog.pg_try_advisory_xact_lock(", "interleave.stop_and_try(");
+        // A copy, whose tries stop, too.
+        sql.replace("idempotency.lock_in_order(", "interleave.lock_in_order(")
     }
 }
 

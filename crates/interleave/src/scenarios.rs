@@ -361,8 +361,16 @@ pub(crate) fn all() -> Vec<Scenario> {
         batches("batch-three", [batch("ab"), batch("bc"), batch("ca")], &[Patient]),
         // The last round has two statements, and the owner may end between them.
         batches("batch-regrets", [mark_many("ab", LONG, Regrets), batch("ab")], &[GivesUp]),
-        batches("batch-expired", [batch("ab"), batch("ba")], &[After(ExpiredEvent('a')), After(ExpiredEvent('b'))]),
-        batches("batch-expired-sweep", [batch("ab"), sweep()], &[After(ExpiredEvent('a')), After(ExpiredEvent('b'))]),
+        batches(
+            "batch-expired",
+            [batch("ab"), batch("ba")],
+            &[After(ExpiredEvent('a')), After(ExpiredEvent('b')), Inside],
+        ),
+        batches(
+            "batch-expired-sweep",
+            [batch("ab"), sweep()],
+            &[After(ExpiredEvent('a')), After(ExpiredEvent('b')), Inside],
+        ),
     ];
     let inside: Vec<_> =
         scenarios.iter().filter(|scenario| scenario.has(Inside)).cloned().map(Scenario::inside).collect();

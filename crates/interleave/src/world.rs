@@ -55,6 +55,15 @@ const SCHEMA: &str = "
     $$;
 ";
 
+/// A function of the crate that tries one lock after another. Within a scenario, it stops before each try, too. A batch
+/// then calls a copy, which has the edit of the original.
+const STOPS: &str = "
+    select replace(
+        replace(pg_get_functiondef(oid), 'FUNCTION idempotency.', 'FUNCTION interleave.'),
+        'pg_try_advisory_xact_lock(', 'interleave.stop_and_try('
+    )
+    from pg_proc where oid = 'idempotency.lock_in_order'::regproc::oid";
+
 /// Why a schedule comes to no end. An edit of the SQL can cause this, unlike any other error of a search.
 #[derive(Debug)]
 pub(crate) struct Stuck(pub(crate) String);
@@ -133,6 +142,8 @@ pub(crate) struct World {
     ended: usize,
     /// How many had ended when an actor began to pause.
     pauses: BTreeMap<usize, usize>,
+    /// How many gates the present statement of a connection has passed.
+    passed: BTreeMap<u64, usize>,
 }
 
 /// Databases on this server, one for each thread.
@@ -205,6 +216,10 @@ impl World {
             entrances.push(entrance);
         }
         let mut gates = PgConnection::connect_with(database).await?;
+        if inside {
+            let copy: String = sqlx::query_scalar(STOPS).fetch_one(&mut gates).await?;
+            gates.execute(AssertSqlSafe(copy)).await?;
+        }
         let operators = pool(database);
         let key = Key::new("interleave", "call", "key")?;
         // If the crate does not trust the schema, each operator would fail, and each edit would seem to be found.
@@ -227,6 +242,7 @@ impl World {
             rests: BTreeMap::new(),
             ended: 0,
             pauses: BTreeMap::new(),
+            passed: BTreeMap::new(),
         })
     }
 
@@ -263,7 +279,7 @@ impl World {
             board.events.clear();
             board.players.resize_with(scenario.actors.len(), Default::default);
         });
-        (self.rests, self.pauses, self.ended) = Default::default();
+        (self.rests, self.pauses, self.passed, self.ended) = Default::default();
         self.leased = scenario.has(With::Works);
         if self.inside {
             let close = "select pg_advisory_unlock_all();
@@ -540,11 +556,13 @@ impl World {
             .bind(pid);
             pass.execute(&mut self.gates).await?;
             self.rests.remove(&id);
+            *self.passed.entry(id).or_default() += 1;
             if name == statement::TRY_LOCK {
                 self.pauses.insert(at, self.ended);
             }
             return Ok(format!("{letter} {name} goes on"));
         }
+        self.passed.remove(&id);
         if choice == Choice::TimeOut(at) {
             anyhow::ensure!(name == statement::AWAIT, Stuck(format!("{letter} does not wait")));
             self.board.pass(id, true);
@@ -712,7 +730,10 @@ impl World {
             };
             for (id, lane) in board.lanes.iter().filter(|(_, lane)| busy(lane)) {
                 let began = self.pauses.get(&at).is_some_and(|&began| began == self.ended);
-                state.push_str(&format!("{:?} {} {began} {:?}", lane.at, lane.statement, self.rests.get(id)));
+                let rest = self.rests.get(id);
+                // A batch stops once for each of its keys, and may have had their locks before.
+                let passed = rest.filter(|rest| **rest == Rest::Inside).and(self.passed.get(id));
+                state.push_str(&format!("{:?} {} {began} {rest:?} {passed:?}", lane.at, lane.statement));
             }
         }
         for (token, record) in &sight.records {
