@@ -168,6 +168,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         calls("isolated-undoes", [call(Isolated, Undoes, WAIT), wait()], &[Unlike]),
         calls("run", [run(WAIT), run(WAIT)], &[]),
         calls("select-first", [run(replay_first), run(replay_first)], &[]),
+        calls("expired-select-first", [run(replay_first), run(replay_first)], &[After(Expired)]),
         calls("repeatable-read", [wait(), call(RepeatableRead, Keeps, WAIT)], &[Unmerged]),
         calls(
             "repeatable-read-two",
@@ -337,6 +338,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         // Requests through the layer.
         calls("layer", [asks(), asks()], &[]),
         calls("layer-select-first", [asks_first(), asks_first()], &[]),
+        calls("layer-select-first-other-caller", [asks_first(), run(replay_first)], &[]),
         calls("layer-fails", [request(Fails, REJECT), asks()], &[]),
         calls("layer-undoes", [request(Undoes, REJECT), request(Undoes, REJECT)], &[Unlike]),
         calls("layer-commits-inside", [request(Commits, REJECT), asks()], &[]),
