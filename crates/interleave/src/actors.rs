@@ -578,6 +578,8 @@ pub(crate) enum Before {
     LapsedAndExpired(Policy),
     /// In steps, lapsed, paid, and with a stored request.
     Paid,
+    /// As `Paid`, and expired.
+    PaidAndExpired,
     /// In steps, lapsed, and with a step in doubt.
     InDoubt,
     /// Of this policy, lapsed and in doubt. A reconciler has noted the operation, and its first probe is due.
@@ -598,6 +600,7 @@ impl Before {
             Self::Lapsed(policy) => Fixture::lapsed(key, BODY, policy)?,
             Self::LapsedAndExpired(policy) => Fixture::lapsed(key, BODY, policy)?.expired(),
             Self::Paid => Fixture::lapsed(key, BODY, IN_STEPS)?.with_step("pay", EARLIER).with_stored_request(BODY),
+            Self::PaidAndExpired => Self::Paid.fixture(key)?.expired(),
             Self::InDoubt => Fixture::lapsed(key, BODY, IN_STEPS)?.with_step_in_doubt("send"),
             Self::Noted(policy) | Self::Probed(policy) => {
                 let probes = u32::from(matches!(self, Self::Probed(_)));

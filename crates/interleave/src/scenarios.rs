@@ -6,8 +6,8 @@ use pg_idempotency::OnDuplicate;
 use pg_idempotency::lease::Policy;
 
 use crate::actors::Before::{
-    self, Completed, Expired, ExpiredEvent, ExpiredMark, InDoubt, Lapsed, LapsedAndExpired, Noted, Paid, Probed,
-    Released,
+    self, Completed, Expired, ExpiredEvent, ExpiredMark, InDoubt, Lapsed, LapsedAndExpired, Noted, Paid,
+    PaidAndExpired, Probed, Released,
 };
 use crate::actors::Ending::{Completes, Releases, Renews};
 use crate::actors::Manner::{Commits, Fails, Keeps, Regrets, RollsBack, Undoes};
@@ -291,6 +291,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         steps("steps-resume", [work_in(&BOTH), resume(&BOTH)], &[After(Paid)]),
         steps("steps-resume-two", [resume(&BOTH), resume(&BOTH)], &[After(Paid)]),
         steps("steps-resume-sweep", [resume(&[PAY]), expire(), sweep()], &[After(Paid)]),
+        // A resumer does not even try an expired operation: another call would find the key in flight.
+        steps("steps-resume-expired", [resume(&BOTH), work_in(&BOTH)], &[After(PaidAndExpired)]),
         steps("steps-in-doubt", [work_in(&[SEND]), operate(ResolveStep)], &[After(InDoubt)]),
         steps("steps-in-doubt-step-release", [work_in(&[SEND]), operate(ReleaseStep)], &[After(InDoubt)]),
         steps("steps-in-doubt-release", [work_in(&[SEND]), operate(Release)], &[After(InDoubt)]),
