@@ -248,6 +248,33 @@ fn every_service_that_a_document_or_an_example_starts_bounds_the_wait_for_a_conn
     assert!(services >= 4, "{services} services");
 }
 
+/// What a program writes behind the placeholder of a parameter, if the text begins with one.
+fn behind_the_placeholder(text: &str) -> Option<&str> {
+    match text.strip_prefix('$') {
+        Some(number) => Some(number.trim_start_matches(|digit: char| digit.is_ascii_digit())),
+        None => Some(text.strip_prefix("%(")?.split_once(")s")?.1),
+    }
+}
+
+/// Without the cast, a reader passes a string, in which PostgreSQL reads each backslash as an escape.
+#[test]
+fn each_program_for_other_languages_casts_the_parameters_of_bytes() {
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/guide");
+    let programs =
+        fs::read_dir(guide.join("any_language")).expect("a folder").map(|entry| entry.expect("a file").path());
+    let mut parameters = 0;
+    for path in programs.chain([guide.join("any_language.md")]) {
+        let text = fs::read_to_string(&path).expect("a text");
+        for argument in ["idempotency.fingerprint(", "body => "] {
+            for behind in text.split(argument).skip(1).filter_map(behind_the_placeholder) {
+                parameters += 1;
+                assert!(behind.starts_with("::bytea"), "{}: {argument}…{behind:.40}", path.display());
+            }
+        }
+    }
+    assert!(parameters >= 11, "{parameters} parameters");
+}
+
 #[test]
 fn the_description_for_tools_names_every_problem() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

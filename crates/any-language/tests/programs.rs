@@ -4,6 +4,8 @@ use std::io::Write as _;
 use std::process::Command;
 
 use any_language::{with_diesel, with_tokio_postgres};
+use diesel::sql_query;
+use diesel::sql_types::{BigInt, Binary, Text};
 use diesel_async::{AsyncConnection as _, AsyncPgConnection};
 use pg_idempotency::{Fingerprint, Key, ensure_idempotent};
 use sqlx::{ConnectOptions as _, PgPool};
@@ -107,4 +109,77 @@ async fn each_driver_rolls_the_claim_back_with_the_payment(pool: PgPool) -> anyh
     let paid = by_tokio_postgres(&url, "key-1", 1).await?;
     assert_eq!((by_diesel(&url, "key-1", 1).await?, payments(&pool).await?), (paid, 1));
     Ok(())
+}
+
+/// The two forms of the guide's page for a parameter of bytes.
+const BYTES: &str = "$2::bytea";
+const STRING: &str = "convert_to($2::text, 'UTF8')";
+/// gzip of `{"cents":1250}`.
+const GZIP: &[u8] = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\x03\xab\x56\x4a\x4e\xcd\x2b\x29\x56\
+    \xb2\x32\x34\x32\x35\xa8\x05\x00\x51\x0a\xcd\x71\x0e\x00\x00\x00";
+const TEXT: &str = r#"{"path":"C:\\dir","note":"it's \/ \u00e9 \101"}"#;
+
+/// The claim and the completion of a key whose request is also its answer.
+fn statements(form: &str) -> [String; 2] {
+    [
+        format!("select token from idempotency.ensure('ada', 'POST /notes', $1, idempotency.fingerprint({form}))"),
+        format!("select idempotency.complete('ada', 'POST /notes', $1, $3, body => {form})"),
+    ]
+}
+
+/// tokio-postgres declares no type of a parameter, and asks the server for it.
+#[sqlx::test(migrator = "pg_idempotency::testing::ANY_LANGUAGE_MIGRATOR")]
+async fn each_driver_stores_bytes_and_strings_as_they_were_sent(pool: PgPool) -> anyhow::Result<()> {
+    let url = url(&pool);
+    let (mut client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await?;
+    tokio::spawn(connection);
+    for (value, form, sent) in [
+        ("tokio-postgres bytes", BYTES, &GZIP as &(dyn tokio_postgres::types::ToSql + Sync)),
+        ("tokio-postgres string", STRING, &TEXT),
+    ] {
+        let [ensure, complete] = statements(form);
+        let tx = client.transaction().await?;
+        let token: i64 = tx.query_one(&ensure, &[&value, sent]).await?.get(0);
+        tx.execute(&complete, &[&value, sent, &token]).await?;
+        tx.commit().await?;
+    }
+    diesel_stores(&url).await?;
+    let stored: Vec<(String, Vec<u8>, Vec<u8>)> =
+        sqlx::query_as("select value, fingerprint, response_body from idempotency.record order by value")
+            .fetch_all(&pool)
+            .await?;
+    assert_eq!(stored.len(), 4);
+    for (value, fingerprint, body) in stored {
+        let sent = if value.ends_with("bytes") { GZIP } else { TEXT.as_bytes() };
+        assert_eq!(body, sent, "{value}");
+        assert_eq!(fingerprint, Fingerprint::of_bytes(sent).as_bytes(), "{value}");
+    }
+    Ok(())
+}
+
+/// diesel declares the types, because Rust has them.
+async fn diesel_stores(url: &str) -> anyhow::Result<()> {
+    use diesel_async::RunQueryDsl as _;
+
+    let mut conn = AsyncPgConnection::establish(url).await?;
+    conn.transaction(async |conn| {
+        let [ensure, complete] = statements(BYTES);
+        let ensure = sql_query(ensure).bind::<Text, _>("diesel bytes").bind::<Binary, _>(GZIP);
+        let Claimed { token } = ensure.get_result(conn).await?;
+        let complete = sql_query(complete).bind::<Text, _>("diesel bytes").bind::<Binary, _>(GZIP);
+        complete.bind::<BigInt, _>(token).execute(conn).await?;
+        let [ensure, complete] = statements(STRING);
+        let ensure = sql_query(ensure).bind::<Text, _>("diesel string").bind::<Text, _>(TEXT);
+        let Claimed { token } = ensure.get_result(conn).await?;
+        let complete = sql_query(complete).bind::<Text, _>("diesel string").bind::<Text, _>(TEXT);
+        complete.bind::<BigInt, _>(token).execute(conn).await
+    })
+    .await?;
+    Ok(())
+}
+
+#[derive(diesel::QueryableByName)]
+struct Claimed {
+    #[diesel(sql_type = BigInt)]
+    token: i64,
 }

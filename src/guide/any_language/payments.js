@@ -11,7 +11,8 @@ const PROBLEMS = { in_flight: 409, key_reused: 422, indeterminate: 409 };
 
 async function pay(client, key, request, body) {
   const ensure = `select outcome, token, status, body
-    from idempotency.ensure(scope => $1, operation => $2, value => $3, fingerprint => idempotency.fingerprint($4))`;
+    from idempotency.ensure(scope => $1, operation => $2, value => $3,
+      fingerprint => idempotency.fingerprint($4::bytea))`;
   const fingerprinted = Buffer.concat([Buffer.from(`${request.method} ${request.url}\n`), body]);
   const [claim] = (await client.query(ensure, [...key, fingerprinted])).rows;
   if (claim.outcome === "replayed") return claim;
@@ -22,7 +23,7 @@ async function pay(client, key, request, body) {
   const answer = { status: 201, body: Buffer.from(JSON.stringify({ id: Number(id), amount, currency })) };
   // pg reads a bigint as a string, so the token keeps every digit.
   const complete = `select idempotency.complete(
-    scope => $1, operation => $2, value => $3, token => $4, status => $5, body => $6)`;
+    scope => $1, operation => $2, value => $3, token => $4, status => $5, body => $6::bytea)`;
   await client.query(complete, [...key, claim.token, answer.status, answer.body]);
   return answer;
 }

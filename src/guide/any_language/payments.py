@@ -41,7 +41,7 @@ async def pay(request: Request, idempotency_key: str = KEY, x_user_id: str = Hea
         async with pool.connection() as conn:
             claimed = await conn.execute(
                 "select outcome, token, status, body from idempotency.ensure(scope => %(scope)s, operation => %(operation)s,"
-                " value => %(value)s, fingerprint => idempotency.fingerprint(%(request)s))",
+                " value => %(value)s, fingerprint => idempotency.fingerprint(%(request)s::bytea))",
                 key,
             )
             outcome, token, status, answer = await claimed.fetchone()
@@ -53,7 +53,7 @@ async def pay(request: Request, idempotency_key: str = KEY, x_user_id: str = Hea
                 status, answer = 201, json.dumps({"id": id, **payment}).encode()
                 await conn.execute(
                     "select idempotency.complete(scope => %(scope)s, operation => %(operation)s, value => %(value)s,"
-                    " token => %(token)s, status => %(status)s, body => %(answer)s)",
+                    " token => %(token)s, status => %(status)s, body => %(answer)s::bytea)",
                     {**key, "token": token, "status": status, "answer": answer},
                 )
             elif outcome != "replayed":

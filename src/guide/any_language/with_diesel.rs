@@ -32,7 +32,7 @@ struct Payment {
 pub async fn pay(conn: &mut AsyncPgConnection, user: &str, key: &str, cents: i64) -> QueryResult<(i32, Vec<u8>)> {
     conn.transaction(async |conn| {
         let ensure = "select outcome, token, status, body
-            from idempotency.ensure($1, $2, $3, idempotency.fingerprint($4))";
+            from idempotency.ensure($1, $2, $3, idempotency.fingerprint($4::bytea))";
         let ensure = sql_query(ensure).bind::<Text, _>(user).bind::<Text, _>(OPERATION).bind::<Text, _>(key);
         let request = format!("POST /payments\n{cents}").into_bytes();
         let claim: Claim = ensure.bind::<Binary, _>(request).get_result(conn).await?;
@@ -41,8 +41,9 @@ pub async fn pay(conn: &mut AsyncPgConnection, user: &str, key: &str, cents: i64
                 let insert = sql_query("insert into payments (payer, cents) values ($1, $2) returning id");
                 let Payment { id } = insert.bind::<Text, _>(user).bind::<BigInt, _>(cents).get_result(conn).await?;
                 let (status, body) = (201, format!("{{\"id\":{id}}}").into_bytes());
-                let complete = sql_query("select idempotency.complete($1, $2, $3, $4, status => $5, body => $6)");
-                let complete = complete.bind::<Text, _>(user).bind::<Text, _>(OPERATION).bind::<Text, _>(key);
+                let complete = "select idempotency.complete($1, $2, $3, $4, status => $5, body => $6::bytea)";
+                let complete =
+                    sql_query(complete).bind::<Text, _>(user).bind::<Text, _>(OPERATION).bind::<Text, _>(key);
                 let complete = complete.bind::<BigInt, _>(token).bind::<Integer, _>(status);
                 complete.bind::<Binary, _>(body.clone()).execute(conn).await?;
                 (status, body)

@@ -17,7 +17,7 @@ pub async fn pay(client: &mut Client, user: &str, key: &str, cents: i64) -> Resu
         .query_one(
             "select outcome, token, status, body
              from idempotency.ensure(
-                 scope => $1, operation => $2, value => $3, fingerprint => idempotency.fingerprint($4)
+                 scope => $1, operation => $2, value => $3, fingerprint => idempotency.fingerprint($4::bytea)
              )",
             &[&user, &OPERATION, &key, &request],
         )
@@ -28,7 +28,7 @@ pub async fn pay(client: &mut Client, user: &str, key: &str, cents: i64) -> Resu
             let id: i64 = tx.query_one(insert, &[&user, &cents]).await?.get(0);
             let (status, body) = (201, format!("{{\"id\":{id}}}").into_bytes());
             let complete = "select idempotency.complete(
-                scope => $1, operation => $2, value => $3, token => $4, status => $5, body => $6)";
+                scope => $1, operation => $2, value => $3, token => $4, status => $5, body => $6::bytea)";
             tx.execute(complete, &[&user, &OPERATION, &key, &claim.get::<_, i64>("token"), &status, &body]).await?;
             (status, body)
         }

@@ -4,6 +4,7 @@
 //! `CHECK=whole` tries every interruption of every service, for docs/checked.md (`script/check-services`). Otherwise
 //! only what the tests assert is tried.
 
+mod as_sent;
 mod database;
 mod installed;
 mod ours;

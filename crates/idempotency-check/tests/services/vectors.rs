@@ -8,7 +8,7 @@ use crate::program::{Service, text};
 
 async fn computes_the_vectors(service: Option<Service>) -> anyhow::Result<()> {
     let Some(service) = service else { return Ok(()) };
-    let vectors: Vec<Value> = serde_json::from_str(include_str!("../../../../tests/vectors/fingerprints.json"))?;
+    let vectors = vectors()?;
     let decoded: Vec<_> =
         vectors.iter().map(|vector| (bytes(&vector["request"]), text(&vector["fingerprint"]))).collect();
     // Those with a payment are whole requests. The fingerprint is also their key.
@@ -27,7 +27,11 @@ async fn computes_the_vectors(service: Option<Service>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn bytes(hex: &Value) -> Vec<u8> {
+pub(crate) fn vectors() -> serde_json::Result<Vec<Value>> {
+    serde_json::from_str(include_str!("../../../../tests/vectors/fingerprints.json"))
+}
+
+pub(crate) fn bytes(hex: &Value) -> Vec<u8> {
     let byte = |digits: &[u8]| u8::from_str_radix(std::str::from_utf8(digits).unwrap_or_default(), 16).expect("hex");
     text(hex).as_bytes().chunks(2).map(byte).collect()
 }
