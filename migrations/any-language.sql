@@ -9,7 +9,7 @@
 -- It reads the number in the catalog. The names and arguments stay: only a migration adds or removes a function, because a process of
 -- another release knows these by name.
 create or replace function idempotency.version()
-returns int4 language sql immutable parallel safe set search_path = pg_catalog, pg_temp as 'select 2';
+returns int4 language sql immutable parallel safe set search_path = pg_catalog, pg_temp as 'select 3';
 
 -- Version 3 of the fingerprint: SHA-256 of the bytes as they are, which every language computes alike. With a search_path of its
 -- own, PostgreSQL would not inline it, and each call would take ten microseconds more. So it names the schema of everything.
@@ -118,14 +118,18 @@ begin
     end if;
     -- In each transaction, PL/pgSQL prepares each expression anew that it evaluates, with all branches of the expression. So
     -- the reasons of a refusal are an expression of their own.
-    if (refusal is null and octet_length($4) = 33 and $5 between interval '1 ms' and interval '3660 days' and $6 is null) is not true
+    -- An interval is judged by its seconds, which are used below. A comparison counts a year as 360 days, and
+    -- '-1 year 361 days' would be a day that is over.
+    if (refusal is null and octet_length($4) = 33 and $6 is null
+        and date_part('epoch', $5) between 0.001::float8 and 316224000::float8) is not true
     then
         refusal := case
             when refusal is not null then refusal
             when (octet_length($4) = 33) is not true then 'a fingerprint has 33 bytes, as idempotency.fingerprint returns them'
-            when ($5 between interval '1 ms' and interval '3660 days') is not true
+            when (date_part('epoch', $5) between 0.001::float8 and 316224000::float8) is not true
                 then 'a retention lasts from a millisecond to ten years'
-            when not ($6 = interval '0' or $6 between interval '1 ms' and interval '1 hour') or $6 >= $5
+            when not (date_part('epoch', $6) = 0::float8 or date_part('epoch', $6) between 0.001::float8 and 3600::float8)
+                or date_part('epoch', $6) >= date_part('epoch', $5)
                 then 'a wait is 0, or lasts from a millisecond to an hour, and is shorter than the retention'
         end;
         if refusal is not null then
@@ -229,7 +233,8 @@ begin
                 end if;
             end if;
         end if;
-        patience := coalesce(patience, $6, least(interval '5 s', greatest($5 / 2::float8, interval '1 ms')));
+        patience := coalesce(patience, make_interval(secs =>
+            coalesce(date_part('epoch', $6), least(5::float8, greatest(date_part('epoch', $5) / 2::float8, 0.001::float8)))));
         milliseconds := ceil(extract(epoch from least(asked + patience - clock_timestamp(), patience)) * 1000);
         if outcome = 'held' then
             exit when milliseconds <= 0;

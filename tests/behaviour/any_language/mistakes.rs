@@ -54,11 +54,16 @@ async fn arguments_out_of_range_are_refused_with_a_hint_and_do_nothing(pool: PgP
         ("retention", "'0'", "retention"),
         ("retention", "'-1 s'", "retention"),
         ("retention", "'10000 years'", "retention"),
+        // A comparison would take them for a day, and for ten years less a day.
+        ("retention", "'-1 year 361 days'", "retention"),
+        ("retention", "'100 years -32401 days'", "retention"),
         ("wait", "'-1 s'", "wait"),
         ("wait", "'2 hours'", "wait"),
         ("wait", "'290000 years'", "wait"),
         ("wait", "'300000 years'", "wait"),
         ("wait", "'1 microsecond'", "wait"),
+        // A comparison would take it for zero.
+        ("wait", "'1 year -360 days'", "wait"),
     ] {
         let (code, told) = refusal(pool.execute(AssertSqlSafe(with(name, wrong))).await);
         assert!(code == "IK008" && told.contains(hint), "{name} => {wrong}: {code} {told}");
@@ -73,6 +78,8 @@ async fn arguments_out_of_range_are_refused_with_a_hint_and_do_nothing(pool: PgP
         "repeat('é', 127) || 'x', 'o', 'v', idempotency.fingerprint('')",
         "'s', 'o', 'a b', idempotency.fingerprint('x'), '1 ms'",
         "'s', 'o', 'c', idempotency.fingerprint('x'), retention => '10 years', wait => '1 hour'",
+        // Five days and six hours, which a comparison would take for less than the wait.
+        "'s', 'o', 'd', idempotency.fingerprint('x'), retention => '1 year -360 days', wait => '1 hour'",
     ] {
         let sql = format!("select outcome from idempotency.ensure({arguments})");
         let outcome: String = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&mut *tx).await?;
