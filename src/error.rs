@@ -161,7 +161,8 @@ pub enum Error {
         source: BoxError,
     },
 
-    /// The response cannot be encoded as JSON and decoded again. Nothing was stored. Roll back.
+    /// The response cannot be encoded as JSON and decoded again, or its JSON is larger than 256 MiB. Nothing was
+    /// stored. Roll back. Instead of a large response, return an id with which the caller reads the rest.
     ///
     /// Examples are a float that is not finite, and a field that the encoder skips and that has no default. **The crate
     /// does not notice a response that decodes as another value**, as in these cases:
@@ -170,7 +171,9 @@ pub enum Error {
     ///   and `Some` of a float that is not finite.
     /// - A field with `#[serde(skip)]` is replayed as its default.
     /// - An `#[serde(untagged)]` enum is replayed as its first variant that can decode the JSON.
-    #[error("the response cannot be stored as JSON and decoded again, so a repeat could not get it; change its type")]
+    #[error(
+        "the response cannot be stored as JSON and decoded again, so a repeat could not get it; change its type or size"
+    )]
     #[non_exhaustive]
     Unencodable {
         /// The error of the encoder or decoder.

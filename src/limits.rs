@@ -12,6 +12,10 @@ pub const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 pub(crate) const RETENTION: RangeInclusive<Duration> =
     Duration::from_millis(1)..=Duration::from_secs(10 * 366 * 24 * 60 * 60);
 
+/// The largest response of a record, in bytes. PostgreSQL refuses a value of a gigabyte, under a lease only after the
+/// effect, and `pg_dump` fails at half of that size.
+pub(crate) const LARGEST_RESPONSE: usize = 256 * 1024 * 1024;
+
 /// The default wait is long enough for the first call of an ordinary request to finish, and shorter than the time-outs
 /// of common proxies.
 const DEFAULT_WAIT: Duration = Duration::from_secs(5);

@@ -6,6 +6,7 @@ use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
 use crate::Error;
+use crate::limits::LARGEST_RESPONSE;
 
 /// The response of a call, and whether this call performed the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -64,9 +65,14 @@ impl Response {
 }
 
 /// Encodes a response, and decodes it again, because a response that cannot be replayed must not commit. (For example,
-/// `skip_serializing` loses a field. Without this check, every retry would get `Undecodable` until the key expires.)
+/// `skip_serializing` loses a field. Without this check, every retry would get `Undecodable` until the key expires.) A
+/// response that is too large ends here, because the server would cut the connection, and the caller would try again.
 pub(crate) fn encode<T: Serialize + DeserializeOwned>(response: &T) -> Result<Response, Error> {
     let encoded = to_json(response)?;
+    if encoded.len() > LARGEST_RESPONSE {
+        let source = format!("the JSON text has {} bytes, and a record stores at most 256 MiB", encoded.len());
+        return Err(Error::Unencodable { source: source.into() });
+    }
     serde_json::from_slice::<T>(&encoded).map_err(unencodable)?;
     Ok(Response { body: Some(encoded), ..Response::default() })
 }

@@ -17,16 +17,13 @@ use super::request::{Compared, FingerprintChoice, NEVER_STORED, STORED, matched_
 use crate::fingerprint::Pointer;
 use crate::key::MAX_PART_BYTES;
 use crate::lease::{Finding, LeaseOptions};
-use crate::limits::{RETENTION, check_wait, is_in};
+use crate::limits::{LARGEST_RESPONSE, RETENTION, check_wait, is_in};
 use crate::session::ANSWER_TIME;
 use crate::{Error, Idempotency, Mode, OnDuplicate};
 
 /// The default of the `request_limit` and of the `response_limit`, in bytes. Two copies of a body are in memory during
 /// a run. If requests are stored, a third copy is in memory until the claim.
 const BODY_LIMIT: usize = 1024 * 1024;
-/// The largest `response_limit`. Under a lease, the server would refuse a larger response after the effect of the
-/// request.
-const LARGEST_RESPONSE: usize = 256 * 1024 * 1024;
 /// The default number of runs for each connection of the pool. A run should wait for its connection for at most 3
 /// seconds. In this time, a connection serves about 30 transactions of 100 ms each. A run behind these
 /// transactions would wait, keep its body in memory even if its client hangs up, and then fail.

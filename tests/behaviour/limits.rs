@@ -8,7 +8,10 @@ use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::operator::{State, search, unsettled};
 use pg_idempotency::testing::expire;
 use pg_idempotency::{Error, Idempotency, Janitor, Key, Misuse, OnDuplicate, Outcome};
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
+use serde_json::value::RawValue;
 use sqlx::{Executor as _, PgConnection, PgPool};
 
 use crate::support::{create_effects, effects, janitor, key, leave_effect, once, records, shown};
@@ -176,4 +179,36 @@ fn a_look_before_the_transaction_needs_prepared_statements() {
     for set in one {
         let _ = set(Idempotency::new());
     }
+}
+
+/// A list of 256 texts of 1 MiB, without their memory. The commas make it larger than a record stores.
+#[derive(Debug)]
+struct TooLarge;
+
+impl Serialize for TooLarge {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let text = RawValue::from_string(format!("\"{}\"", "x".repeat(1024 * 1024 - 2)));
+        let text = text.map_err(serde::ser::Error::custom)?;
+        serializer.collect_seq((0..256).map(|_| &text))
+    }
+}
+
+impl<'de> Deserialize<'de> for TooLarge {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        IgnoredAny::deserialize(deserializer).map(|_| Self)
+    }
+}
+
+/// The server would cut the connection, and the caller would take that for a failure that passes.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_response_over_256_mib_is_no_failure_that_passes(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let perform = async |conn: &mut PgConnection| leave_effect(conn, "large").await.map(|_| TooLarge);
+    let refused = Idempotency::new().run(&pool, &key("a"), "body", perform).await;
+    assert!(matches!(&refused, Err(error @ Error::Unencodable { .. }) if !error.is_transient()), "{refused:?}");
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+    let leasing = LeaseOptions::new(Policy::AtLeastOnce { lease: Duration::from_secs(30) });
+    let refused = leasing.run(&pool, &key("b"), "body", async |_: &Lease| Ok::<_, Error>(TooLarge)).await;
+    assert!(matches!(&refused, Err(error @ Error::Unencodable { .. }) if !error.is_transient()), "{refused:?}");
+    Ok(())
 }
