@@ -29,7 +29,7 @@ use crate::checker::{self, Aftermath, Effect, leases, lost, marks, register};
 use crate::finding::Finding;
 use crate::history::{Call, What, now};
 use crate::random::Random;
-use crate::request::{Door, INDETERMINATE, Request, ending};
+use crate::request::{Door, INDETERMINATE, OVER_HTTP, Request, ending};
 use crate::service::Service;
 use crate::subject;
 use crate::world::{PAUSE, World, pool, pool_that_waits};
@@ -148,7 +148,8 @@ impl Callers {
 
     /// For calls that others make: a scenario itself, or worker processes.
     pub(crate) fn none(world: &Arc<World>, way: Way, pool: PgPool) -> Self {
-        Self { world: world.clone(), way, service: Service::new(pool), stopped: Arc::default(), tasks: JoinSet::new() }
+        let service = Service::new(pool, &world.operation);
+        Self { world: world.clone(), way, service, stopped: Arc::default(), tasks: JoinSet::new() }
     }
 
     /// Adds another task, which must end with the world.
@@ -238,8 +239,12 @@ impl Callers {
     /// indeterminate or in doubt. Returns how many keys needed an operator.
     pub(crate) async fn settle(&self) -> anyhow::Result<usize> {
         let pool = pool(&self.world.options, 2 * SETTLERS as u32);
-        let service = Service::new(pool.clone());
+        let service = Service::new(pool.clone(), &self.world.operation);
         let way = match self.way {
+            Way::Transaction(_) if self.world.service.is_some() => Way::Transaction(|random, request| {
+                request.fails = false;
+                request.enter(random, OVER_HTTP);
+            }),
             Way::Transaction(_) => Way::Transaction(|random, request| {
                 request.fails = false;
                 request.enter(random, &[Door::Run]);

@@ -44,6 +44,8 @@ pub(crate) enum Mutant {
     WritesApart,
     /// Over HTTP: the handler answers the client itself, before the layer commits.
     AnswersBeforeCommit,
+    /// Two services in one database: their operations have no name of the service.
+    OneOperation,
     /// The SQL functions: the effect happens whatever `ensure` answers.
     EffectBeforeAnswer,
     /// The SQL functions: `complete` is called in a transaction of its own.
@@ -53,7 +55,14 @@ pub(crate) enum Mutant {
 impl Mutant {
     /// Whether the calls are the crate's, and a handler behind the layer or a caller of the SQL functions is broken.
     pub(crate) fn is_a_caller(self) -> bool {
-        matches!(self, Self::WritesApart | Self::AnswersBeforeCommit | Self::EffectBeforeAnswer | Self::CompletesApart)
+        matches!(
+            self,
+            Self::WritesApart
+                | Self::AnswersBeforeCommit
+                | Self::EffectBeforeAnswer
+                | Self::CompletesApart
+                | Self::OneOperation
+        )
     }
 
     pub(crate) fn name(self) -> String {

@@ -6,7 +6,10 @@ begin
     insert into part
     select new.key, new.call, 'overtaken', null, new.attempt
     from idempotency.record
-    where scope = new.key and operation = 'chaos' and value = new.key and attempt <> new.attempt;
+    where scope = new.key and value = new.key and attempt <> new.attempt
+        -- A service has its tables in a schema of its name.
+        and operation = case current_schema()::text when 'public'::text then 'chaos'::text
+            else current_schema()::text || ' POST /'::text end;
     return null;
 end $$;
 -- At COMMIT the step has locked the record, so that no other attempt can claim it any more.

@@ -38,7 +38,7 @@ pub(crate) enum Door {
 pub(crate) const SAFE_TO_DROP: &[Door] = &[Door::Run, Door::RunReplayFirst, Door::RunNested];
 pub(crate) const EVERY_DOOR: &[Door] = &[Door::Run, Door::RunReplayFirst, Door::RunNested, Door::OwnTransaction];
 
-const OVER_HTTP: &[Door] = &[Door::Layer, Door::LayerReplayFirst];
+pub(crate) const OVER_HTTP: &[Door] = &[Door::Layer, Door::LayerReplayFirst];
 
 /// The keys of requests over HTTP: their fingerprint covers the method and the path too.
 pub(crate) fn is_over_http(key: &str) -> bool {

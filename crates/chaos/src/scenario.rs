@@ -8,6 +8,7 @@ mod killed_workers;
 mod patroni;
 mod rolling_upgrade;
 mod suspended_owners;
+mod two_services;
 mod unknown_outcomes;
 
 use futures_util::FutureExt as _;
@@ -98,6 +99,10 @@ pub(crate) static SCENARIOS: &[Scenario] = table! {
         [trial(BegunNotDurable, TWO_TEXTS)];
     Own "rolling-upgrade" 2, |stage| rolling_upgrade::play(stage).boxed_local(),
         [trial(NewerSchemaRefused, "does not start"), PASSES];
+    Own "two-services" 2, |stage| two_services::play(stage, None).boxed_local(),
+        [trial(OneOperation, GONE)];
+    Own "two-services-in-steps" 3, |stage| two_services::play(stage, Some(Promise::InSteps)).boxed_local(),
+        [trial(OneOperation, "0 rows for one operation")];
     Own "clock-jumps" 3, |stage| clock_jumps::play(stage).boxed_local(),
         [trial(LossIgnored, TWO_COMPLETIONS)];
     // `patroni-delayed` shows that the rule of `patroni-strict` can fail, so these need no mutants.

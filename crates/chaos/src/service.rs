@@ -1,24 +1,24 @@
 //! Calls through the HTTP layer, as a handler and its client see them. A client that hangs up is a dropped future.
 
 use std::collections::HashMap;
-use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use axum::Router;
+use axum::routing::post;
 use bytes::Bytes;
 use http::request::Parts;
 use http::{Extensions, Method, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
-use pg_idempotency::http::{
-    Denied, IDEMPOTENCY_KEY, IDEMPOTENT_REPLAYED, IdempotencyLayer, IdempotentTx, LayerBody, Rejection,
-};
+use pg_idempotency::http::{Denied, IDEMPOTENCY_KEY, IDEMPOTENT_REPLAYED, IdempotencyLayer, IdempotentTx, Rejection};
 use pg_idempotency::{Idempotency, OnDuplicate, Outcome};
 use sqlx::PgPool;
 use tokio::sync::mpsc;
-use tower::{Layer as _, ServiceExt as _, service_fn};
+use tower::ServiceExt as _;
 
 use crate::mutant::Mutant;
 use crate::request::{Failure, Request};
+use crate::world::ROUTE;
 
 type Called = Result<Outcome<String>, Failure>;
 
@@ -32,12 +32,13 @@ const WAIT: Duration = Duration::from_secs(2);
 #[derive(Clone)]
 pub(crate) struct Service {
     pub(crate) pool: PgPool,
+    operation: String,
     layers: Arc<Mutex<HashMap<String, IdempotencyLayer>>>,
 }
 
 impl Service {
-    pub(crate) fn new(pool: PgPool) -> Self {
-        Self { pool, layers: Arc::default() }
+    pub(crate) fn new(pool: PgPool, operation: &str) -> Self {
+        Self { pool, operation: operation.to_owned(), layers: Arc::default() }
     }
 
     /// Makes the call of a request, whose effect is in the layer's transaction.
@@ -80,7 +81,15 @@ impl Service {
         let mut layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
         let new = || {
             let layer = IdempotencyLayer::transactional(self.pool.clone(), options, scope);
-            layer.operation(|_| Some("chaos".to_owned()))
+            // One of several services has its name in front of the route.
+            match self.operation.strip_suffix(ROUTE).map(str::trim_end) {
+                Some("") => layer,
+                Some(name) => layer.service(name),
+                None => {
+                    let operation = self.operation.clone();
+                    layer.operation(move |_| Some(operation.clone()))
+                }
+            }
         };
         layers.entry(format!("{options:?}")).or_insert_with(new).clone()
     }
@@ -97,19 +106,17 @@ async fn ask<F>(
     layer: &IdempotencyLayer,
     key: &str,
     body: &str,
-    perform: impl Fn(Extensions) -> F + Clone + Send + 'static,
+    perform: impl Fn(Extensions) -> F + Clone + Send + Sync + 'static,
 ) -> Called
 where
     F: Future<Output = Result<String, Failure>> + Send + 'static,
 {
-    let handler = service_fn(move |request: http::Request<LayerBody<Full<Bytes>>>| {
-        let performed = perform(request.into_parts().0.extensions);
-        async move { Ok::<_, Infallible>(answer(performed.await)) }
-    });
+    let handler =
+        post(async move |request: axum::extract::Request| answer(perform(request.into_parts().0.extensions).await));
     let mut request = http::Request::new(Full::new(Bytes::from(body.to_owned())));
     *request.method_mut() = Method::POST;
     request.headers_mut().insert(IDEMPOTENCY_KEY, key.parse().map_err(|_| Failure::Refused("not a key"))?);
-    let Ok(response) = layer.layer(handler).oneshot(request).await;
+    let Ok(response) = Router::new().route("/", handler).route_layer(layer.clone()).oneshot(request).await;
     if let Some(rejection) = response.extensions().get::<Rejection>() {
         return Err(Failure::Rejected(rejection.clone()));
     }

@@ -22,15 +22,17 @@ use crate::cluster::signal;
 use crate::finding::Finding;
 use crate::history::now;
 use crate::mutant::Mutant;
-use crate::request::EVERY_DOOR;
+use crate::request::{EVERY_DOOR, OVER_HTTP};
 use crate::world::{Next, Window, World, pool};
 
 /// The variable with the orders of a worker.
 const ORDERS: &str = "CHAOS_WORKER";
 /// The callers in each worker, so that a kill finds one claiming while another commits.
 const CALLERS: usize = 2;
-/// The name of their connections.
-const APPLICATION: &str = "chaos-worker";
+/// The name of the connections of a world's workers.
+fn application(world: &World) -> String {
+    ["chaos-worker", world.service.as_deref().unwrap_or_default()].join("-")
+}
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Orders {
@@ -40,12 +42,19 @@ struct Orders {
     seed: u64,
     window: Window,
     prefix: String,
+    service: Option<String>,
     leased: Option<Leased>,
 }
 
-/// In lease mode, or in transaction mode.
-fn way(leased: Option<Leased>) -> Way {
-    leased.map_or(Way::Transaction(|random, request| request.enter(random, EVERY_DOOR)), Way::Lease)
+impl Orders {
+    /// In lease mode, or in transaction mode. One of several services has its requests over HTTP.
+    fn way(&self) -> Way {
+        match (self.leased, &self.service) {
+            (Some(leased), _) => Way::Lease(leased),
+            (None, Some(_)) => Way::Transaction(|random, request| request.enter(random, OVER_HTTP)),
+            (None, None) => Way::Transaction(|random, request| request.enter(random, EVERY_DOOR)),
+        }
+    }
 }
 
 /// Makes calls if this process is a worker. `false` means that it is not one.
@@ -53,11 +62,11 @@ pub(crate) async fn run() -> anyhow::Result<bool> {
     let Ok(orders) = env::var(ORDERS) else { return Ok(false) };
     exit_with_parent();
     let orders: Orders = serde_json::from_str(&orders)?;
-    let (url, window) = (orders.url.parse()?, orders.window);
-    let world = World::of_worker(url, orders.mutant, orders.seed, window, orders.prefix);
+    let (url, window, way) = (orders.url.parse()?, orders.window, orders.way());
+    let world = World::of_worker(url, orders.mutant, orders.seed, window, orders.prefix, orders.service);
     // The steps of a call run side by side at times.
     let pool = pool(&world.options, u32::try_from(4 * CALLERS)?);
-    Callers::start(&world, way(orders.leased), pool, &format!("{}.", orders.name), CALLERS).end().await?;
+    Callers::start(&world, way, pool, &format!("{}.", orders.name), CALLERS).end().await?;
     Ok(true)
 }
 
@@ -85,7 +94,7 @@ impl Crew {
     ) -> anyhow::Result<Self> {
         let every = |time| Next::Every { since: now(), time };
         let orders = Orders {
-            url: options.clone().application_name(APPLICATION).to_url_lossy().to_string(),
+            url: options.clone().application_name(&application(world)).to_url_lossy().to_string(),
             mutant: world.mutant,
             name: String::new(),
             seed: world.seed,
@@ -99,6 +108,7 @@ impl Crew {
                 Some(leased) => Window { keys: 8, next: every(leased.lease / 4) },
             },
             prefix: world.prefix.clone(),
+            service: world.service.clone(),
             leased,
         };
         let mut crew = Self { world: world.clone(), orders, started: 0, workers: Vec::new() };
@@ -110,7 +120,8 @@ impl Crew {
 
     fn start_one(&mut self) -> anyhow::Result<()> {
         self.started += 1;
-        let orders = Orders { name: format!("w{}", self.started), ..self.orders.clone() };
+        let service = self.orders.service.as_deref().unwrap_or_default();
+        let orders = Orders { name: format!("{service}w{}", self.started), ..self.orders.clone() };
         let mut process = Command::new(env::current_exe()?)
             .env(ORDERS, serde_json::to_string(&orders)?)
             .stdin(Stdio::piped())
@@ -175,12 +186,12 @@ impl Crew {
         while self.connections().await? > 0 {
             sleep(Duration::from_millis(10)).await;
         }
-        Callers::none(&self.world, way(self.orders.leased), self.world.observer.clone()).finding().await
+        Callers::none(&self.world, self.orders.way(), self.world.observer.clone()).finding().await
     }
 
     async fn connections(&self) -> sqlx::Result<i64> {
         let sql = "select count(*) from pg_stat_activity where application_name = $1";
-        sqlx::query_scalar(sql).bind(APPLICATION).fetch_one(&self.world.observer).await
+        sqlx::query_scalar(sql).bind(application(&self.world)).fetch_one(&self.world.observer).await
     }
 }
 

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use pg_idempotency::OnEscape;
+use pg_idempotency::{Key, OnEscape};
 use serde::{Deserialize, Serialize};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-use sqlx::{Executor as _, PgPool};
+use sqlx::{AssertSqlSafe, Executor as _, PgPool};
 use tokio::time::Instant;
 
 use crate::checker::{Aftermath, Effect, Stored, register};
@@ -37,6 +37,9 @@ const LEAST_CALLS_IN_STEPS: u64 = 40;
 /// The prefixes of the keys of worlds that share a database or an outside. None begins with another one.
 pub(crate) const KEYS: &str = "k";
 pub(crate) const KEYS_IN_STEPS: &str = "steps-";
+
+/// The route of the handler, which is the operation of a layer that has no function for it.
+pub(crate) const ROUTE: &str = "POST /";
 
 /// Which keys are asked for at the same time.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -69,6 +72,8 @@ pub(crate) struct Setup {
     pub(crate) prefix: Option<&'static str>,
     /// Another database for the effects of leases and of steps outside.
     pub(crate) outside: Option<PgPool>,
+    /// The service that makes the calls, if its database has another one. Its tables are in the schema of its name.
+    pub(crate) service: Option<String>,
 }
 
 pub(crate) struct World {
@@ -91,6 +96,9 @@ pub(crate) struct World {
     window: Window,
     pub(crate) prefix: String,
     outside: Option<PgPool>,
+    pub(crate) service: Option<String>,
+    /// The operation of all keys.
+    pub(crate) operation: String,
 }
 
 impl World {
@@ -104,14 +112,7 @@ impl World {
         let mut conn = observer.acquire().await?;
         pg_idempotency::migrate_any_language(&observer).await?;
         conn.execute(rig::strict::SQL).await?;
-        conn.execute(TABLES).await?;
-        conn.execute(OVERTAKEN).await?;
-        // A mutant's own protocol leaves no mark, and has to reach its violation.
-        if stage.mutant.is_none() {
-            for table in ["effect", "part"] {
-                pg_idempotency::protect(&observer, table, OnEscape::Refuse).await?;
-            }
-        }
+        create_tables(&observer, stage.mutant).await?;
         if let Some(mutant) = stage.mutant {
             mutant.prepare(&mut conn).await?;
         }
@@ -132,16 +133,30 @@ impl World {
         seed: u64,
         window: Window,
         prefix: String,
+        service: Option<String>,
     ) -> Arc<Self> {
-        let world = Self::of(options.clone(), pool(&options, 1), mutant, seed, Setup::default());
+        let options = in_schema_of(service.as_deref(), options);
+        let setup = Setup { service, ..Setup::default() };
+        let world = Self::of(options.clone(), pool(&options, 1), mutant, seed, setup);
         Arc::new(Self { history: History::printed(), window, prefix, ..world })
     }
 
     /// Another world in the same database, with its own calls and faults. Its keys are those of operations in steps.
     pub(crate) fn beside(&self, least: Least, outside: Option<PgPool>) -> Arc<Self> {
-        let setup = Setup { least, prefix: Some(KEYS_IN_STEPS), outside };
+        let setup = Setup { least, prefix: Some(KEYS_IN_STEPS), outside, service: None };
         let world = Self::of(self.options.clone(), self.observer.clone(), self.mutant, self.seed, setup);
         Arc::new(Self { until: self.until, patience: self.patience, least_calls: LEAST_CALLS_IN_STEPS, ..world })
+    }
+
+    /// The world of a service that shares this database with other services.
+    pub(crate) async fn of_service(&self, name: &str, least: Least) -> anyhow::Result<Arc<Self>> {
+        let options = in_schema_of(Some(name), self.options.clone());
+        let observer = pool(&options, 4);
+        observer.execute(AssertSqlSafe(format!("create schema {name}"))).await?;
+        create_tables(&observer, self.mutant).await?;
+        let setup = Setup { least, service: Some(name.to_owned()), ..Setup::default() };
+        let world = Self::of(options, observer, self.mutant, self.seed, setup);
+        Ok(Arc::new(Self { until: self.until, patience: self.patience, least_calls: LEAST_CALLS_IN_STEPS, ..world }))
     }
 
     fn of(options: PgConnectOptions, observer: PgPool, mutant: Option<Mutant>, seed: u64, setup: Setup) -> Self {
@@ -161,7 +176,17 @@ impl World {
             window: Window::default(),
             prefix: setup.prefix.unwrap_or(KEYS).to_owned(),
             outside: setup.outside,
+            operation: match &setup.service {
+                None => "chaos".to_owned(),
+                Some(_) if mutant == Some(Mutant::OneOperation) => ROUTE.to_owned(),
+                Some(name) => format!("{name} {ROUTE}"),
+            },
+            service: setup.service,
         }
+    }
+
+    pub(crate) fn key(&self, value: &str) -> Key {
+        Key::new(value, &*self.operation, value).expect("a valid key")
     }
 
     /// Reaches the outside: the database that `pool` reaches, unless there is another one.
@@ -249,8 +274,9 @@ impl World {
         let mut records: Vec<Stored> = sqlx::query_as(
             "select value as key, token, completed_at is not null as completed,
                 convert_from(response_body, 'utf8')::json #>> '{}'::text[] as response
-            from idempotency.record where operation = 'chaos'",
+            from idempotency.record where operation = $1::text",
         )
+        .bind(&self.operation)
         .fetch_all(&self.observer)
         .await?;
         effects.retain(|effect| effect.key.starts_with(&self.prefix));
@@ -275,6 +301,27 @@ impl World {
             ..Finding::default()
         }
     }
+}
+
+/// Connections to the tables of this service.
+fn in_schema_of(service: Option<&str>, options: PgConnectOptions) -> PgConnectOptions {
+    match service {
+        Some(name) => options.options([("search_path", name)]),
+        None => options,
+    }
+}
+
+async fn create_tables(observer: &PgPool, mutant: Option<Mutant>) -> anyhow::Result<()> {
+    let mut conn = observer.acquire().await?;
+    conn.execute(TABLES).await?;
+    conn.execute(OVERTAKEN).await?;
+    // A mutant's own protocol leaves no mark, and has to reach its violation.
+    if mutant.is_none() {
+        for table in ["effect", "part"] {
+            pg_idempotency::protect(observer, table, OnEscape::Refuse).await?;
+        }
+    }
+    Ok(())
 }
 
 /// The tables of an outside in a database of its own, which the fault does not hit.

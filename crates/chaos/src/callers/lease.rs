@@ -14,7 +14,7 @@ use crate::checker::leases::Promise;
 use crate::history::What;
 use crate::mutant::Mutant;
 use crate::random::Random;
-use crate::request::{Failure, key};
+use crate::request::Failure;
 use crate::world::World;
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -54,7 +54,7 @@ pub(super) async fn call(
     };
     let ignores_loss = mutant == Some(Mutant::LossIgnored);
     let leasing = LeaseOptions::new(policy);
-    match leasing.acquire(pool, &key(value), value).await? {
+    match leasing.acquire(pool, &world.key(value), value).await? {
         Acquired::Replayed(response) => Ok(Outcome::Replayed(response)),
         Acquired::Owner(lease) => {
             world.history.add(call, value, What::Claimed(lease.token()));
@@ -93,7 +93,7 @@ async fn affect(outside: &PgPool, key: &str, call: &str, downstream: &str, token
 
 /// What an operator does about an indeterminate key: looks outside, and resolves or releases it.
 pub(super) async fn decide(world: &World, pool: &PgPool, value: &str) -> anyhow::Result<()> {
-    let key = key(value);
+    let key = world.key(value);
     let shown = show(pool, &key).await?.context("nothing deletes it")?;
     let happened: Option<String> = sqlx::query_scalar("select call from effect where downstream_key = $1")
         .bind(&shown.downstream_key)

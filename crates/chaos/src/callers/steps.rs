@@ -21,7 +21,7 @@ use crate::finding::Finding;
 use crate::history::{Call, What};
 use crate::mutant::Mutant;
 use crate::random::Random;
-use crate::request::{Failure, ending, key};
+use crate::request::{Failure, ending};
 use crate::world::World;
 
 const NOT_SENT: &str = "the text was not sent, and will not be";
@@ -135,7 +135,7 @@ pub(super) async fn call(
         world.history.add(call, value, What::Claimed(lease.token()));
         work(world, pool, lease, value, call, pause).await
     };
-    leasing(leased).run(pool, &key(value), value, work).await
+    leasing(leased).run(pool, &world.key(value), value, work).await
 }
 
 /// Finishes the operations for which no caller asks any more.
@@ -169,7 +169,7 @@ async fn resume_one(
     };
     // Soon, because the callers ask for a key during two leases only.
     let leasing = leasing(leased).resume_after(leased.lease / 8);
-    let resumed = leasing.resume_one(pool, "chaos", work).await;
+    let resumed = leasing.resume_one(pool, &world.operation, work).await;
     match (taken.get(), resumed) {
         // On a busy machine a short lease is lost before its work begins.
         (None, Err(Failure::Of(Error::LeaseLost))) => Ok(true),
@@ -195,7 +195,8 @@ pub(super) async fn operator(world: Arc<World>, pool: PgPool, name: String, stop
 /// Asks the gateway whether each text in doubt was sent, and withdraws it, because its worker may only be suspended.
 pub(super) async fn settle_in_doubt(world: &World, pool: &PgPool) -> Result<(), Error> {
     let found = unsettled(pool, 100, None, None).await?;
-    for found in found.into_iter().filter(|found| found.steps.iter().any(|step| step.in_doubt)) {
+    let ours = found.into_iter().filter(|found| found.key.operation() == world.operation);
+    for found in ours.filter(|found| found.steps.iter().any(|step| step.in_doubt)) {
         let settled = match withdraw(world, pool, &found).await? {
             Some(call) => found.step(TEXT).resolve(pool, &call).await,
             None => found.step(TEXT).release(pool, NOT_SENT).await,
