@@ -127,6 +127,11 @@
 //! and its error comes after the body. So the layer refuses these responses, and commits nothing. Call
 //! [`ensure_idempotent`](crate::ensure_idempotent()) in the method instead.
 //!
+//! **Over GraphQL and JSON-RPC, a failed call has the status 200, too**, and the layer sees no error. So its writes
+//! commit, and each retry gets the failure. Call `ensure_idempotent` in the mutation instead, or let a middleware
+//! inside the layer turn an answer with errors into a 503. A query on the route of the mutations needs a key, too,
+//! unless [`optional_key`](IdempotencyLayer::optional_key) is set.
+//!
 //! # Behind a proxy
 //!
 //! A proxy may send copies of a request, and the first copy may still run when the next copy arrives. For the layer,

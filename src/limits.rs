@@ -31,7 +31,7 @@ pub enum OnDuplicate {
     /// response. If the other transaction rolls back, perform the operation. At the end of the wait, return
     /// [`Error::InFlight`](crate::Error::InFlight). **The caller's own transaction is then still usable.** A shorter
     /// `lock_timeout` of the session ends the wait earlier, in the same way. A `statement_timeout` causes an error, and
-    /// aborts the transaction.
+    /// aborts the transaction. A `transaction_timeout` ends the session.
     ///
     /// **In transaction and mark mode, a caller that waits holds its connection.** Many duplicates of one slow
     /// operation can hold all connections of a pool. So make the wait shorter than the pool's `acquire_timeout`, or use

@@ -248,6 +248,24 @@ fn every_service_that_a_document_or_an_example_starts_bounds_the_wait_for_a_conn
     assert!(services >= 4, "{services} services");
 }
 
+/// `safeupdate` refuses a statement without a condition, and a reader would not expect one.
+#[test]
+fn each_statement_of_the_guide_that_changes_records_has_a_condition() {
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/guide");
+    let mut statements = 0;
+    for path in files(&guide, "md") {
+        let page = fs::read_to_string(&path).expect("a text");
+        for change in ["update idempotency.record", "delete from idempotency.record"] {
+            for rest in page.split(change).skip(1) {
+                statements += 1;
+                let statement = rest.split([';', '`']).next().unwrap_or_default();
+                assert!(statement.contains("where "), "{}: {change}{statement}", path.display());
+            }
+        }
+    }
+    assert!(statements >= 5, "{statements} statements");
+}
+
 /// What a program writes behind the placeholder of a parameter, if the text begins with one.
 fn behind_the_placeholder(text: &str) -> Option<&str> {
     match text.strip_prefix('$') {

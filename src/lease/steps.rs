@@ -68,7 +68,8 @@ impl Lease {
     ///
     /// # Cancellation
     ///
-    /// The step is rolled back, or its result is stored. This attempt may call the step again.
+    /// The step is rolled back, or its result is stored. This attempt may call the step again. If `perform` drops the
+    /// future of a raw `copy … from stdin` and goes on, the step waits without an end, and the lease lives on.
     pub async fn step<T, E, F>(&self, name: &str, perform: F) -> Result<T, E>
     where
         T: Serialize + DeserializeOwned,

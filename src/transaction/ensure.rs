@@ -93,7 +93,9 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 ///
 /// Drop the transaction together with this future. An early return with `?` drops both, and a `timeout` around both
 /// drops both, too. If a caller drops only this future and then commits, the key stays indeterminate. On the server, a
-/// statement that was already sent runs until it ends, and holds the claim until then.
+/// statement that was already sent runs until it ends, and holds the claim until then. If `perform` drops the future of
+/// a raw `copy … from stdin` and goes on, the server waits for data, and this call waits without an end. So copy with
+/// sqlx's `copy_in_raw`.
 ///
 /// # What ends the claim early
 ///

@@ -120,3 +120,18 @@ async fn a_resumed_request_of_another_identity_is_not_performed(pool: PgPool) ->
     assert!(error.contains("identity") && !error.contains("somebody") && !error.contains("ada"), "{error}");
     Ok(())
 }
+
+/// The client has changed the path, which stays in the fingerprint.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_retry_at_another_path_is_no_replay_also_with_one_operation(pool: PgPool) {
+    create_effects(&pool).await;
+    let order = async |mut tx: IdempotentTx, body: String| insert(&mut tx, &body).await.to_string();
+    let layer = transactional(&pool).operation(|_| Some("POST /orders".to_owned()));
+    let app = Router::new().route("/v1/orders", post(order)).route("/v2/orders", post(order)).route_layer(layer);
+    let answer = post_to(&app, "/v1/orders", "key-1", "x").await;
+    assert_eq!((answer.status, answer.is_replayed()), (StatusCode::OK, false));
+    let answer = post_to(&app, "/v2/orders", "key-1", "x").await;
+    assert_eq!((answer.status, &*answer.problem()), (StatusCode::UNPROCESSABLE_ENTITY, "key-reused"));
+    assert!(post_to(&app, "/v1/orders", "key-1", "x").await.is_replayed());
+    assert_eq!(effects(&pool).await, 1);
+}

@@ -1,8 +1,12 @@
 //! Key, effects and response commit in one transaction.
 
 use axum::Router;
+use axum::body::Body;
 use axum::http::StatusCode;
+use axum::middleware::map_response;
+use axum::response::Response;
 use axum::routing::post;
+use http_body_util::BodyExt as _;
 use pg_idempotency::Key;
 use pg_idempotency::http::{IdempotentTx, NoTransaction, Rejection};
 use rig::proxy::Proxy;
@@ -202,4 +206,35 @@ async fn a_first_call_counts_no_rollback(observer: PgPool) {
     pool.close().await;
     until(&observer, "select n_tup_ins = 10 from pg_stat_user_tables where relname = 'effect'").await;
     assert_eq!(rollbacks().await - before, 0);
+}
+
+/// So a call fails over GraphQL and JSON-RPC.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_failure_with_status_200_commits_unless_a_middleware_inside_makes_it_a_503(pool: PgPool) {
+    create_effects(&pool).await;
+    let mutation = async |mut tx: IdempotentTx| {
+        insert(&mut tx, "half").await;
+        r#"{"errors":[{"message":"the bank is busy"}]}"#
+    };
+    let failing = async |response: Response| {
+        let (mut parts, body) = response.into_parts();
+        let body = body.collect().await.expect("a body").to_bytes();
+        if body.starts_with(br#"{"errors""#) {
+            parts.status = StatusCode::SERVICE_UNAVAILABLE;
+        }
+        Response::from_parts(parts, Body::from(body))
+    };
+    let routes = Router::new().route("/graphql", post(mutation));
+    let with_middleware = routes.clone().route_layer(map_response(failing)).route_layer(transactional(&pool));
+    for _ in 0..2 {
+        let answer = post_to(&with_middleware, "/graphql", "key-1", "mutation").await;
+        assert_eq!((answer.status, answer.is_replayed()), (StatusCode::SERVICE_UNAVAILABLE, false));
+    }
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+    let without = routes.route_layer(transactional(&pool));
+    for replayed in [false, true] {
+        let answer = post_to(&without, "/graphql", "key-1", "mutation").await;
+        assert_eq!((answer.status, answer.is_replayed()), (StatusCode::OK, replayed));
+    }
+    assert_eq!((effects(&pool).await, records(&pool).await), (1, 1));
 }

@@ -172,3 +172,22 @@ async fn a_rollback_that_is_cancelled_leaves_the_pool_a_connection_that_is_fit_f
     }
     Ok(())
 }
+
+/// The server ends the session of a duplicate that waits too long. A retry gets the answer.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_transaction_timeout_ends_the_wait_of_a_duplicate(pool: PgPool) -> anyhow::Result<()> {
+    let version: i32 = sqlx::query_scalar("select current_setting('server_version_num')::int").fetch_one(&pool).await?;
+    if version < 170_000 {
+        return Ok(());
+    }
+    create_effects(&pool).await;
+    let mut first = pool.begin().await?;
+    ensure_idempotent(&mut first, &key("a"), "body", async |conn| leave_effect(conn, "first").await).await?;
+    let limited = pool_of(1, &options(&pool).options([("transaction_timeout", "50ms")])).await;
+    let ended = once(&limited, &key("a"), "body").await.expect_err("the wait is longer");
+    assert!(ended.is_transient(), "{ended:?}");
+    first.commit().await?;
+    assert!(once(&limited, &key("a"), "body").await?.is_replayed());
+    assert_eq!((effects(&pool).await, records(&pool).await), (1, 1));
+    Ok(())
+}

@@ -1,10 +1,13 @@
 //! What `perform` can do wrong, and what is left of it.
 
+use std::time::Duration;
+
 use pg_idempotency::{Error, Idempotency, Misuse, ensure_idempotent};
 use rig::gate::cancel_after;
-use sqlx::{Executor as _, PgPool};
+use sqlx::{Executor as _, PgConnection, PgPool};
+use tokio::time::timeout;
 
-use crate::support::{clear, create_effects, create_open_effects, effects, key, leave_effect, once, records};
+use crate::support::{clear, connect, create_effects, create_open_effects, effects, key, leave_effect, once, records};
 
 #[derive(Debug, thiserror::Error)]
 enum Declined {
@@ -111,5 +114,44 @@ async fn the_same_key_inside_perform_is_refused(pool: PgPool) -> anyhow::Result<
         .expect_err("it calls itself");
     assert!(matches!(error, Error::Misuse(Misuse::AlreadyInTransaction)), "{error:?}");
     assert_eq!(effects(&pool).await, 0);
+    Ok(())
+}
+
+/// The server waits for the data of the copy, and sqlx for the server.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_raw_copy_whose_future_is_dropped_holds_the_call_and_leaves_nothing(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let copies = async |conn: &mut PgConnection| {
+        assert!(cancel_after(1, conn.execute("copy effect (note) from stdin")).await.is_none());
+        Ok::<_, Error>(1)
+    };
+    let (way, key) = (Idempotency::new(), key("a"));
+    let held = timeout(Duration::from_millis(300), way.run(&pool, &key, "body", copies)).await;
+    assert!(held.is_err(), "the call ended: {held:?}; the documentation of `ensure_idempotent` says that it waits");
+    let others = "select count(pg_terminate_backend(pid)) from pg_stat_activity
+        where datname = current_database() and pid <> pg_backend_pid()";
+    sqlx::query(others).execute(&mut connect(&pool).await).await?;
+    assert!(!once(&pool, &key, "body").await?.is_replayed());
+    assert_eq!((effects(&pool).await, records(&pool).await), (1, 1));
+    Ok(())
+}
+
+/// The guide forbids such triggers.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn with_a_row_trigger_that_changes_a_column_no_call_succeeds(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let rounds = "
+        create function rounds() returns trigger language plpgsql as $$
+        begin
+            new.claimed_at := pg_catalog.date_trunc('second', new.claimed_at) - interval '1 s';
+            return new;
+        end $$;
+        create trigger rounds before insert on idempotency.record for each row execute function rounds()";
+    pool.execute(rounds).await?;
+    for _ in 0..2 {
+        let refused = once(&pool, &key("a"), "body").await;
+        assert!(matches!(refused, Err(Error::Misuse(Misuse::NotInTransaction))), "{refused:?}");
+        assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+    }
     Ok(())
 }
