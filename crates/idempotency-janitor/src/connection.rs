@@ -46,6 +46,14 @@ impl Database {
 
     fn options(&self) -> Result<PgConnectOptions, Failure> {
         let url = self.url.as_deref().ok_or(Failure::NoDatabase)?;
+        // sqlx takes every scheme, and reads the URL `jdbc:postgresql://host/db` as one without a host. A fragment is
+        // the rest of a password that was not percent-encoded.
+        let is_of_postgres = ["postgres://", "postgresql://"]
+            .iter()
+            .any(|start| url.get(..start.len()).is_some_and(|beginning| beginning.eq_ignore_ascii_case(start)));
+        if !is_of_postgres || url.contains('#') {
+            return Err(Failure::MalformedUrl);
+        }
         // The error of sqlx is dropped, because its text may quote the malformed URL with its password.
         let options = PgConnectOptions::from_str(url).map_err(|_| Failure::MalformedUrl)?;
         Ok(options.application_name("idempotency-janitor"))

@@ -259,7 +259,7 @@ async fn settle(State(console): App, visitor: Person, Path(link): Path<String>, 
         let done = agreed.carry_out(&console.pool, &order.reason).await;
         let done = done.map_err(|failure| Refusal::Failure(Some(link.clone()), failure))?;
         let Order { operator, reason, .. } = order;
-        let made = Made { at: Utc::now(), operator, decision, key, state, token, reason, unwritten: false };
+        let made = Made { at: Utc::now(), operator, decision, key, state, token, reason, unwritten: Arc::default() };
         // The disk may be slow, and the process has one thread for all pages.
         let recording = spawn_blocking(move || {
             let (error, file) = (console.decisions.record(made.clone(), &done), console.decisions.file.as_deref());

@@ -15,7 +15,10 @@ use crate::time::span;
 pub(crate) enum Failure {
     #[error("no database given; set DATABASE_URL or --database-url")]
     NoDatabase,
-    #[error("the database URL cannot be read; it should look like postgres://role@host/database")]
+    #[error(
+        "the database URL cannot be read; it should look like postgres://role@host/database; percent-encode each \
+         special character of the password, such as %23 for # and %2F for /"
+    )]
     MalformedUrl,
     #[error("cannot connect; check the database URL, and that the server is up")]
     Connection(#[source] sqlx::Error),

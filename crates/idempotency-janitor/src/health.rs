@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::connection::{ANSWER, Database, ask};
 use crate::failure::{Failure, printable};
-use crate::process::{Ending, print};
+use crate::process::{Ending, json_line, print};
 
 /// Prints a line for each warning. A sweep that lags has its own exit code, because only a broken promise has to wake a
 /// person.
@@ -38,13 +38,13 @@ fn in_json(warnings: &[Warning], protected: &Protected) -> String {
         warnings.iter().map(|warning| json!({"name": warning.name(), "message": warning.to_string()})).collect();
     let protected: BTreeMap<_, _> =
         protected.iter().map(|(table, on_escape)| (table, if warns(on_escape) { "warn" } else { "refuse" })).collect();
-    format!("{}\n", json!({"healthy": warnings.is_empty(), "warnings": warnings, "protected": protected}))
+    json_line(&json!({"healthy": warnings.is_empty(), "warnings": warnings, "protected": protected}))
 }
 
 fn in_text(warnings: &[Warning], protected: &Protected) -> String {
     let mut text = match warnings {
         [] => "healthy\n".to_owned(),
-        _ => warnings.iter().map(|warning| format!("warning: {warning}\n")).collect(),
+        _ => warnings.iter().map(|warning| format!("warning: {}\n", printable(&warning.to_string()))).collect(),
     };
     for (table, on_escape) in protected {
         text += &format!("protected{}: {}\n", if warns(on_escape) { ", with warnings" } else { "" }, printable(table));

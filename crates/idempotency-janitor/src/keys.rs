@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 use crate::arguments::{KeyArguments, Unsettled};
 use crate::connection::{Database, LONG_ANSWER, ask, look};
 use crate::failure::{Failure, printable};
-use crate::process::{Ending, print, progress};
+use crate::process::{Ending, json_line, print, progress};
 use crate::time::{moment, span};
 
 pub(crate) async fn show(
@@ -26,11 +26,11 @@ pub(crate) async fn show(
         None => None,
     };
     print(&match (as_json, asked) {
-        (true, None) => format!("{}\n", in_json(&shown)),
+        (true, None) => json_line(&in_json(&shown)),
         (true, Some((step, key))) => {
             let mut record = in_json(&shown);
             record["asked_step"] = json!({"name": step, "downstream_key": key});
-            format!("{record}\n")
+            json_line(&record)
         }
         (false, None) => in_text(&shown),
         (false, Some((step, key))) => {
@@ -189,7 +189,7 @@ fn list_in_json(found: &[Shown], more_left: bool, most: Option<NonZeroU32>) -> S
         record
     };
     let records: Vec<_> = found.iter().map(record).collect();
-    format!("{}\n", json!({"records": records, "more_left": more_left}))
+    json_line(&json!({"records": records, "more_left": more_left}))
 }
 
 fn list_in_text(found: &[Shown], more_left: bool, most: Option<NonZeroU32>) -> String {

@@ -33,7 +33,7 @@ use serde_json::json;
 use arguments::{Arguments, Command};
 use connection::{Database, LONG_ANSWER, ask};
 use failure::Failure;
-use process::{Ending, print};
+use process::{Ending, json_line, print};
 use settle::{Decision, release, resolve, settle};
 
 /// What a person should do first.
@@ -89,7 +89,7 @@ async fn run(database_url: Option<String>, command: Command) -> Result<Ending, F
             };
             migrated.map_err(failure::of_migrating)?;
             let migrated = json!({"schema": "current", "any_language": any_language});
-            print(&if output.json { format!("{migrated}\n") } else { "the schema is current\n".to_owned() })
+            print(&if output.json { json_line(&migrated) } else { "the schema is current\n".to_owned() })
         }
         Command::Sweep(options) => sweep::sweep(&database, options).await,
         Command::Run(options) => sweep::run(&database, options).await,

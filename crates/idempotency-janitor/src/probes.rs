@@ -5,7 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::http::StatusCode;
+use axum::extract::Request;
+use axum::http::{StatusCode, header};
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use metrics_exporter_prometheus::PrometheusBuilder;
 use sqlx::{Connection as _, PgConnection};
@@ -14,7 +17,7 @@ use tokio::sync::Mutex;
 use crate::connection::Database;
 use crate::failure::Failure;
 use crate::process::print;
-use crate::server::Server;
+use crate::server::{Server, names_loopback};
 
 /// The interval at which the metrics are drained. The exporter's own server uses the same interval.
 const UPKEEP: Duration = Duration::from_secs(5);
@@ -37,6 +40,7 @@ pub(crate) async fn serve(address: SocketAddr, database: &Database) -> Result<Se
             _ => (StatusCode::SERVICE_UNAVAILABLE, "the database does not answer\n"),
         }),
     );
+    let router = if address.ip().is_loopback() { router.layer(from_fn(only_as_loopback)) } else { router };
     let server = Server::start(address, router).await?;
     print(&format!("metrics on http://{}/metrics\n", server.address))?;
     tokio::spawn(async move {
@@ -47,6 +51,15 @@ pub(crate) async fn serve(address: SocketAddr, database: &Database) -> Result<Se
         }
     });
     Ok(server)
+}
+
+/// Refuses a request that a page of another site has made a browser send. A probe may send no `Host`.
+async fn only_as_loopback(request: Request, next: Next) -> Response {
+    if request.headers().get(header::HOST).is_none_or(names_loopback) {
+        return next.run(request).await;
+    }
+    let refusal = "this address is loopback, and answers only under the names localhost, 127.0.0.1 and [::1]\n";
+    (StatusCode::FORBIDDEN, refusal).into_response()
 }
 
 /// All probes share one connection, because each new connection is a new process on the server. The probes do not use

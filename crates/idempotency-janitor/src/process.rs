@@ -4,6 +4,7 @@ use std::io::{self, ErrorKind, IsTerminal as _, Write, stderr, stdout};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
+use serde_json::Value;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -24,6 +25,24 @@ pub(crate) fn print(text: &str) -> Result<Ending, Failure> {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::Output(error)),
         _ => Ok(Ending::Done),
     }
+}
+
+/// Writes JSON in one line. Escapes the control characters that JSON itself does not escape, the separators of lines,
+/// and the marks that change the direction of writing, because the line may be read on a terminal. A program that
+/// parses the line gets the same value.
+pub(crate) fn json_line(value: &Value) -> String {
+    let mut line = String::new();
+    for character in value.to_string().chars() {
+        match character {
+            '\u{7f}'..='\u{9f}'
+            | '\u{61c}'
+            | '\u{200e}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2066}'..='\u{2069}' => line += &format!("\\u{:04x}", u32::from(character)),
+            other => line.push(other),
+        }
+    }
+    line + "\n"
 }
 
 /// SIGTERM and SIGINT. After either signal, the process finishes its work in progress and ends.

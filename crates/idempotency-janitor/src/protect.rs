@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::connection::{Database, LONG_ANSWER, ask};
 use crate::failure::{Failure, of_protecting};
-use crate::process::{Ending, print};
+use crate::process::{Ending, json_line, print};
 
 /// Protects one table after the other, each in its own transaction. So no table stays locked during the wait for the
 /// next table. The line about a table is printed at once, because the protection of a later table may fail.
@@ -37,9 +37,5 @@ pub(crate) async fn unprotect(database: &Database, tables: &[String], as_json: b
 }
 
 fn line(table: &str, protection: &str, then: &str, as_json: bool) -> String {
-    if as_json {
-        format!("{}\n", json!({"table": table, "protection": protection}))
-    } else {
-        format!("{table}: {then}\n")
-    }
+    if as_json { json_line(&json!({"table": table, "protection": protection})) } else { format!("{table}: {then}\n") }
 }

@@ -3,12 +3,14 @@
 //! descriptors that the rest of the process needs. `axum::serve` has no such bounds. With `axum::serve`, a few hundred
 //! clients that never ended their requests used up all descriptors.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use axum::http::HeaderValue;
+use axum::http::uri::Authority;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -95,4 +97,12 @@ async fn answer(stream: TcpStream, router: Router, mut stopped: watch::Receiver<
     }
     connection.as_mut().graceful_shutdown();
     let _ = timeout(GRACE, connection).await;
+}
+
+/// Whether a `Host` is a name of this machine's loopback address. Another site may point its own name to this address
+/// (DNS rebinding), and would then read in a browser what a server on loopback sends.
+pub(crate) fn names_loopback(host: &HeaderValue) -> bool {
+    let Ok(authority) = Authority::try_from(host.as_bytes()) else { return false };
+    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }

@@ -16,7 +16,7 @@ use crate::arguments::{Answer, KeyArguments, Resolve, ResponseArguments};
 use crate::connection::{ANSWER, Database, ask, look};
 use crate::failure::Failure;
 use crate::keys::{as_arguments, in_text, names_in_doubt, seen};
-use crate::process::{Ending, print};
+use crate::process::{Ending, json_line, print};
 use crate::time::{moment, span};
 
 const EXPIRED: &str = "the key is new again, and the next call performs the operation";
@@ -299,7 +299,7 @@ pub(crate) async fn settle(
     }
     let settled = agreed.settle(&pool, reason).await?;
     let receipt = if answer.output.json {
-        format!("{}\n", settled.in_json())
+        json_line(&settled.in_json())
     } else {
         format!("{} {}\n", settled.at.to_rfc3339(), settled.in_text())
     };

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::connection::{ANSWER, Database, ask};
 use crate::failure::Failure;
-use crate::process::{Ending, print};
+use crate::process::{Ending, json_line, print};
 use crate::time::{moment, span};
 
 pub(crate) async fn stats(database: &Database, json: bool) -> Result<Ending, Failure> {
@@ -38,7 +38,7 @@ fn as_json(stats: &Stats) -> String {
         "oldest_expired_seconds": stats.oldest_expired.map(|oldest| oldest.as_secs_f64()),
         "groups": groups,
     });
-    format!("{report}\n")
+    json_line(&report)
 }
 
 fn as_text(stats: &Stats) -> String {

@@ -12,7 +12,7 @@ use crate::arguments::{Pace, Run, Sweep};
 use crate::connection::Database;
 use crate::failure::Failure;
 use crate::probes;
-use crate::process::{Ending, Signals, log, print, progress};
+use crate::process::{Ending, Signals, json_line, log, print, progress};
 
 /// How many records are deleted between two updates of the count on a terminal. Frequent updates would be slow, because
 /// after each update another sweep begins, and every sweep first checks the schema.
@@ -92,7 +92,7 @@ fn report(swept: &Swept, as_json: bool) -> String {
             "more_left": swept.limited,
             "oldest_expired_seconds_after": swept.oldest_after.map(|age| age.as_secs_f64()),
         });
-        return format!("{report}\n");
+        return json_line(&report);
     }
     format!(
         "{} records deleted in {} batches: {} completed, {} unfinished, {} indeterminate, {} marks{}\n",

@@ -2,14 +2,13 @@
 //! there are no sessions to keep or to steal.
 
 use std::fs::read_to_string;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::body::to_bytes;
 use axum::extract::{Request, State};
 use axum::http::Method;
 use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
-use axum::http::uri::Authority;
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use base64::Engine as _;
@@ -20,6 +19,7 @@ use subtle::ConstantTimeEq as _;
 use super::refusal::Refusal;
 use crate::arguments::ConsoleOptions;
 use crate::failure::Failure;
+use crate::server::names_loopback;
 
 /// A page loads only the style sheet, runs no script, sends forms only to the console, and cannot be framed.
 const HEADERS: [(HeaderName, &str); 6] = [
@@ -68,7 +68,7 @@ impl Access {
     }
 
     fn visitor(&self, method: &Method, headers: &HeaderMap) -> Result<Visitor, Refusal> {
-        if self.loopback && !headers.get(header::HOST).is_some_and(is_loopback) {
+        if self.loopback && !headers.get(header::HOST).is_some_and(names_loopback) {
             return Err(Refusal::Host);
         }
         if method == Method::POST && is_of_another_site(headers) {
@@ -91,12 +91,6 @@ impl Access {
         }
         Ok(Visitor(name))
     }
-}
-
-fn is_loopback(host: &HeaderValue) -> bool {
-    let Ok(authority) = Authority::try_from(host.as_bytes()) else { return false };
-    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
-    host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
 /// Whether a page of another site made a browser send this request, with the sign-in of the browser's user. Browsers

@@ -2,19 +2,21 @@
 //! file of `--log`. If standard output cannot be written, the log of the process has the decision.
 
 use std::collections::VecDeque;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _, stdout};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use chrono::{DateTime, Utc};
 use pg_idempotency::Key;
 use pg_idempotency::operator::State;
 use serde_json::json;
+use tokio::net::unix::pipe;
 
 use crate::failure::{Failure, printable};
+use crate::process::json_line;
 
 /// How many of the last decisions the page shows.
 pub(super) const KEPT: usize = 200;
@@ -33,13 +35,13 @@ pub(super) struct Made {
     pub(super) state: State,
     pub(super) token: i64,
     pub(super) reason: String,
-    /// Whether the decision is missing in the file.
-    pub(super) unwritten: bool,
+    /// Whether the decision is missing in the file, or is not there yet. All clones share the value.
+    pub(super) unwritten: Arc<AtomicBool>,
 }
 
 impl Made {
     fn in_json(&self) -> String {
-        let line = json!({
+        json_line(&json!({
             "at": self.at.to_rfc3339(),
             "operator": self.operator,
             "decision": self.decision,
@@ -50,8 +52,7 @@ impl Made {
             // The token is a string, because many readers of JSON round numbers beyond 2^53.
             "token": self.token.to_string(),
             "reason": self.reason,
-        });
-        format!("{line}\n")
+        }))
     }
 }
 
@@ -75,8 +76,11 @@ impl Decisions {
     /// Records a decision. `line` describes the decision. The decision is made, so no error of this function may look
     /// like a failure of the decision. If the log file cannot be written, returns the error. The page of the decision
     /// shows this error.
-    pub(super) fn record(&self, mut made: Made, line: &str) -> Option<io::Error> {
+    pub(super) fn record(&self, made: Made, line: &str) -> Option<io::Error> {
         let (operator, line) = (printable(&made.operator), printable(line));
+        // The page has the decision before the first write, because a write may take long.
+        made.unwritten.store(self.file.is_some(), Ordering::Relaxed);
+        self.note(made.clone());
         // Standard output may have no reader, or a full disk. Otherwise the log has no line, because both often lead to
         // the same terminal or journal.
         if stdout().write_all(format!("{} {operator}: {line}\n", made.at.to_rfc3339()).as_bytes()).is_err() {
@@ -86,7 +90,11 @@ impl Decisions {
         if let Some(error) = &error {
             tracing::warn!(%operator, %error, "the decision is made, but is missing in the log file: {line}");
         }
-        made.unwritten = error.is_some();
+        made.unwritten.store(error.is_some(), Ordering::Relaxed);
+        error
+    }
+
+    fn note(&self, mut made: Made) {
         for text in [&mut made.operator, &mut made.reason] {
             if let Some((end, _)) = text.char_indices().nth(SHOWN) {
                 text.truncate(end);
@@ -96,7 +104,6 @@ impl Decisions {
         let mut kept = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push_front(made);
         kept.truncate(KEPT);
-        error
     }
 
     fn write(&self, line: &str) -> io::Result<()> {
@@ -114,10 +121,9 @@ impl Decisions {
     }
 }
 
-/// Appends a text durably. The file is opened each time, so that it may be rotated. Only the owner of the file may read
-/// the keys and the reasons.
+/// Appends a text durably. The file is opened each time, so that it may be rotated.
 fn append(path: &Path, text: &str) -> io::Result<()> {
-    let mut file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
+    let mut file = open(path)?;
     if text.is_empty() {
         return Ok(());
     }
@@ -127,4 +133,15 @@ fn append(path: &Path, text: &str) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
         synced => synced,
     }
+}
+
+/// Only the owner of a new file may read the keys and the reasons.
+fn open(path: &Path) -> io::Result<File> {
+    if !path.metadata().is_ok_and(|metadata| metadata.file_type().is_fifo()) {
+        return OpenOptions::new().append(true).create(true).mode(0o600).open(path);
+    }
+    // A pipe is opened without waiting, and stays so. Otherwise, the process would wait for a reader of the pipe, and
+    // would not end at a signal.
+    let pipe = pipe::OpenOptions::new().open_sender(path).and_then(pipe::Sender::into_nonblocking_fd);
+    pipe.map(File::from).map_err(|error| io::Error::new(error.kind(), format!("no process reads this pipe: {error}")))
 }

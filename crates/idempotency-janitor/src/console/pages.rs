@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::num::NonZeroU32;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::http::StatusCode;
@@ -322,7 +323,7 @@ pub(super) fn decided(decisions: &Decisions, made: &[(String, Made)], again: boo
             html! { bdi { (visible(&made.operator)) } },
             html! {
                 (visible(&made.decision)) ", was " (made.state)
-                @if made.unwritten { strong { ", not in the file" } }
+                @if made.unwritten.load(Ordering::Relaxed) { strong { ", not in the file" } }
             },
             html! { bdi { (visible(made.key.scope())) } },
             html! { bdi { (visible(made.key.operation())) } },

@@ -29,6 +29,24 @@ fn an_unusable_url_is_wrong_usage() {
     for url in ["postgres://me:hunter2@127.0.0.1:nonsense/db", "hunter2"] {
         assert_says_no(&janitor(&["sweep", "--database-url", url]), 2, "should look like postgres://");
     }
+    // sqlx takes any scheme, and what follows an unescaped # for a fragment.
+    for url in [
+        "jdbc:postgresql://me:hunter2@127.0.0.1/db",
+        "mysql://me:hunter2@127.0.0.1/db",
+        "://me:hunter2@127.0.0.1/db",
+        "postgres:me:hunter2@127.0.0.1/db",
+        "postgres://me:1#hunter2@127.0.0.1/db",
+        "postgres://me:hunter2/@127.0.0.1/db",
+    ] {
+        let output = janitor(&["sweep", "--database-url", url]);
+        assert_says_no(&output, 2, "percent-encode each special character of the password");
+    }
+    // These URLs are read, and nobody listens there.
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port();
+    for start in ["POSTGRES://me:hunter2%23", "postgresql://me:%2Fhunter2"] {
+        let url = format!("{start}@127.0.0.1:{port}/db");
+        assert_says_no(&janitor(&["sweep", "--database-url", &url]), 1, "check the database URL");
+    }
     assert_eq!(janitor(&["dance"]).status.code(), Some(2));
     assert_eq!(janitor(&[]).status.code(), Some(2));
     let help =

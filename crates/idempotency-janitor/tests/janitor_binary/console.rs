@@ -129,6 +129,16 @@ async fn state(pool: &PgPool, key: &Key) -> anyhow::Result<Option<String>> {
     Ok(operator::show(pool, key).await?.map(|shown| shown.state.to_string()))
 }
 
+/// Releases the key with this value in a console with a log.
+pub(crate) async fn released_in_a_console(pool: &PgPool, value: &str, log: &std::path::Path) -> anyhow::Result<()> {
+    let console = Console::start(pool, &["--log", log.to_str().expect("UTF-8")]);
+    let visitor = Visitor::of(&console.url)?;
+    let (link, (_, page)) = visitor.look_up(&Key::new("scope", "operation", value)?).await?;
+    let (status, receipt) = visitor.settle(&link, &page, "no_effect", "").await?;
+    assert_eq!(status, 200, "{receipt}");
+    Ok(())
+}
+
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn every_answer_forbids_scripts_frames_and_other_names_of_the_host(pool: PgPool) -> anyhow::Result<()> {
     let console = Console::start(&pool, &[]);
@@ -652,6 +662,54 @@ async fn a_log_file_on_a_full_disk_does_not_make_a_decision_fail(pool: PgPool) -
     );
     let last: serde_json::Value = serde_json::from_str(written.lines().last().expect("a line"))?;
     assert_eq!((&last["value"], written.lines().count()), (&"later".into(), 2), "{written}");
+    Ok(())
+}
+
+/// A pipe with a reader gets each decision. Without a reader, the console does not wait for one: it does not start, or
+/// tells that the decision is missing in the file.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_log_in_a_pipe_without_a_reader_holds_nothing_up(pool: PgPool) -> anyhow::Result<()> {
+    let pipe = std::env::temp_dir().join(format!("pgi-console-pipe-{}", uuid::Uuid::new_v4()));
+    assert!(Command::new("mkfifo").arg(&pipe).status()?.success());
+    let path = pipe.to_str().expect("UTF-8");
+    let mut bounded = Command::new("timeout");
+    bounded.args([
+        "20",
+        env!("CARGO_BIN_EXE_idempotency-janitor"),
+        "console",
+        "--listen",
+        "127.0.0.1:0",
+        "--log",
+        path,
+    ]);
+    for (name, value) in command_on(&pool).get_envs() {
+        value.map(|value| bounded.env(name, value));
+    }
+    assert_fails(&bounded.output()?, 2, "no process reads this pipe");
+
+    // Open for both, so that the open does not wait for the other end.
+    let reader = std::fs::OpenOptions::new().read(true).write(true).open(&pipe)?;
+    let console = Console::start(&pool, &["--log", path]);
+    let visitor = Visitor::of(&console.url)?;
+    let mut reader = Some(std::io::BufReader::new(reader));
+    for value in ["read", "unread"] {
+        lapsed(&pool, &key(value), AT_MOST_ONCE).await?;
+        let (link, (_, page)) = visitor.look_up(&key(value)).await?;
+        let settling = visitor.settle(&link, &page, "no_effect", "");
+        let (status, receipt) = tokio::time::timeout(rig::gate::PATIENCE, settling).await.expect("no wait")?;
+        assert_eq!((status, receipt.contains("released: scope")), (200, true), "{receipt}");
+        let is_missing = receipt.contains("could not be written to the log file");
+        assert_eq!((is_missing, state(&pool, &key(value)).await?.as_deref()), (value == "unread", Some("released")));
+        if let Some(mut reader) = reader.take() {
+            let mut line = String::new();
+            std::io::BufRead::read_line(&mut reader, &mut line)?;
+            assert_eq!(serde_json::from_str::<serde_json::Value>(&line)?["value"], "read");
+        }
+    }
+    let (_, log) = visitor.get("/log").await?;
+    assert_eq!((log.matches("released").count(), log.matches("not in the file").count()), (2, 1), "{log}");
+    assert!(console.process.terminate().contains("stopped"));
+    std::fs::remove_file(&pipe)?;
     Ok(())
 }
 

@@ -1,12 +1,13 @@
 //! `/healthz`: whether the database answers, without a new connection for each time that somebody asks.
 
+use std::io::{Read as _, Write as _};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use rig::proxy::Proxy;
 use sqlx::PgPool;
 
-use crate::support::{Process, command_at};
+use crate::support::{Process, command_at, command_on};
 
 /// The daemon, behind such a network. It sweeps once at its start, and not again.
 struct Daemon {
@@ -48,6 +49,35 @@ async fn probes_share_one_connection_and_say_when_the_database_hangs(pool: PgPoo
     }
     network.mend();
     assert_eq!(daemon.probe().await?.0, 200, "as soon as it answers");
+    Ok(())
+}
+
+/// On loopback, a page of another site could read the names of the operations, if its own name led to this machine.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn metrics_on_loopback_are_for_no_other_name_of_the_host(pool: PgPool) -> anyhow::Result<()> {
+    let mut command = command_on(&pool);
+    command.args(["run", "--interval", "1h", "--metrics-addr", "127.0.0.1:0"]).stderr(Stdio::null());
+    let process = Process::start(&mut command);
+    let url = process.said.trim().strip_prefix("metrics on http://").expect("its address").to_owned();
+    let address = url.trim_end_matches("/metrics").to_owned();
+    for path in ["/metrics", "/healthz"] {
+        for (host, status) in [
+            (Some("127.0.0.1"), "200"),
+            (Some("localhost:9"), "200"),
+            (Some("[::1]:9"), "200"),
+            (None, "200"),
+            (Some("evil.example"), "403"),
+            (Some("127.0.0.1.evil.example:9"), "403"),
+            (Some(""), "403"),
+        ] {
+            let mut stream = std::net::TcpStream::connect(&address)?;
+            let host_line = host.map(|host| format!("host: {host}\r\n")).unwrap_or_default();
+            stream.write_all(format!("GET {path} HTTP/1.0\r\n{host_line}\r\n").as_bytes())?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            assert_eq!(answer.split(' ').nth(1), Some(status), "{path} {host:?}: {answer}");
+        }
+    }
     Ok(())
 }
 

@@ -152,6 +152,42 @@ async fn a_terminal_without_utf_8_gets_ascii_and_a_pipe_gets_the_text(pool: PgPo
     Ok(())
 }
 
+/// Characters that a client may send, and that JSON itself leaves as they are: the beginning of a control sequence, and
+/// marks that change the direction of writing.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn json_controls_no_terminal_and_has_the_same_value(pool: PgPool) -> anyhow::Result<()> {
+    const RAW: &str =
+        "\u{7f}\u{85}\u{9b}31m\u{90}\u{9c}\u{61c}\u{200e}\u{200f}\u{2028}\u{2029}\u{202a}\u{202e}\u{2066}\u{2069}";
+    let key = pg_idempotency::Key::new("scope", "operation", "a\u{202e}\u{2028}b")?;
+    lapsed(&pool, &key, AT_MOST_ONCE).await?;
+    sqlx::query("update idempotency.record set last_error = $1").bind(RAW).execute(&pool).await?;
+    let is_harmless = |said: &str| {
+        said.trim_end_matches('\n').chars().all(|found| !found.is_control() && !RAW.contains(found) || found.is_ascii())
+    };
+    let log = std::env::temp_dir().join(format!("pgi-log-{}", uuid::Uuid::new_v4()));
+    let seen = seen_on(&pool, &["scope", "operation", key.value()]);
+    for arguments in [
+        &["show", "scope", "operation", key.value(), "--json"][..],
+        &["unsettled", "--json"],
+        &["release", "scope", "operation", key.value(), "--reason", RAW, "--seen", &seen, "--json"],
+    ] {
+        let said = text(&janitor_on(&pool, arguments).stdout);
+        assert!(!said.is_empty() && is_harmless(&said), "{arguments:?}: {said:?}");
+        let said: serde_json::Value = serde_json::from_str(&said)?;
+        let record = said.get("records").map_or(&said, |records| &records[0]);
+        let error = if arguments[0] == "release" { &record["reason"] } else { &record["last_error"] };
+        assert_eq!((&record["value"], error), (&key.value().into(), &RAW.into()), "{arguments:?}");
+    }
+    // The same line in the log of the console.
+    lapsed(&pool, &pg_idempotency::Key::new("scope", "operation", "c\u{202e}d")?, AT_MOST_ONCE).await?;
+    crate::console::released_in_a_console(&pool, "c\u{202e}d", &log).await?;
+    let line = fs::read_to_string(&log)?;
+    fs::remove_file(&log)?;
+    assert!(is_harmless(&line), "{line:?}");
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&line)?["value"], "c\u{202e}d");
+    Ok(())
+}
+
 /// A reader that closes the pipe early, as `head` does, changes neither the effect nor the exit code.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_pipe_without_a_reader_loses_nothing(pool: PgPool) -> anyhow::Result<()> {
