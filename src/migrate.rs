@@ -15,7 +15,7 @@ use sqlx::{Executor, PgConnection, PgPool, SqlSafeStr as _};
 
 use crate::error::sqlstate;
 use crate::session::{Opening, in_pooled_transaction};
-use crate::{Error, SetupError};
+use crate::{Error, SetupError, record};
 
 pub use crate::record::OnEscape;
 pub use protect::{protect, unprotect};
@@ -51,9 +51,9 @@ const FUNCTIONS: &str = include_str!("../migrations/any-language.sql");
 /// both run at the same moment on an empty database, [`migrate`] tries again, and the migrator may fail once.
 ///
 /// Unlike [`migrate`], the migrator sends `create schema if not exists` even if everything exists, so its role always
-/// needs the right to create schemas. The migrator also does not check the owner of the schema `idempotency`. Another
-/// role that may create schemas may have created this schema before you, and could then replace the crate's functions.
-/// If you do not trust every role that may create schemas, use [`migrate`].
+/// needs the right to create schemas. The migrator also checks neither the `search_path` of its role, nor the owner of
+/// the schema `idempotency`. Another role that may create schemas may have created this schema before you, and could
+/// then replace the crate's functions. If you do not trust every role that may create schemas, use [`migrate`].
 ///
 /// Like [`migrate`], the migrator ignores migrations of a newer release, so that old processes can start on the new
 /// schema during a roll-out.
@@ -89,12 +89,16 @@ fn migrator(migrations: Vec<Migration>) -> Migrator {
 /// does nothing, and needs only the right to read the schema. A service may therefore call `migrate` at every start.
 /// Migrations of a newer release are ignored.
 ///
-/// Many processes may call `migrate` at once, through PgBouncer, and beside the application's own migrations. The call
-/// neither reads nor changes `search_path`. `migrate` replaces functions that [`migrate_any_language`] of an earlier
-/// release has created. If default privileges give an untrusted role the right to add code to the new schema, the call
-/// revokes this right. If another session is migrating, the call waits for a minute, or for the connection's
-/// `lock_timeout` if that is shorter. To migrate in a transaction of your own, run [`schema_sql`] without its BEGIN and
-/// COMMIT.
+/// Many processes may call `migrate` at once, through PgBouncer, and beside the application's own migrations. `migrate`
+/// replaces functions that [`migrate_any_language`] of an earlier release has created. If default privileges give an
+/// untrusted role the right to add code to the new schema, the call revokes this right. If another session is
+/// migrating, the call waits for a minute, or for the connection's `lock_timeout` if that is shorter. To migrate in a
+/// transaction of your own, run [`schema_sql`] without its BEGIN and COMMIT.
+///
+/// The call works with each `search_path`, and does not change it, with one exception: if the path of the role would
+/// contain the new schema, the call refuses to create it. The path of a role named `idempotency` does so by default,
+/// and the tables of the service would get into the crate's schema. If the schema exists already, the call logs a
+/// WARNING instead.
 ///
 /// ```no_run
 /// # async fn f(pool: sqlx::PgPool) -> Result<(), pg_idempotency::SetupError> {
@@ -109,8 +113,9 @@ fn migrator(migrations: Vec<Migration>) -> Migrator {
 ///   ask a DBA to run [`schema_sql`].
 /// - [`Incompatible::Schema`](crate::Incompatible::Schema), also in [`SetupError::Other`], if the schema [cannot be
 ///   trusted](crate::operator::Warning::UntrustedSchema), or if an applied migration has another checksum than in this
-///   release. Two other causes of this error are a table that is gone although its migration was applied, and a table
-///   without the row of its migration, as in a copy of the schema without its data. The call changed nothing.
+///   release. Three other causes of this error are a table that is gone although its migration was applied, a table
+///   without the row of its migration, as in a copy of the schema without its data, and a `search_path` that would
+///   contain the new schema. The call changed nothing.
 /// - [`SetupError::Locked`] if another session holds the lock for longer than the wait.
 ///
 /// # Cancellation
@@ -225,12 +230,16 @@ struct Missing {
     migrations: Vec<&'static Migration>,
     /// Whether the functions for other languages must be created or replaced.
     any_language: bool,
+    /// Whether the `search_path` of the current role contains the schema that exists.
+    in_search_path: bool,
 }
 
 async fn apply(conn: &mut PgConnection, any_language: bool) -> Result<(), SetupError> {
-    if let Missing { schema: false, migrations, any_language: false } = missing(conn, any_language).await?
-        && migrations.is_empty()
-    {
+    let found = missing(conn, any_language).await?;
+    if found.in_search_path {
+        tracing::warn!("{IN_SEARCH_PATH}; {OUT_OF_SEARCH_PATH}");
+    }
+    if !found.schema && found.migrations.is_empty() && !found.any_language {
         return Ok(());
     }
     lock(conn).await?;
@@ -238,6 +247,10 @@ async fn apply(conn: &mut PgConnection, any_language: bool) -> Result<(), SetupE
     if missing.schema {
         // The statement fails if another role has created the schema in the meantime.
         conn.execute(SCHEMA).await?;
+        // Only now does `"$user"` of a role with this name find the schema. The error undoes the creation.
+        if record::schema(conn).await?.is_some_and(|created| created.in_search_path) {
+            return Err(refusal(format!("{IN_SEARCH_PATH}; nothing was created; {OUT_OF_SEARCH_PATH}")).into());
+        }
     }
     if !missing.migrations.is_empty() {
         conn.execute(TABLE_OF_APPLIED).await?;
@@ -268,15 +281,25 @@ async fn apply(conn: &mut PgConnection, any_language: bool) -> Result<(), SetupE
     Ok(())
 }
 
+/// Why the schema must not be in the `search_path` of a role that creates tables.
+pub(crate) const IN_SEARCH_PATH: &str = "the search_path of this role contains the schema idempotency, as \"$user\" \
+    does for a role of this name, so tables that the service creates without the name of a schema get into the crate's \
+    schema, and its sqlx migrations are recorded in the crate's table";
+pub(crate) const OUT_OF_SEARCH_PATH: &str = "rename the role, or give it another path, such as `alter role idempotency \
+    set search_path = public`, and connect again";
+
 async fn missing(conn: &mut PgConnection, any_language: bool) -> Result<Missing, Error> {
     match standing(conn).await? {
-        Standing::Nothing => Ok(Missing { schema: true, migrations: MIGRATIONS.iter().collect(), any_language }),
+        Standing::Nothing => {
+            Ok(Missing { schema: true, migrations: MIGRATIONS.iter().collect(), any_language, in_search_path: false })
+        }
         standing => {
             let trusted = standing.trusted()?;
             Ok(Missing {
                 schema: false,
                 migrations: trusted.missing(conn).await?,
                 any_language: trusted.has_older_functions() || any_language && !trusted.has_any_language(),
+                in_search_path: trusted.is_in_search_path(),
             })
         }
     }

@@ -18,7 +18,8 @@
 //! - `step`: the steps of an operation. `resume`: operations that a resumer may take over. `doubt`, `probes`:
 //!   operations that a reconciler settles.
 //! - `table`: the sweep, sizes and counts. `show`: records for an operator. `settle`: the operator's decisions.
-//!   `schema`: the owner of the schema, and protected tables. `citus`: where Citus keeps the table.
+//!   `schema`: the owner of the schema, and protected tables. `rights`: the rights of the current role. `citus`: where
+//!   Citus keeps the table.
 //! - `statement`: shared parts of statements.
 
 mod citus;
@@ -29,6 +30,7 @@ mod look;
 pub(crate) mod opening;
 mod probes;
 mod resume;
+mod rights;
 mod schema;
 mod settle;
 mod show;
@@ -46,6 +48,7 @@ pub(crate) use opening::{is_open, prepare_decision, put_back};
 pub use probes::{Probed, ShownProbes};
 pub use resume::ShownRequest;
 pub(crate) use resume::{Candidate, StoredAs};
+pub(crate) use rights::missing_rights;
 pub use schema::OnEscape;
 pub(crate) use schema::{Distrust, Schema, gaps, protect, protected, schema, unprotect};
 pub(crate) use settle::{Decision, Grants};

@@ -271,6 +271,29 @@ fn every_function_in_the_sql_is_named_with_its_schema() {
     assert_eq!(bare, Vec::<String>::new());
 }
 
+/// In a Turkish database, the lower case of TRIGGER is another word.
+#[test]
+fn no_statement_changes_the_case_of_a_word_by_the_locale_of_the_database() {
+    let mut texts = files(&here("src/record"), "");
+    texts.push(here("src/migrate.rs"));
+    let sql = fs::read_dir(here("migrations")).expect("a folder").map(|entry| entry.expect("an entry").path());
+    texts.extend(sql.filter(|path| path.extension().is_some_and(|extension| extension == "sql")));
+    let (mut changes, mut by_locale) = (0, Vec::new());
+    for path in texts {
+        let text = read(&path);
+        for word in ["lower(", "upper(", "initcap("] {
+            for argument in clauses_of(&text, word) {
+                changes += 1;
+                if !argument.contains("collate") {
+                    by_locale.push(format!("{}: {word}{argument})", path.display()));
+                }
+            }
+        }
+    }
+    assert!(changes > 1, "{changes}");
+    assert_eq!(by_locale, Vec::<String>::new());
+}
+
 /// The functions that PostgreSQL declares volatile, among those that the statements use.
 const VOLATILE: [&str; 5] =
     ["set_config", "clock_timestamp", "pg_try_advisory_xact_lock", "pg_advisory_xact_lock", "gen_random_uuid"];

@@ -205,6 +205,19 @@ async fn a_first_call_a_replay_and_a_sweep_are_spans(pool: PgPool) -> anyhow::Re
     Ok(())
 }
 
+/// A role with the name of the schema finds it in its `search_path`.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_schema_in_the_search_path_is_a_warning_of_migrate(pool: PgPool) -> anyhow::Result<()> {
+    let (listener, _guard) = listen();
+    let warnings = || listener.text().matches("the search_path of this role contains the schema").count();
+    pg_idempotency::migrate(&pool).await?;
+    assert_eq!(warnings(), 0);
+    let path = rig::database::options(&pool).options([("search_path", "public, idempotency")]);
+    pg_idempotency::migrate(&pool_of(1, &path).await).await?;
+    assert_eq!(warnings(), 1, "{}", listener.text());
+    Ok(())
+}
+
 /// A pool of one lends its connection to the work, and the renewal gets none.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_lease_that_gets_no_connection_for_its_renewal_is_a_warning(pool: PgPool) -> anyhow::Result<()> {

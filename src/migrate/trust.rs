@@ -71,6 +71,11 @@ impl Standing {
 }
 
 impl Trusted {
+    /// Whether the `search_path` of the current role contains the schema.
+    pub(crate) const fn is_in_search_path(&self) -> bool {
+        self.0.in_search_path
+    }
+
     /// Fails unless the schema is complete for this release.
     pub(crate) async fn current(&self, conn: &mut PgConnection) -> Result<(), Error> {
         let source = match self.missing(conn).await?.first() {
@@ -158,14 +163,16 @@ pub(crate) fn refusal(problem: String) -> Error {
 /// Returns a description of the problem and of the remedy.
 fn reason(distrust: &Distrust) -> String {
     const DROP: &str = "stop all callers, read as that role, and as no other, which keys are unfinished (`select * from \
-                        idempotency.record where completed_at is null`), and drop the schema idempotency; the database then \
-                        forgets all keys, so each retry is performed again";
+                        idempotency.record where completed_at is null`), move the tables that are not the crate's to \
+                        another schema, and drop the schema idempotency; the database then forgets all keys, so each \
+                        retry is performed again";
     // An untrusted role has chosen these names. A name in backticks would look like the remedy.
     let unlike_sql = |names: &str| names.replace('`', "'");
     match distrust {
         Distrust::Owner { role, objects, remedy } => format!(
             "the role {role:?} owns {}, so its code could run with the rights of each role that uses them; if you know \
-             that role, migrate as it, or run as a superuser or as the owner of the database: `{remedy}`; if you do not, {DROP}",
+             that role, migrate as it, or run as a superuser, or as the owner of the database with ADMIN OPTION on that \
+             role (CREATEROLE is enough before PostgreSQL 16): `{remedy}`; if you do not, {DROP}",
             unlike_sql(objects)
         ),
         Distrust::Right { role, remedy } => format!(

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlx::{PgConnection, PgPool};
 
-use crate::migrate::Standing;
+use crate::migrate::{IN_SEARCH_PATH, OUT_OF_SEARCH_PATH, Standing};
 use crate::record::{CommitSetting, Placement};
 use crate::session::{Opening, in_pooled_transaction};
 use crate::{Error, OnEscape, migrate, record};
@@ -55,6 +55,18 @@ pub enum Warning {
         /// The tables and partitions, separated by commas.
         tables: String,
     },
+    /// The `search_path` of the current role contains the schema `idempotency`, as the path `"$user", public` does for
+    /// a role with this name. A table that this role creates without the name of a schema, such as the
+    /// `_sqlx_migrations` of the service, gets into the crate's schema. If you drop this schema, move such tables out
+    /// of it first.
+    InSearchPath,
+    /// The current role may write the records, but does not have all rights of any of the roles in the guide's page
+    /// `production`. If a role may claim a key but may not store the response, a call under a lease fails after its
+    /// effect. A role that may only read gets no warning, because each of its calls fails before the effect.
+    MissingRights {
+        /// The rights on the records that the role lacks for each kind of role.
+        missing: String,
+    },
     /// The trigger of a [protected](crate::protect()) table, or of one of its partitions, is disabled, is missing, or
     /// differs from the crate's trigger. The server therefore does not refuse a write outside an operation. A partition
     /// that was attached after the call of `protect` has no trigger.
@@ -82,6 +94,8 @@ impl Warning {
             Self::Replica => "replica",
             Self::UntrustedSchema { .. } => "untrusted_schema",
             Self::RowSecurity { .. } => "row_security",
+            Self::InSearchPath => "in_search_path",
+            Self::MissingRights { .. } => "missing_rights",
             Self::ProtectionGap { .. } => "protection_gap",
             Self::SweepLags { .. } => "sweep_lags",
         }
@@ -126,6 +140,15 @@ impl std::fmt::Display for Warning {
                  sweep, list, settle, resume and reconcile them; turn it off with alter table … disable row level \
                  security, or give the role of each janitor, resumer, reconciler and operator BYPASSRLS"
             ),
+            Self::InSearchPath => {
+                write!(f, "{IN_SEARCH_PATH}; {OUT_OF_SEARCH_PATH}; then move such tables to another schema")
+            }
+            Self::MissingRights { missing } => write!(
+                f,
+                "this role has the rights of no role in the guide's page `production`: on idempotency.record, \
+                 {missing}; a call that may claim a key but may not complete it fails after its effect; grant the \
+                 rights of one of these roles"
+            ),
             Self::ProtectionGap { table } => write!(
                 f,
                 "the trigger that protects {table} is disabled, missing or not the crate's, so the server does not \
@@ -145,7 +168,8 @@ impl std::fmt::Display for Warning {
 /// wait for its sweep.
 ///
 /// The check sees the settings of a connection of this pool, and those of `alter role` and `alter database` for each
-/// role that may log in. The check does not see settings that a service makes in its URL or in a session.
+/// role that may log in. The check does not see settings that a service makes in its URL or in a session. The check
+/// sees the rights and the `search_path` of its own role only, so run the check as each role.
 ///
 /// # Errors and cancellation
 ///
@@ -179,9 +203,12 @@ async fn warnings(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>
     if !hidden.is_empty() {
         return Ok(vec![Warning::RowSecurity { tables: hidden.join(", ") }]);
     }
-    standing.trusted()?.current(conn).await?;
+    let trusted = standing.trusted()?;
+    trusted.current(conn).await?;
     let setup = record::setup(conn).await?;
     let mut warnings = Vec::new();
+    warnings.extend(trusted.is_in_search_path().then_some(Warning::InSearchPath));
+    warnings.extend(record::missing_rights(conn).await?.map(|missing| Warning::MissingRights { missing }));
     let standbys = setup.synchronous_standbys;
     warnings
         .extend(record::commit_settings(conn).await?.into_iter().filter_map(|setting| not_durable(setting, standbys)));

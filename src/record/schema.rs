@@ -19,7 +19,7 @@ use crate::{Error, SetupError};
 pub(crate) enum Distrust {
     /// A role that is not trusted owns these objects. The remedy is the SQL that makes this role trusted.
     Owner { role: String, objects: String, remedy: String },
-    /// A role that is not trusted may add code. The remedy is the SQL that revokes this right.
+    /// A role that is not trusted may add code. The remedy is the SQL that revokes all rights of this role to do so.
     Right { role: String, remedy: String },
 }
 
@@ -33,6 +33,9 @@ pub(crate) struct Schema {
     pub(crate) has_record: bool,
     /// Whether the table of the applied migrations exists.
     pub(crate) has_applied: bool,
+    /// Whether the `search_path` of the current role contains the schema, as the path `"$user"` does for a role named
+    /// `idempotency`.
+    pub(crate) in_search_path: bool,
 }
 
 /// Reads the schema from `pg_catalog` alone. Returns `None` if the schema does not exist.
@@ -110,14 +113,14 @@ pub(crate) async fn schema(conn: &mut PgConnection) -> Result<Option<Schema>, Er
                     and depend.refclassid = 'pg_catalog.pg_proc'::regclass::oid
             join pg_catalog.pg_proc as function on function.oid = depend.refobjid
         ),
-        -- 0 is PUBLIC.
-        allowed (role, remedy) as (
-            select acl.grantee, 'revoke create on schema idempotency from '
+        -- 0 is PUBLIC. The target is null for the schema.
+        allowed (role, privilege, target) as (
+            select acl.grantee, acl.privilege_type, null
             from schema cross join lateral pg_catalog.aclexplode(schema.acl) as acl
             where acl.privilege_type = 'CREATE' and acl.grantee <> schema.owner
             union
             -- The word stays in capitals, because `lower` makes another word of TRIGGER in Turkish.
-            select acl.grantee, pg_catalog.format('revoke %s on %I.%I from ', acl.privilege_type, space.nspname, class.relname)
+            select acl.grantee, acl.privilege_type, pg_catalog.format('%I.%I', space.nspname, class.relname)
             from relation
             join pg_catalog.pg_class as class on class.oid = relation.oid
             join pg_catalog.pg_namespace as space on space.oid = class.relnamespace
@@ -152,6 +155,10 @@ pub(crate) async fn schema(conn: &mut PgConnection) -> Result<Option<Schema>, Er
         join pg_catalog.pg_proc as function on function.pronamespace = schema.oid
         where function.proname = 'version' and function.pronargs = 0
         union all
+        select 'path', null, null, null
+        from schema
+        where 'idempotency'::name = any (pg_catalog.current_schemas(false))
+        union all
         select 'owner', pg_catalog.pg_get_userbyid(owned.owner)::text,
             pg_catalog.format('%s%s',
                 pg_catalog.array_to_string((pg_catalog.array_agg(
@@ -167,13 +174,23 @@ pub(crate) async fn schema(conn: &mut PgConnection) -> Result<Option<Schema>, Er
         cross join lateral pg_catalog.pg_identify_object(owned.class, owned.id, 0) as named
         group by owned.owner, database.owner
         union all
-        select 'right', grantee.name, null, allowed.remedy || grantee.name
+        -- One row for each role, because one `grant all` may have given all of its rights. A right that a table does
+        -- not give is revoked in vain.
+        select 'right', grantee.name, null, pg_catalog.concat_ws('; ',
+            case when pg_catalog.bool_or(allowed.target is null)
+                then 'revoke create on schema idempotency from ' || grantee.name end,
+            case when pg_catalog.bool_or(allowed.target is not null)
+                then pg_catalog.format('revoke %s on %s from %s',
+                    pg_catalog.string_agg(distinct allowed.privilege, ', ') filter (where allowed.target is not null),
+                    pg_catalog.string_agg(distinct allowed.target, ', '), grantee.name) end
+        )
         from allowed
         join doubted on doubted.role = allowed.role
         cross join lateral (
             select case when allowed.role = 0::oid then 'public'
                 else pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(allowed.role)::text) end
         ) as grantee (name)
+        group by grantee.name
         order by 1, 2, 4
         ",
     )
@@ -194,6 +211,7 @@ impl Schema {
                 "record" => schema.has_record = true,
                 "_sqlx_migrations" => schema.has_applied = true,
                 "version" => schema.version = Some(row.try_get("objects")?),
+                "path" => schema.in_search_path = true,
                 "owner" => schema.distrust.push(Distrust::Owner {
                     role: row.try_get("role")?,
                     objects: row.try_get("objects")?,

@@ -323,7 +323,8 @@ pub(crate) async fn commit_settings(conn: &mut PgConnection) -> Result<Vec<Commi
             pg_catalog.current_setting('synchronous_commit') as value, 'for this connection' as whose
         union all
         select
-            pg_catalog.lower(setting.option_value),
+            -- Of the letters A to Z, in every locale.
+            pg_catalog.lower(setting.option_value collate pg_catalog.\"C\"),
             'for ' || coalesce('role \"' || role.rolname::text || '\"', 'all roles')
                 || ' in ' || coalesce('database \"' || base.datname::text || '\"', 'all databases')
         from pg_catalog.pg_db_role_setting as per

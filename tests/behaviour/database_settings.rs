@@ -22,7 +22,7 @@ use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 
 use crate::lease::reconcile::{self, pass_time, reconciler};
 use crate::lease::resume::{abandoned, leasing};
-use crate::support::{janitor, key, options, outside, pool_of};
+use crate::support::{in_turkish, janitor, key, options, outside, pool_of};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -589,6 +589,22 @@ async fn walk(plain: PgPool, settings: &'static [Setting]) -> anyhow::Result<()>
     plain.close().await;
     ensure!(mistakes.is_empty(), "{}", mistakes.join("\n"));
     Ok(())
+}
+
+/// In Turkish, the lower case of a keyword may be another word.
+#[sqlx::test(migrations = false)]
+async fn every_door_is_open_in_a_turkish_database(pool: PgPool) -> anyhow::Result<()> {
+    let walked = in_turkish(&pool, async |plain| -> anyhow::Result<()> {
+        plain.execute("create table effect (id bigint generated always as identity, note text not null)").await?;
+        // `migrate` revokes the right to add triggers.
+        plain.execute("alter default privileges grant all on tables to public").await?;
+        door("migrate", async { Ok(migrate(plain).await?) }).await?;
+        plain
+            .execute("drop schema idempotency cascade; alter default privileges revoke all on tables from public")
+            .await?;
+        Doors { pool: plain, plain, expected: Usual }.all().await
+    });
+    walked.await.unwrap_or(Ok(()))
 }
 
 /// One test for each table, so that they run side by side.

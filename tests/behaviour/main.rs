@@ -64,6 +64,7 @@ mod claim {
 mod record {
     mod malformed;
     mod pinned;
+    mod rights;
     mod row_security;
     mod statements;
 }

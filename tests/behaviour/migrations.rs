@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pg_idempotency::operator::health;
+use pg_idempotency::operator::{Warning, health};
 use pg_idempotency::{
     Error, Idempotency, Incompatible, MIGRATOR, SetupError, migrate, migrate_any_language, schema_sql,
 };
@@ -218,6 +218,51 @@ async fn a_copy_of_the_schema_without_its_data_is_told_what_to_run(pool: PgPool)
         health(&pool, Duration::from_secs(3600)).await?;
     }
     works(&pool).await;
+    Ok(())
+}
+
+/// The first start creates the schema, so the path finds it only then.
+#[sqlx::test(migrations = false)]
+async fn a_schema_that_would_be_in_the_search_path_is_not_created(pool: PgPool) -> anyhow::Result<()> {
+    let in_path = pool_of(1, &options(&pool).options([("search_path", "idempotency, public")])).await;
+    for with_functions in [false, true] {
+        let refused = if with_functions { migrate_any_language(&in_path).await } else { migrate(&in_path).await };
+        assert!(
+            matches!(&refused, Err(SetupError::Other(Error::Incompatible(Incompatible::Schema { problem, .. })))
+                if problem.contains("nothing was created") && problem.contains("set search_path")),
+            "{refused:?}"
+        );
+        let created = "select count(*) from pg_namespace where nspname = 'idempotency'";
+        assert_eq!(sqlx::query_scalar::<_, i64>(created).fetch_one(&pool).await?, 0);
+    }
+    migrate(&pool).await?;
+    migrate(&in_path).await?;
+    for (of, warns) in [(&pool, false), (&in_path, true)] {
+        let warnings = health(of, Duration::from_secs(3600)).await?;
+        assert_eq!(warnings.contains(&Warning::InSearchPath), warns, "{warnings:?}");
+    }
+    Ok(())
+}
+
+/// The page drops the schema next.
+#[sqlx::test(migrations = false)]
+async fn the_uninstallation_lists_the_tables_that_are_not_the_crates(pool: PgPool) -> anyhow::Result<()> {
+    let page = include_str!("../../src/guide/production.md");
+    let uninstall = page.split_once("## Uninstall").expect("a part of the page").1;
+    let list = uninstall.split_once("```sql\n").and_then(|(_, sql)| sql.split_once(';')).expect("a statement").0;
+    assert!(list.starts_with("select "), "{list}");
+    let listed = async || sqlx::query_scalar::<_, String>(sqlx::AssertSqlSafe(list)).fetch_all(&pool).await;
+    migrate_any_language(&pool).await?;
+    assert_eq!(listed().await?, [""; 0]);
+    pool.execute(include_str!("../../migrations/partitions.sql")).await?;
+    assert_eq!(listed().await?, [""; 0], "sixteen partitions");
+    pool.execute(
+        "create table idempotency.orders (id serial); create view idempotency.open_orders as select 1;
+         create table idempotency.parts (id int) partition by hash (id);
+         create table idempotency.parts_0 partition of idempotency.parts for values with (modulus 1, remainder 0)",
+    )
+    .await?;
+    assert_eq!(listed().await?, ["open_orders", "orders", "orders_id_seq", "parts", "parts_0"]);
     Ok(())
 }
 

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use pg_idempotency::operator::{Shown, show};
 use pg_idempotency::{Error, Idempotency, Janitor, Key, OnDuplicate, OnEscape, Outcome, SettleError, protect};
-use sqlx::{Connection as _, PgConnection, PgPool};
+use rig::database::backend;
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, PgPool};
 
 pub(crate) use rig::database::{effects, options, outside, pool_of, recorded, records, until};
 
@@ -89,6 +90,26 @@ pub(crate) async fn once(pool: &PgPool, key: &Key, body: &str) -> Result<Outcome
 
 pub(crate) async fn connect(pool: &PgPool) -> PgConnection {
     PgConnection::connect_with(&pool.connect_options()).await.expect("a connection")
+}
+
+/// Does the work in a database whose language is Turkish, in which the lower case of I has no dot. Returns `None` if
+/// the server has no such database: before PostgreSQL 15, or built without ICU.
+pub(crate) async fn in_turkish<T>(pool: &PgPool, work: impl AsyncFnOnce(&PgPool) -> T) -> Option<T> {
+    let mut admin = connect(pool).await;
+    let name = format!("turkish_{}", backend(&mut admin).await.expect("a number"));
+    let create =
+        format!("create database {name} template template0 encoding 'UTF8' locale_provider icu icu_locale 'tr'");
+    if let Err(error) = admin.execute(AssertSqlSafe(create)).await {
+        let code = error.as_database_error().and_then(|error| error.code()).unwrap_or_default().into_owned();
+        assert!(["42601", "0A000"].contains(&&*code), "{error}");
+        println!("skipped: {error}");
+        return None;
+    }
+    let turkish = pool_of(2, &options(pool).database(&name)).await;
+    let done = work(&turkish).await;
+    turkish.close().await;
+    admin.execute(AssertSqlSafe(format!("drop database {name}"))).await.expect("nobody else is there");
+    Some(done)
 }
 
 pub(crate) async fn setting(conn: &mut PgConnection, name: &str) -> String {

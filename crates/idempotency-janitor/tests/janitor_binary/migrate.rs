@@ -7,7 +7,7 @@ use pg_idempotency::{any_language_sql, schema_sql};
 use rig::role::with_role;
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Executor as _, PgPool};
 
-use crate::support::{assert_fails, janitor, janitor_as, janitor_on, text};
+use crate::support::{Server, assert_fails, command, janitor, janitor_as, janitor_on, text};
 
 #[sqlx::test(migrations = false)]
 async fn migrate_creates_the_table_and_sweep_says_when_it_is_missing(pool: PgPool) {
@@ -26,6 +26,26 @@ async fn a_role_that_may_not_migrate_is_told_what_it_needs(pool: PgPool) {
         assert_fails(&janitor_as(&pool, role, &["migrate"]), 1, "create on the database");
     })
     .await;
+}
+
+/// On a server of its own, because a role belongs to all databases of a server. The `search_path` is the default one.
+#[tokio::test]
+async fn a_role_with_the_name_of_the_schema_is_refused_and_later_warned_of() -> anyhow::Result<()> {
+    let server = Server::start(None)?;
+    let admin = PgPool::connect(&server.url).await?;
+    admin.execute("create role idempotency superuser login").await?;
+    let of_role = server.url.replace("postgres@", "idempotency@");
+    let run = |url: &str, command_line: &str| command().arg(command_line).env("DATABASE_URL", url).output();
+    assert_fails(&run(&of_role, "migrate")?, 1, "nothing was created; rename the role");
+    assert_eq!(run(&server.url, "migrate")?.status.code(), Some(0), "by another role");
+    let health = run(&of_role, "health")?;
+    assert_eq!(health.status.code(), Some(1));
+    assert!(text(&health.stdout).contains("the search_path of this role contains the schema"), "{health:?}");
+    admin.execute("alter role idempotency set search_path = public").await?;
+    assert_eq!(text(&run(&of_role, "health")?.stdout), "healthy\n", "as advised");
+    admin.execute("drop schema idempotency cascade").await?;
+    assert_eq!(run(&of_role, "migrate")?.status.code(), Some(0), "as advised");
+    Ok(())
 }
 
 #[test]
