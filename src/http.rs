@@ -99,6 +99,8 @@
 //! - **Put code that retries the handler outside this layer.** Inside the layer, the second attempt would write into a
 //!   transaction that has the writes of the first attempt. So the second attempt gets no transaction, and nothing is
 //!   committed. Under `AtMostOnce`, the second attempt gets no lease.
+//! - Put CORS outside this layer, because `Access-Control-Allow-Origin` answers the `Origin` of one request. A replay
+//!   does not repeat this header of a handler.
 //! - Put compression outside this layer, because otherwise the stored body is compressed. Put a time-out outside this
 //!   layer, so that its 408 or 504 does not end the run. An inner limit of concurrent requests does not count requests
 //!   that upload.
@@ -177,6 +179,9 @@
 //!   keep the bytes of the form for its retry.
 //! - A body that is compressed anew may have other bytes. Decompress the body in an outer layer (tower-http's
 //!   `RequestDecompressionLayer`).
+//!
+//! If each attempt has another query, as with signed URLs, remove the parameters that differ before the request reaches
+//! the `Router`. The guide's page `http` has such a middleware.
 //!
 //! # Runs
 //!

@@ -12,7 +12,7 @@ use sqlx::PgPool;
 use super::body::HeldBytes;
 use super::places::{Bounds, Places, Runs};
 use super::rejection::{Denied, Rejection, Seldom, problem};
-use super::replay::{NEVER_REPLAYED, REPLAYED, to_record};
+use super::replay::{NEVER_REPLAYED, to_record};
 use super::request::{Compared, FingerprintChoice, NEVER_STORED, STORED, matched_operation};
 use crate::fingerprint::Pointer;
 use crate::key::MAX_PART_BYTES;
@@ -68,6 +68,7 @@ pub struct IdempotencyLayer {
     pub(super) fingerprint: FingerprintChoice,
     // The response.
     pub(super) stored_errors: Vec<StatusCode>,
+    /// The headers that a replay repeats, beside those that describe the result.
     pub(super) replayed_headers: Vec<HeaderName>,
     /// The headers that are stored with a request.
     pub(super) stored_headers: Vec<HeaderName>,
@@ -150,7 +151,7 @@ impl IdempotencyLayer {
             shortest_key: 0,
             fingerprint: FingerprintChoice::default(),
             stored_errors: Vec::new(),
-            replayed_headers: REPLAYED.to_vec(),
+            replayed_headers: Vec::new(),
             stored_headers: STORED.to_vec(),
             rejection: Arc::new(problem),
             held: HeldBytes::default(),
@@ -369,9 +370,19 @@ impl IdempotencyLayer {
         Self { stored_errors: statuses, ..self }
     }
 
-    /// Also replays this header. The layer always replays `Cache-Control`, `Content-Disposition`, `Content-Encoding`,
-    /// `Content-Language`, `Content-Location`, `Content-Range`, `Content-Type`, `ETag`, `Expires`, `Last-Modified`,
-    /// `Link`, `Location` and `Vary`.
+    /// Also replays this header. The layer always replays the headers that describe the result:
+    ///
+    /// - its body: `Content-Digest`, `Content-Disposition`, `Content-Encoding`, `Content-Language`, `Content-Range`,
+    ///   `Content-Type`, `ETag`, `Last-Modified`, `Repr-Digest`
+    /// - how to treat it: `Allow`, `Cache-Control`, `Content-Security-Policy`, `Expires`, `Referrer-Policy`, `Vary`,
+    ///   `X-Content-Type-Options`, `X-Frame-Options`
+    /// - where it is: `Content-Location`, `Link`, `Location`, `Operation-Location`, and the `Retry-After` of a 202
+    /// - the headers of htmx, such as `HX-Redirect`
+    ///
+    /// By default, the layer does not replay headers that answer a header of the request, or that are about the
+    /// connection or the moment. An example is `Access-Control-Allow-Origin`, which answers the `Origin` of one
+    /// request. A retry may have another `Origin`, and without this header a browser does not show the response to its
+    /// page. So put a CORS layer outside this layer, instead of a header in the handler.
     ///
     /// # Panics
     ///

@@ -12,13 +12,36 @@ use crate::outcome::Response as Stored;
 /// the agentic-commerce protocol use the same name.
 pub const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
-/// The headers that a replay repeats by default. A client needs these headers to read the body or to find resources.
+/// The headers that describe the result: its bytes, how a client has to treat them, and where the result is. A replay
+/// repeats these headers by default, because its client needs them as the first client did. `Retry-After` describes the
+/// result of a 202 only ([`describes`]).
+///
+/// Other headers answer something that a retry does not share with the first request. `Access-Control-Allow-Origin`
+/// answers the `Origin` of one request, and `Preference-Applied` answers its `Prefer`. `Alt-Svc` is about the
+/// connection. `RateLimit` and `X-Request-Id` are about the moment. An outer layer adds such headers to a replay, too.
 #[rustfmt::skip]
-pub(super) const REPLAYED: [HeaderName; 13] = [
-    header::CACHE_CONTROL, header::CONTENT_DISPOSITION, header::CONTENT_ENCODING, header::CONTENT_LANGUAGE,
-    header::CONTENT_LOCATION, header::CONTENT_RANGE, header::CONTENT_TYPE, header::ETAG, header::EXPIRES,
-    header::LAST_MODIFIED, header::LINK, header::LOCATION, header::VARY,
+const DESCRIBING: [HeaderName; 21] = [
+    header::ALLOW, header::CACHE_CONTROL, header::CONTENT_DISPOSITION, header::CONTENT_ENCODING,
+    header::CONTENT_LANGUAGE, header::CONTENT_LOCATION, header::CONTENT_RANGE, header::CONTENT_SECURITY_POLICY,
+    header::CONTENT_TYPE, header::ETAG, header::EXPIRES, header::LAST_MODIFIED, header::LINK, header::LOCATION,
+    header::REFERRER_POLICY, header::VARY, header::X_CONTENT_TYPE_OPTIONS, header::X_FRAME_OPTIONS,
+    // RFC 9530: a replay has the same bytes.
+    HeaderName::from_static("content-digest"), HeaderName::from_static("repr-digest"),
+    // The place where a client asks for the state of a long operation.
+    HeaderName::from_static("operation-location"),
 ];
+
+/// The beginning of the headers of htmx. These headers tell the page of the client what the result is: `HX-Redirect` is
+/// the `Location` of htmx.
+const OF_HTMX: &str = "hx-";
+
+/// Whether this header describes the result of a response with this status. On a 202, `Retry-After` is the time after
+/// which to ask for the result. On any other response, `Retry-After` is about the moment.
+fn describes(name: &HeaderName, status: StatusCode) -> bool {
+    DESCRIBING.contains(name)
+        || name.as_str().starts_with(OF_HTMX)
+        || *name == header::RETRY_AFTER && status == StatusCode::ACCEPTED
+}
 
 /// The headers that no replay may repeat. Each of these headers contains the session or the challenge of the first
 /// request, belongs to one connection (RFC 9110, section 7.6.1), or is computed for each response by the server or the
@@ -32,12 +55,13 @@ pub(super) const NEVER_REPLAYED: [HeaderName; 17] = [
     HeaderName::from_static("proxy-connection"), IDEMPOTENCY_KEY, IDEMPOTENT_REPLAYED,
 ];
 
-/// Returns the record of a response. The record has the headers and the body, unless the body must not be stored.
-pub(super) fn to_record(parts: &response::Parts, body: Option<Vec<u8>>, replayed: &[HeaderName]) -> Stored {
+/// Returns the record of a response. The record has the body and the headers of a replay, unless the body must not be
+/// stored. `also` are headers that the service has named.
+pub(super) fn to_record(parts: &response::Parts, body: Option<Vec<u8>>, also: &[HeaderName]) -> Stored {
     // A `StatusCode` is at most 999.
     let status = Some(parts.status.as_u16().cast_signed());
     let Some(body) = body else { return Stored { status, headers: None, body: None } };
-    let kept = parts.headers.iter().filter(|(name, _)| replayed.contains(name));
+    let kept = parts.headers.iter().filter(|(name, _)| describes(name, parts.status) || also.contains(name));
     let headers: Vec<_> = kept.map(|(name, value)| (name.as_str(), as_text(value.as_bytes()))).collect();
     // Pairs of strings always have a JSON form.
     Stored { status, headers: serde_json::to_string(&headers).ok(), body: Some(body) }

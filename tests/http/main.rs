@@ -26,6 +26,7 @@ mod resumed_races;
 mod rules;
 mod services;
 mod settings;
+mod signed_urls;
 mod silent;
 mod standards;
 mod steps;

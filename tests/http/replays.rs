@@ -4,7 +4,10 @@ use std::sync::{Arc, Mutex};
 
 use axum::Router;
 use axum::body::{Body, Bytes};
+use axum::extract::Request;
+use axum::http::header::ACCESS_CONTROL_ALLOW_ORIGIN;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::middleware::{Next, from_fn};
 use axum::routing::post;
 use http_body_util::BodyExt as _;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, NoTransaction};
@@ -39,6 +42,88 @@ async fn headers_come_back_in_order_byte_by_byte_and_only_those_allowed(pool: Pg
     assert_eq!(values(&repeat, "location"), [b"/caf\xe9"]);
     for name in ["set-cookie", "www-authenticate"] {
         assert!(values(&repeat, name).is_empty(), "{name}");
+    }
+}
+
+/// A replay has the headers that describe the result, and no header that answers the first request, its connection or
+/// its moment.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_replay_has_the_headers_that_describe_the_result(pool: PgPool) {
+    const DESCRIBE: [&str; 12] = [
+        "operation-location",
+        "content-digest",
+        "repr-digest",
+        "content-security-policy",
+        "x-content-type-options",
+        "x-frame-options",
+        "referrer-policy",
+        "allow",
+        "hx-redirect",
+        "hx-trigger",
+        "location",
+        "content-location",
+    ];
+    const ANSWER: [&str; 12] = [
+        "access-control-allow-origin",
+        "access-control-allow-credentials",
+        "access-control-expose-headers",
+        "preference-applied",
+        "timing-allow-origin",
+        "alt-svc",
+        "age",
+        "server-timing",
+        "ratelimit",
+        "x-request-id",
+        "via",
+        "strict-transport-security",
+    ];
+    let answers = |status: StatusCode| {
+        let names = DESCRIBE.iter().chain(&ANSWER).chain(&["retry-after"]);
+        let headers: HeaderMap =
+            names.map(|name| (HeaderName::from_static(name), HeaderValue::from_static("7"))).collect();
+        post(async move |_tx: Result<IdempotentTx, NoTransaction>| (status, headers, "x"))
+    };
+    for layer in [transactional(&pool), leased(&pool, AT_MOST_ONCE)] {
+        sqlx::raw_sql("truncate idempotency.record").execute(&pool).await.expect("empty");
+        let layer = layer.store_errors([StatusCode::TOO_MANY_REQUESTS]);
+        let routes = Router::new()
+            .route("/done", answers(StatusCode::CREATED))
+            .route("/later", answers(StatusCode::ACCEPTED))
+            .route("/busy", answers(StatusCode::TOO_MANY_REQUESTS));
+        let app = routes.layer(layer);
+        for (path, retries) in [("/done", false), ("/later", true), ("/busy", false)] {
+            let first = post_to(&app, path, "key-1", "x").await;
+            assert!(ANSWER.iter().all(|name| first.headers.contains_key(*name)), "the first answer is untouched");
+            let replay = post_to(&app, path, "key-1", "x").await;
+            assert!(replay.is_replayed(), "{path}: {replay:?}");
+            let has = |name: &&&str| replay.headers.contains_key(**name);
+            assert_eq!(DESCRIBE.iter().filter(|name| !has(name)).count(), 0, "{path}: {replay:?}");
+            assert_eq!(ANSWER.iter().filter(has).count(), 0, "{path}: {replay:?}");
+            assert_eq!(replay.headers.contains_key("retry-after"), retries, "{path}");
+        }
+    }
+}
+
+/// A browser that retries from another origin gets the header for its own origin. With a header of the handler, the
+/// browser would not show the replay.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_cors_layer_outside_answers_the_origin_of_each_request(pool: PgPool) {
+    let cors = from_fn(async |request: Request, next: Next| {
+        let origin = request.headers().get("origin").cloned();
+        let mut response = next.run(request).await;
+        response.headers_mut().extend(origin.map(|origin| (ACCESS_CONTROL_ALLOW_ORIGIN, origin)));
+        response
+    });
+    create_effects(&pool).await;
+    let app = app(transactional(&pool)).layer(cors);
+    for (origin, replayed) in [("https://a.example", false), ("https://b.example", true)] {
+        let mut request = request("POST", "/effects", Some("key-1"), "x");
+        request.headers_mut().insert("origin", HeaderValue::from_static(origin));
+        let answer = send(&app, request).await;
+        assert_eq!(
+            (answer.is_replayed(), &*values(&answer, "access-control-allow-origin")),
+            (replayed, &[origin.as_bytes()][..])
+        );
     }
 }
 
