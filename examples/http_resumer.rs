@@ -23,7 +23,7 @@ use axum::response::Response;
 use axum::routing::post;
 use axum::{Extension, Json, Router};
 use pg_idempotency::Key;
-use pg_idempotency::http::{Decision, IdempotencyLayer, LeasedBody, RequestResumer};
+use pg_idempotency::http::{Decision, IdempotencyLayer, LeasedBody, RequestResumer, method_not_allowed};
 use pg_idempotency::lease::{LeaseOptions, Policy};
 use sqlx::postgres::PgPoolOptions;
 use tokio::sync::Notify;
@@ -97,8 +97,9 @@ async fn main() -> anyhow::Result<()> {
         Ok(id.clone())
     });
     let gateway = Gateway::default();
-    let routes =
-        Router::new().route("/payments", post(pay)).route_layer(layer.clone()).layer(Extension(gateway.clone()));
+    // A request with another method has no handler, so it frees its key.
+    let routes = Router::new().route("/payments", post(pay)).method_not_allowed_fallback(method_not_allowed);
+    let routes = routes.route_layer(layer.clone()).layer(Extension(gateway.clone()));
     let app = routes.clone().layer(middleware::from_fn(authenticate));
 
     let key = uuid::Uuid::new_v4().to_string();

@@ -374,6 +374,85 @@ async fn a_request_that_meets_a_step_in_doubt_is_a_warning(pool: PgPool) -> anyh
     Ok(())
 }
 
+/// Under AtMostOnce, the refusal of a router or of an extractor leaves its key to an operator. The warning comes once
+/// for each route. It does not come if the handler has used its lease, or if the refusal is a proof.
+#[cfg(feature = "axum")]
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_request_that_does_not_reach_its_handler_under_at_most_once_is_a_warning(pool: PgPool) -> anyhow::Result<()> {
+    use axum::extract::DefaultBodyLimit;
+    use axum::http::{Request, StatusCode};
+    use axum::routing::{get, post};
+    use axum::{Json, Router};
+    use pg_idempotency::http::{IdempotencyLayer, LeasedBody, method_not_allowed};
+    use pg_idempotency::lease::Lease;
+
+    let (listener, _guard) = listen();
+    let layer = |policy| IdempotencyLayer::leased(pool.clone(), LeaseOptions::new(policy), |_| Ok(SCOPE.to_owned()));
+    let separate = async |_: Lease, _: Json<String>| StatusCode::CREATED;
+    let together = async |_: LeasedBody<Json<String>>| StatusCode::CREATED;
+    let passes_on = async |lease: Lease| {
+        assert_eq!(lease.downstream_key().len(), 32);
+        StatusCode::UNSUPPORTED_MEDIA_TYPE
+    };
+    let steps = async |lease: Lease| {
+        let _ = lease.step("charge", async |_| Ok::<_, Error>(1)).await;
+        StatusCode::PAYLOAD_TOO_LARGE
+    };
+    let declares = async |lease: Lease| lease.not_performed(StatusCode::UNSUPPORTED_MEDIA_TYPE);
+    let routes = || {
+        Router::new()
+            .route("/separate", post(separate))
+            .route("/also", post(separate))
+            .route("/together", post(together))
+            .route("/passes", post(passes_on))
+            .route("/steps", post(steps))
+            .route("/declares", post(declares))
+            .route("/refuses", post(async |_: Lease| StatusCode::BAD_REQUEST))
+            .route("/read", get(async || "read"))
+            .layer(DefaultBodyLimit::max(10))
+    };
+    let at_most_once = routes().route_layer(layer(AT_MOST_ONCE));
+    let with_fallback = routes().method_not_allowed_fallback(method_not_allowed).route_layer(layer(AT_MOST_ONCE));
+    let at_least_once = routes().route_layer(layer(AT_LEAST_ONCE));
+    let (text, large) = ("text/plain", "application/json");
+    let mut asked = 0;
+    for (app, path, kind, status, warns) in [
+        (&at_most_once, "/separate", text, 415, true),
+        (&at_most_once, "/separate", large, 413, false),
+        (&at_most_once, "/also", large, 413, true),
+        (&at_most_once, "/read", text, 405, true),
+        (&at_most_once, "/read", text, 405, false),
+        (&at_most_once, "/together", text, 415, false),
+        (&at_most_once, "/together", large, 413, false),
+        (&at_most_once, "/passes", text, 415, false),
+        (&at_most_once, "/steps", text, 413, false),
+        (&at_most_once, "/declares", text, 415, false),
+        (&at_most_once, "/refuses", text, 400, false),
+        (&with_fallback, "/read", text, 405, false),
+        (&at_least_once, "/separate", text, 415, false),
+        (&at_least_once, "/read", text, 405, false),
+    ] {
+        asked += 1;
+        let request = Request::post(path).header("idempotency-key", format!("{VALUE}{asked}"));
+        let request = request.header("content-type", kind).body(axum::body::Body::from("\"0123456789\""))?;
+        let before = listener.text().len();
+        let answer = tower::ServiceExt::oneshot(app.clone(), request).await?;
+        assert_eq!(answer.status(), status, "{path} {kind}");
+        let said = listener.text().split_off(before);
+        let warnings: Vec<_> =
+            said.lines().filter(|line| line.contains("before any code had used its lease")).collect();
+        assert_eq!(warnings.len(), usize::from(warns), "{path} {kind}: {said}");
+        for warning in warnings {
+            for part in [&format!("POST {path}"), &status.to_string(), "LeasedBody", "not_found", "method_not_allowed"]
+            {
+                assert!(warning.contains(part), "{part}: {warning}");
+            }
+        }
+    }
+    assert!(!listener.text().contains(SCOPE) && !listener.text().contains(VALUE), "{}", listener.text());
+    Ok(())
+}
+
 /// The layer logs the cause of a mistake in the set-up. The server's detail would quote the key. A client's mistake
 /// must not look like one of them.
 #[cfg(feature = "axum")]

@@ -11,7 +11,7 @@ use sqlx::PgPool;
 
 use super::body::HeldBytes;
 use super::places::{Bounds, Places, Runs};
-use super::rejection::{Denied, Rejection, Seldom, problem};
+use super::rejection::{Denied, Once, Rejection, Seldom, problem};
 use super::replay::{NEVER_REPLAYED, to_record};
 use super::request::{Compared, FingerprintChoice, NEVER_STORED, STORED, matched_operation};
 use crate::fingerprint::Pointer;
@@ -78,6 +78,8 @@ pub struct IdempotencyLayer {
     pub(super) request_limit: usize,
     pub(super) response_limit: usize,
     pub(super) lines: Arc<Seldom>,
+    /// The warnings of keys that are indeterminate although no handler has begun.
+    pub(super) lost_keys: Arc<Once>,
     pub(super) places: Places,
     pub(super) max_runs: usize,
     pub(super) max_runs_of_one_scope: Option<usize>,
@@ -158,6 +160,7 @@ impl IdempotencyLayer {
             request_limit: BODY_LIMIT,
             response_limit: BODY_LIMIT,
             lines: Arc::default(),
+            lost_keys: Arc::default(),
             places: Places::default(),
             max_runs: connections.saturating_mul(RUNS_PER_CONNECTION),
             max_runs_of_one_scope: None,

@@ -67,7 +67,7 @@ pub(super) async fn perform<H: Handler>(
         conclude(layer, called, handler.call(layer.run_timeout).await?).await
     };
     let work = lease.unless_lost(work);
-    let concluded = performing(lease.mode(), lease.key().operation(), pin!(work)).await;
+    let concluded = performing(lease.mode(), lease.operation(), pin!(work)).await;
     let Some(concluded) = concluded else { return failed(Err(owner.failed(Error::LeaseLost).into())) };
     // The layer in the service has refused the request. The service may have changed the response of that layer, but
     // even the changed response is not an answer to the request.
@@ -84,10 +84,14 @@ pub(super) async fn perform<H: Handler>(
         }
         Ok(Conclusion::Free { response }) => {
             let status = response.status();
+            // Before the layer itself uses the lease.
+            let is_used = lease.is_used();
             let proof = response.extensions().get::<NotBegun>();
             let not_begun = proof.is_some_and(|proof| proof.token == lease.token());
             if not_begun {
                 lease.not_performed(());
+            } else if !is_used && lease.mode() == Mode::AtMostOnce && comes_before_a_handler(status) {
+                warn_of_a_lost_key(layer, &lease, status);
             }
             let attached = response.extensions().get().map(|LastError(reason)| reason.clone());
             let reason = attached.unwrap_or_else(|| format!("the handler answered {status}"));
@@ -114,6 +118,30 @@ fn is_final(status: StatusCode) -> bool {
         status,
         StatusCode::REQUEST_TIMEOUT | StatusCode::CONFLICT | StatusCode::TOO_EARLY | StatusCode::TOO_MANY_REQUESTS
     )
+}
+
+/// Whether a router or an extractor usually gives this answer, and a handler seldom does.
+fn comes_before_a_handler(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::METHOD_NOT_ALLOWED | StatusCode::PAYLOAD_TOO_LARGE | StatusCode::UNSUPPORTED_MEDIA_TYPE
+    )
+}
+
+/// Warns, once for each route, of a refusal that leaves the key indeterminate, although the handler has probably not
+/// begun. The refusal has no proof of this, so the key waits for an operator.
+fn warn_of_a_lost_key(layer: &IdempotencyLayer, lease: &Lease, status: StatusCode) {
+    let operation = lease.operation();
+    if layer.lost_keys.is_first(operation) {
+        tracing::warn!(
+            operation,
+            token = lease.token(),
+            status = status.as_u16(),
+            "a request ended before any code had used its lease, and its key is indeterminate under AtMostOnce; if the \
+             handler did not run, let it take its body as LeasedBody, and give the Router the fallbacks not_found and \
+             method_not_allowed"
+        );
+    }
 }
 
 fn reason<E>(error: &NoResponse<E>) -> &'static str {

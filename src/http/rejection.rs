@@ -1,6 +1,6 @@
 //! The answers that a request does not get from its handler: a rejection of the layer, or a refusal of the service.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::error::Error as StdError;
 #[cfg(feature = "axum")]
 use std::sync::LazyLock;
@@ -432,6 +432,18 @@ impl Seldom {
                 Some(left_out)
             }
         }
+    }
+}
+
+/// The operations that have their line in the log.
+#[derive(Default)]
+pub(super) struct Once(Mutex<HashSet<String>>);
+
+impl Once {
+    /// Whether this is the first line about the operation. Above the greatest number of operations, no line is due.
+    pub(super) fn is_first(&self, operation: &str) -> bool {
+        let mut written = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        written.len() < KINDS && written.insert(operation.to_owned())
     }
 }
 

@@ -34,14 +34,24 @@ pub struct Lease {
     pub(super) token: i64,
     pub(super) attempt: i32,
     pub(super) deadline: Arc<Deadline>,
-    pub(super) not_performed: Arc<AtomicBool>,
+    pub(super) uses: Arc<Uses>,
     pub(super) steps: Arc<Memory>,
+}
+
+/// How the work has used its lease, or a clone of the lease.
+#[derive(Debug, Default)]
+pub(super) struct Uses {
+    /// Whether the work has declared that it had no effect.
+    pub(super) not_performed: AtomicBool,
+    /// Whether the work has called a method of the lease.
+    any: AtomicBool,
 }
 
 impl Lease {
     /// The key.
     #[must_use]
     pub fn key(&self) -> &Key {
+        self.note_use();
         &self.key
     }
 
@@ -49,6 +59,7 @@ impl Lease {
     /// A take-over with another body begins with 1 again. A claim whose work never began does not count.
     #[must_use]
     pub fn attempt(&self) -> u32 {
+        self.note_use();
         self.attempt.unsigned_abs()
     }
 
@@ -56,6 +67,7 @@ impl Lease {
     /// random and have no order.
     #[must_use]
     pub fn token(&self) -> i64 {
+        self.note_use();
         self.token
     }
 
@@ -68,12 +80,14 @@ impl Lease {
     /// that remembers keys for longer than the retention would treat the new operation as the earlier one.
     #[must_use]
     pub fn downstream_key(&self) -> String {
+        self.note_use();
         self.key.downstream(self.fingerprint.as_bytes(), "")
     }
 
     /// How long the owner may still work, by its own clock. A renewal prolongs this time.
     #[must_use]
     pub fn remaining(&self) -> Duration {
+        self.note_use();
         self.deadline.get().map_or(Duration::ZERO, |at| at.saturating_duration_since(Instant::now()))
     }
 
@@ -82,6 +96,7 @@ impl Lease {
     /// check `is_lost` before each effect.
     #[must_use]
     pub fn is_lost(&self) -> bool {
+        self.note_use();
         self.deadline.is_past()
     }
 
@@ -91,8 +106,26 @@ impl Lease {
     /// **The declaration is for the whole work, and it is final.** Call this method only if the work ends with this
     /// error. Do not call `not_performed` for a failed try if the work then tries again.
     pub fn not_performed<E>(&self, error: E) -> E {
-        self.not_performed.store(true, Ordering::Relaxed);
+        self.note_use();
+        self.uses.not_performed.store(true, Ordering::Relaxed);
         error
+    }
+
+    pub(super) fn note_use(&self) {
+        self.uses.any.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether code has called a method of this lease or of a clone. Before the work begins, the crate itself calls no
+    /// such method.
+    #[cfg(feature = "http")]
+    pub(crate) fn is_used(&self) -> bool {
+        self.uses.any.load(Ordering::Relaxed)
+    }
+
+    /// The operation of the key. The call is not a use of the lease.
+    #[cfg(feature = "http")]
+    pub(crate) fn operation(&self) -> &str {
+        self.key.operation()
     }
 
     /// Returns the result of the work, or `None` if the lease is lost. The lease is polled before the work, because a

@@ -74,7 +74,7 @@ impl LeaseOwner {
             token: claim.token,
             attempt: claim.attempt,
             deadline: Arc::new(Deadline::of(claimed_at, leasing.policy.lease())),
-            not_performed: Arc::default(),
+            uses: Arc::default(),
             steps: Arc::new(Memory::of(steps)),
         };
         let renewal = tokio::spawn(renew(lease.clone(), claimed_at)).abort_handle();
@@ -257,7 +257,7 @@ impl LeaseOwner {
     }
 
     async fn release_or_lapse(mut self, reason: &str, keeps_request: bool) -> Result<(), Error> {
-        let may_repeat = self.mode().repeats() || self.not_performed.load(Ordering::Relaxed);
+        let may_repeat = self.mode().repeats() || self.uses.not_performed.load(Ordering::Relaxed);
         // If a step is in doubt, the record must remember the step for the whole retention, so the claim is not
         // released.
         if may_repeat && self.steps.in_doubt().is_empty() {

@@ -200,6 +200,7 @@ impl Lease {
 
     /// Finds the stored result of a step, or notes that this call performs the step.
     async fn ask_for_step<'l, T: DeserializeOwned>(&'l self, name: &'l str) -> Result<Asking<'l, T>, Error> {
+        self.note_use();
         if self.mode() != Mode::InSteps {
             return Err(invalid(name, InvalidStep::Policy));
         }
