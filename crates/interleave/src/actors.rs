@@ -555,13 +555,24 @@ pub(crate) fn reconcile(policy: Policy, took_effect: bool) -> Actor {
 /// The heartbeat of a machine that slept, and its death: the retention is prolonged, and the lease has lapsed again, at
 /// another time.
 pub(crate) fn wake_and_die() -> Actor {
-    actor(|seat| async move {
+    wake("steps = steps")
+}
+
+/// As `wake_and_die`, but the machine begins a step before it dies.
+pub(crate) fn wake_begin_and_die() -> Actor {
+    wake("steps = jsonb_build_object('send', jsonb_build_object('begun', statement_timestamp(), 'attempt', attempt))")
+}
+
+fn wake(assignment: &'static str) -> Actor {
+    actor(move |seat| async move {
         // The conditions of a heartbeat.
-        let update = "update /* pg_idempotency: move time */ idempotency.record
+        let update = format!(
+            "update /* pg_idempotency: move time */ idempotency.record
             set expires_at = greatest(expires_at, statement_timestamp() + interval '1 h'),
-                lease_until = statement_timestamp() - interval '1 ms'
-            where operation = $1 and value = $2 and token = 0 and completed_at is null and lease_until > '-infinity'";
-        let update = sqlx::query(update).bind(OPERATION).bind(seat.key.value());
+                lease_until = statement_timestamp() - interval '1 ms', {assignment}
+            where operation = $1 and value = $2 and token = 0 and completed_at is null and lease_until > '-infinity'"
+        );
+        let update = sqlx::query(AssertSqlSafe(update)).bind(OPERATION).bind(seat.key.value());
         let done = update.execute(&seat.pool).await?;
         Ok(if done.rows_affected() == 1 { "woke and died" } else { "found nothing" }.to_owned())
     })

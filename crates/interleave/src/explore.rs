@@ -8,7 +8,7 @@ use crate::actors;
 use crate::edits::Sql;
 use crate::scenarios::{Scenario, With};
 use crate::statement;
-use crate::trace::{Step, Tree};
+use crate::trace::{Seen, Step, Tree};
 use crate::words::letter;
 use crate::world::{Choice, Sight, Stuck, World};
 
@@ -125,13 +125,16 @@ impl<'w> Search<'w> {
                 let sight = self.world.look().await?;
                 self.check_on_the_way(&sight, &fresh, &trace);
                 self.check_end(&sight, &trace).await?;
-                self.note(self.step(last, &sight));
+                let step = self.step(last, &sight);
+                self.check_take_over(&step, depth, &trace);
+                self.note(step);
                 return Ok(trace);
             }
             if depth == self.path.len() {
                 let sight = self.world.look().await?;
                 self.check_on_the_way(&sight, &fresh, &trace);
                 let step = self.step(last, &sight);
+                self.check_take_over(&step, depth, &trace);
                 let mut state = DefaultHasher::new();
                 (self.world.state(&sight), faulty).hash(&mut state);
                 if !self.scenario.has(With::Unmerged) && !self.states.insert(state.finish()) {
@@ -233,6 +236,16 @@ impl<'w> Search<'w> {
             if !somebody && !sight.lease_is_live && !self.scenario.has(With::GivesUp) {
                 self.violation(format!("{} is told *in flight*, and nobody performs", letter(actor)), trace);
             }
+        }
+    }
+
+    /// No call takes over what was committed under a live lease, with a response or with a step in doubt. The ends do not
+    /// show this: an owner that is overtaken ends as one whose lease has lapsed.
+    fn check_take_over(&mut self, step: &Step, depth: usize, trace: &Trace) {
+        let before = depth.checked_sub(1).and_then(|before| self.path[before].step.seen.as_ref());
+        let Some(kept) = before.and_then(Seen::is_kept) else { return };
+        if let Some(event) = step.events.iter().find(|event| event.takes_over()) {
+            self.violation(format!("{} takes over a record with {kept}", letter(event.actor())), trace);
         }
     }
 

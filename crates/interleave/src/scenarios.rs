@@ -17,7 +17,7 @@ use crate::actors::{
     AT_LEAST_ONCE, AT_MOST_ONCE, Actor, IN_STEPS, LEASE, PAY, REJECT, SEND, WAIT, call, call_in_sql,
     call_in_sql_as_request, expire, lapse, mark, mark_many, operate, outlive, own, own_and_fail,
     own_at_repeatable_read, own_other_body, own_with_request, reconcile, request, request_leased, request_without_key,
-    resume, run_in_sql, sweep, wake_and_die, work_in,
+    resume, run_in_sql, sweep, wake_and_die, wake_begin_and_die, work_in,
 };
 use crate::trace::is_outside;
 use With::{
@@ -288,6 +288,8 @@ pub(crate) fn all() -> Vec<Scenario> {
         steps("steps-pay-resolve", [work_in(&[PAY]), lapse(), operate(Resolve)], &[]),
         steps("steps-send-resolve", [work_in(&[SEND]), lapse(), operate(Resolve)], &[]),
         steps("steps-paid-two", [work_in(&BOTH), work_in(&BOTH)], &[After(Paid)]),
+        // As in `lease-expired-wakes`, but the owner begins a step before it dies.
+        steps("steps-lapsed-wakes", [work_in(&[SEND]), wake_begin_and_die()], &[After(Lapsed(IN_STEPS))]),
         steps("steps-resume", [work_in(&BOTH), resume(&BOTH)], &[After(Paid)]),
         steps("steps-resume-two", [resume(&BOTH), resume(&BOTH)], &[After(Paid)]),
         steps("steps-resume-sweep", [resume(&[PAY]), expire(), sweep()], &[After(Paid)]),

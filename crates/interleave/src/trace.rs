@@ -20,6 +20,7 @@ const OUTSIDE: &[(&str, &str)] = &[
     ("reconcile", "a reconciler settles as an operator does, and its notes are not in the record"),
     ("lapsed-operators", "two operators"),
     ("expired-wakes", "the owner that renews its lease is not an actor of the scenario"),
+    ("lapsed-wakes", "as expired-wakes"),
 ];
 
 /// What the server has answered to a statement, and the parameters of the statement.
@@ -59,6 +60,11 @@ pub(crate) struct Event {
 impl Event {
     pub(crate) fn actor(&self) -> usize {
         self.actor
+    }
+
+    /// Whether its statement has taken over the record of another call.
+    pub(crate) fn takes_over(&self) -> bool {
+        self.message == "take over" && self.answer == "won"
     }
 
     pub(crate) fn of(actor: usize, message: &str, heard: Heard) -> Self {
@@ -115,6 +121,17 @@ pub(crate) struct Seen(Vec<String>);
 impl Seen {
     pub(crate) fn of(columns: Vec<String>) -> Option<Self> {
         (columns.len() == 8).then_some(Self(columns))
+    }
+
+    /// Why no call may take this record over, if there is a reason.
+    pub(crate) fn is_kept(&self) -> Option<&'static str> {
+        let [_, done, expired, lease, _, _, _, send] = &*self.0 else { return None };
+        match (&**lease, expired.starts_with('t')) {
+            ("live", _) => Some("a live lease"),
+            (_, false) if done.starts_with('t') => Some("a response"),
+            (_, false) if send == "begun" => Some("a step in doubt"),
+            _ => None,
+        }
     }
 
     fn in_tla(&self, bodies: &mut Numbers) -> String {
