@@ -41,7 +41,8 @@ create table idempotency.record (
     -- The reason why the last attempt was released.
     last_error       text,
     -- In mode 'in_steps': {"<name>": {"result": "<JSON text>", "attempt": n, "at": time}}, or {"begun": time, "attempt": n} while
-    -- it is unknown whether the step took effect. The result is a string, because jsonb refuses \u0000 and loses -0.0.
+    -- it is unknown whether the step took effect. The latter also has "in_database": true if no other service has seen the step. The
+    -- result is a string, because jsonb refuses \u0000 and loses -0.0.
     steps            jsonb,
     -- The request, so that a resumer can do the work if no caller comes back. It is JSON, or a request of the HTTP layer. The first
     -- byte of the latter is the version of its form. JSON never begins with a byte below 9.

@@ -95,8 +95,8 @@ pub enum Error {
     },
 
     /// This attempt has begun a [`step_at_most_once`](crate::lease::Lease::step_at_most_once), and the outcome of the
-    /// step is unknown. The step was not performed again. Return this error, so that the operation becomes
-    /// [indeterminate](Self::Indeterminate).
+    /// step is unknown. Or a [`step`](crate::lease::Lease::step) of this attempt has ended its own transaction. The step
+    /// was not performed again. Return this error, so that the operation becomes [indeterminate](Self::Indeterminate).
     #[error(
         "the step {step:?} was begun in this attempt and may have taken effect; return this error, so that the \
          operation can be settled"

@@ -1,14 +1,17 @@
 //! The steps of an operation. A step in this database is performed exactly once. A step outside the database is
 //! performed at least once or at most once.
 
+use std::panic::resume_unwind;
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::PgConnection;
 
 use super::handle::{Lease, committed, time_to_end, within_a_lease};
 use super::step::{Asked, Known, Step, decoded, encode_result, invalid};
+use crate::background::{Panic, caught};
 use crate::error::MAX_NAME_BYTES;
-use crate::session::{Opening, bounded, in_pooled_transaction};
+use crate::session::{Opening, Session, bounded, in_pooled_transaction, or_closed};
 use crate::{Error, InvalidStep, Misuse, Mode, observe, record};
 
 tokio::task_local! {
@@ -29,8 +32,10 @@ enum Asking<'l, T> {
     Perform(OpenStep<'l>),
 }
 
+/// Why a step in this database has not stored its result.
 enum Unfinished<E> {
     Failed(E),
+    Panicked(Panic),
     /// The record already has a result of the step, or the claim is gone.
     NotStored,
 }
@@ -61,15 +66,28 @@ impl Lease {
     /// - [`Misuse::Step`](crate::Misuse::Step): nothing was stored.
     /// - [`Undecodable`](Error::Undecodable): the stored result has another type. [`Unencodable`](Error::Unencodable).
     /// - [`LeaseLost`](Error::LeaseLost): the step was rolled back, or its COMMIT was already sent.
-    /// - [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction): `perform` has ended the step's transaction, and
-    ///   nothing was stored. Writes that `perform` made outside the transaction are not undone.
+    /// - [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction): `perform` has ended the step's transaction.
     /// - Errors of the database. If the COMMIT was not answered, call the step again. The call returns the result if
     ///   the result was stored.
     ///
+    /// # What ends the transaction early
+    ///
+    /// `perform` must not end the step's transaction by a COMMIT, a ROLLBACK, or a nested `conn.begin()` that fails or
+    /// is dropped: see [`ensure_idempotent`](crate::ensure_idempotent()#what-ends-the-claim-early). Writes of `perform`
+    /// may then be committed without the step's result. So **the step is in doubt**, whether `perform` returns a value
+    /// or an error, or panics. No attempt performs the step again until an
+    /// [operator](crate::operator::Shown::step) has settled it. A [`Reconciler`](super::Reconciler) leaves the step to
+    /// a person, because its provider has never seen the step.
+    ///
+    /// The crate notices this after `perform`, and stores the doubt before the step returns. **The next attempt performs
+    /// the step again** if the process dies, the future is dropped or the lease is lost between a COMMIT of `perform`
+    /// and this moment, or if the database cannot store the doubt.
+    ///
     /// # Cancellation
     ///
-    /// The step is rolled back, or its result is stored. This attempt may call the step again. If `perform` drops the
-    /// future of a raw `copy … from stdin` and goes on, the step waits without an end, and the lease lives on.
+    /// The step is rolled back, or its result is stored. This attempt may call the step again. A future that is dropped
+    /// after a COMMIT of `perform` itself [leaves committed writes](#what-ends-the-transaction-early). If `perform` drops
+    /// the future of a raw `copy … from stdin` and goes on, the step waits without an end, and the lease lives on.
     pub async fn step<T, E, F>(&self, name: &str, perform: F) -> Result<T, E>
     where
         T: Serialize + DeserializeOwned,
@@ -80,30 +98,60 @@ impl Lease {
             Asking::Replayed(value) => return Ok(value),
             Asking::Perform(asked) => asked,
         };
-        let finished = in_pooled_transaction(&self.pool, self.durable(), async |conn| -> Result<_, Unfinished<E>> {
-            let value = self.inside_a_step(perform(&mut *conn)).await.map_err(Unfinished::Failed)?;
-            let result = self.encoded_result(name, &value)?;
-            // This statement is the last statement of the step, because it locks the record, and a renewal would wait
-            // for the lock.
-            if self.record().finish_step(conn, self.token, self.attempt, name, &result).await? {
-                Ok(value)
-            } else if record::is_open(conn).await? {
-                Err(Unfinished::NotStored)
-            } else {
+        let opening = self.durable();
+        let begun = self.unless_lost(Session::begun(&self.pool, &opening)).await;
+        let mut session = begun.unwrap_or(Err(Error::LeaseLost))?;
+        let unfinished = match self.unless_lost(caught(self.perform_and_finish(&mut session, name, perform))).await {
+            None => return Err(Error::LeaseLost.into()),
+            Some(Ok(Ok(value))) => {
+                self.unless_lost(session.commit()).await.unwrap_or(Err(Error::LeaseLost))?;
+                asked.performed();
+                return Ok(value);
+            }
+            Some(Ok(Err(unfinished))) => unfinished,
+            Some(Err(panic)) => Unfinished::Panicked(panic),
+        };
+        let asking_and_ending = async {
+            let is_gone = is_gone(&mut session).await;
+            session.roll_back().await;
+            drop(session);
+            is_gone
+        };
+        // Not under the lease: after the loss of the lease, too, the step must not be performed again.
+        if or_closed(self.leasing.claim_limit(&self.pool), asking_and_ending).await == Some(true) {
+            self.leave_in_doubt(&mut asked).await;
+        }
+        match unfinished {
+            Unfinished::Failed(error) => Err(error),
+            Unfinished::Panicked(panic) => resume_unwind(panic),
+            Unfinished::NotStored if matches!(asked.ended, Known::InDoubt) => {
                 Err(Error::Misuse(Misuse::NotInTransaction).into())
             }
-        });
-        match self.unless_lost(finished).await.unwrap_or(Err(Error::LeaseLost.into())) {
-            Ok(value) => {
-                asked.performed();
-                Ok(value)
-            }
-            Err(Unfinished::NotStored) => match self.stored_result(&mut asked).await? {
+            Unfinished::NotStored => match self.stored_result(&mut asked).await? {
                 Some(value) => Ok(value),
                 None => Err(Error::LeaseLost.into()),
             },
-            Err(Unfinished::Failed(error)) => Err(error),
         }
+    }
+
+    /// Runs `perform` and stores its result, in the transaction of the step.
+    async fn perform_and_finish<T, E, F>(
+        &self,
+        conn: &mut PgConnection,
+        name: &str,
+        perform: F,
+    ) -> Result<T, Unfinished<E>>
+    where
+        T: Serialize + DeserializeOwned,
+        E: From<Error>,
+        F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
+    {
+        let value = self.inside_a_step(perform(&mut *conn)).await.map_err(Unfinished::Failed)?;
+        let result = self.encoded_result(name, &value)?;
+        // This statement is the last statement of the step, because it locks the record, and a renewal would wait for
+        // the lock.
+        let stored = self.record().finish_step(conn, self.token, self.attempt, name, &result).await?;
+        if stored { Ok(value) } else { Err(Unfinished::NotStored) }
     }
 
     /// Performs a step outside the database, and then stores its result, in the same way as
@@ -289,6 +337,40 @@ impl Lease {
         self.stored_result(&mut asked).await?.ok_or(Error::LeaseLost)
     }
 
+    /// Stores that a step in this database is in doubt, because `perform` has ended the step's transaction. Writes of
+    /// `perform` may be committed without the step's result, so no attempt may perform the step again.
+    ///
+    /// The caller gets the error of the step. So this function only logs its own error, after which the next attempt
+    /// may perform the step again, as after a crash at this moment.
+    async fn leave_in_doubt(&self, asked: &mut OpenStep<'_>) {
+        // If the statement fails or is dropped, the owner at least does not release the claim.
+        asked.ended = Known::InDoubt;
+        self.steps.note(asked.name, Known::Performing { begun: true });
+        let (record, token, attempt, name) = (self.record(), self.token, self.attempt, asked.name);
+        let retention = self.leasing.retention;
+        let noted = within_a_lease(self.leasing.policy.lease(), || {
+            committed(&self.pool, self.durable(), async move |conn| {
+                record.leave_step_in_doubt(conn, token, attempt, name, retention).await
+            })
+        });
+        let (operation, error) = (self.key.operation(), noted.await.err());
+        let error = error.as_ref().map(|error| error as &dyn std::error::Error);
+        tracing::error!(
+            operation,
+            token,
+            step = name,
+            error,
+            "{}",
+            if error.is_none() {
+                "a step has ended its own transaction, so its writes may be committed without its result; a person has \
+                 to settle the step; do not commit, roll back or drop a pending begin inside a step"
+            } else {
+                "a step has ended its own transaction, so its writes may be committed without its result, and this \
+                 could not be stored; the next attempt may perform the step again"
+            }
+        );
+    }
+
     async fn begin_step(&self, name: &str) -> Result<bool, Error> {
         in_pooled_transaction(&self.pool, self.durable(), async |conn| -> Result<_, Error> {
             self.record().begin_step(conn, self.token, self.attempt, name, self.leasing.retention).await
@@ -300,6 +382,25 @@ impl Lease {
         committed(&self.pool, Opening::Plain, async |conn| self.record().retract_step(conn, self.token, name).await)
             .await
     }
+}
+
+/// How often a step whose `perform` has failed is asked whether its transaction is gone. One statement whose future
+/// `perform` has dropped, and one ROLLBACK that sqlx has queued, may have failed. The next statement then gets their
+/// error.
+const QUESTIONS: usize = 3;
+
+/// Whether `perform` has ended the transaction of the step. COMMIT and ROLLBACK count alike, because writes in
+/// autocommit after a ROLLBACK are committed. In an aborted transaction the question fails. Such a transaction is not
+/// gone, and neither is the transaction of a lost connection, which the server rolls back.
+async fn is_gone(conn: &mut PgConnection) -> bool {
+    for _ in 0..QUESTIONS {
+        match record::is_open(conn).await {
+            Ok(is_open) => return !is_open,
+            Err(Error::Misuse(Misuse::TransactionAborted(_))) => return false,
+            Err(_) => {}
+        }
+    }
+    false
 }
 
 impl OpenStep<'_> {

@@ -13,6 +13,7 @@ use super::statement::{
     self, Pages, changes_a_row, interval, no_live_lease, not_expired, probes_count, readable, state, steps_hash,
     steps_in_doubt, stored_time,
 };
+use super::step;
 use crate::{Error, Mode};
 
 /// How many operations one search finds. If another reconciler is faster with one of these operations, this reconciler
@@ -28,6 +29,8 @@ pub(crate) struct Doubt {
     lease_until: String,
     /// The names of the steps in doubt, in the order of jsonb.
     steps_in_doubt: Vec<String>,
+    /// Those of them that are left to a person, because no other service has seen them.
+    in_database: Vec<String>,
     now: DateTime<Utc>,
 }
 
@@ -88,6 +91,7 @@ impl Doubt {
             shown: Shown::of(row, key)?,
             lease_until: row.try_get("stored_lease_until")?,
             steps_in_doubt: serde_json::from_str(steps).map_err(|error| sqlx::Error::Decode(error.into()))?,
+            in_database: step::in_database(row),
             now: row.try_get("now")?,
         }))
     }
@@ -99,6 +103,7 @@ impl Doubt {
     }
 
     /// Makes the first visit since the operation came into doubt. The first probe is due when the time `after` is over.
+    /// A step that no other service has seen is left to a person at once.
     /// The record is remembered for the retention from now. `false` means that another visit or decision was faster.
     pub(crate) async fn visit_first(
         &self,
@@ -106,11 +111,14 @@ impl Doubt {
         after: Duration,
         retention: Duration,
     ) -> Result<bool, Error> {
-        let of = |step| ShownProbes { step, next: Some(self.now + after), ..ShownProbes::default() };
+        let of = |step, next| ShownProbes { step, next, ..ShownProbes::default() };
+        let next = Some(self.now + after);
         let mut probes = Probes { token: self.shown.token, lease_until: self.lease_until.clone(), of: Vec::new() };
-        probes.of.extend(self.steps_in_doubt.iter().cloned().map(Some).map(of));
+        for step in &self.steps_in_doubt {
+            probes.of.push(of(Some(step.clone()), next.filter(|_| !self.in_database.contains(step))));
+        }
         if probes.of.is_empty() {
-            probes.of.push(of(None));
+            probes.of.push(of(None, next));
         }
         let update = self
             .shown

@@ -15,7 +15,7 @@ use super::statement::{Record, changes_a_row, interval};
 use crate::Error;
 
 /// The results of an operation's steps as JSON text, by the names of the steps. An at-most-once step without a result
-/// is in doubt.
+/// is in doubt, and so is a step in this database whose code has ended its transaction.
 pub(crate) type StoredSteps = BTreeMap<String, Option<String>>;
 
 /// A step of a [`Shown`](crate::operator::Shown) operation, without its result.
@@ -34,7 +34,8 @@ pub struct ShownStep {
     pub result_bytes: Option<u64>,
     /// The key of the step for the next service, if the step calls a service: see
     /// [`Step::downstream_key`](crate::lease::Step::downstream_key). If the step is in doubt, use this key to look up
-    /// at the service whether the step took effect.
+    /// at the service whether the step took effect. A [`step`](crate::lease::Lease::step) in this database is in doubt
+    /// only if its code has ended its transaction. The tables of the service then show whether the step took effect.
     pub downstream_key: String,
 }
 
@@ -78,6 +79,12 @@ pub(super) fn in_doubt(row: &PgRow) -> sqlx::Result<Vec<String>> {
     let mut names: Vec<String> = serde_json::from_str(names).map_err(|error| sqlx::Error::Decode(error.into()))?;
     names.sort_unstable();
     Ok(names)
+}
+
+/// The names of the steps in doubt that no other service has seen, from the text of the column `steps`.
+pub(super) fn in_database(row: &PgRow) -> Vec<String> {
+    let entries = entries(row).unwrap_or_default().into_iter();
+    entries.filter(|(_, step)| step.get("in_database").is_some()).map(|(name, _)| name).collect()
 }
 
 impl Record<'_> {
@@ -144,6 +151,40 @@ impl Record<'_> {
                     -- A machine that slept must renew the lease first: a probe of this step would come too early.
                     and lease_until > pg_catalog.statement_timestamp()
                     and steps -> $5::text -> 'begun'::text is null
+                    and steps -> $5::text -> 'result'::text is null
+                ",
+            )
+            .bind(token) // $4
+            .bind(name) // $5
+            .bind(attempt) // $6
+            .bind(interval(retention)); // $7
+        changes_a_row(conn, update).await
+    }
+
+    /// Stores that a step in this database is in doubt, because its code has ended its transaction. Keeps the record for
+    /// at least another `retention` from now. Returns `false` if the step has a result, or if the claim is gone. The
+    /// lease may have lapsed, because no attempt may perform this step again.
+    ///
+    /// No other service has seen the step. The mark `in_database` tells this to a reconciler.
+    pub(crate) async fn leave_step_in_doubt(
+        self,
+        conn: &mut PgConnection,
+        token: i64,
+        attempt: i32,
+        name: &str,
+        retention: Duration,
+    ) -> Result<bool, Error> {
+        let update = self
+            .query(
+                "
+                update /* pg_idempotency: leave step in doubt */ idempotency.record
+                set steps = coalesce(steps, '{}') || pg_catalog.jsonb_build_object($5::text, pg_catalog.jsonb_build_object(
+                        'begun', pg_catalog.statement_timestamp(), 'attempt', $6::int4, 'in_database', true
+                    )),
+                    expires_at = greatest(expires_at, pg_catalog.statement_timestamp() + $7::interval)
+                where scope = $1::text and operation = $2::text and value = $3::text
+                    and token = $4::int8
+                    and completed_at is null
                     and steps -> $5::text -> 'result'::text is null
                 ",
             )

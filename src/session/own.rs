@@ -40,6 +40,12 @@ impl Session {
         Ok(session)
     }
 
+    pub(crate) async fn begun(pool: &PgPool, opening: &Opening) -> Result<Self, Error> {
+        let mut session = Self::of(pool).await?;
+        session.begin(opening).await?;
+        Ok(session)
+    }
+
     /// Begins a transaction.
     ///
     /// If other code has left a transaction open on the connection, this function rolls that transaction back, and
@@ -160,8 +166,7 @@ where
     E: From<Error>,
     W: AsyncFnOnce(&mut PgConnection) -> Result<R, E>,
 {
-    let mut session = Session::of(pool).await?;
-    session.begin(&opening).await?;
+    let mut session = Session::begun(pool, &opening).await?;
     let worked = work(&mut session).await;
     if worked.is_ok() {
         session.commit().await?;

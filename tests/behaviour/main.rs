@@ -41,6 +41,7 @@ mod transaction {
 }
 
 mod lease {
+    mod gone;
     mod granted;
     mod in_doubt;
     pub(crate) mod leases;
