@@ -9,7 +9,7 @@
 -- It reads the number in the catalog. The names and arguments stay: only a migration adds or removes a function, because a process of
 -- another release knows these by name.
 create or replace function idempotency.version()
-returns int4 language sql immutable parallel safe set search_path = pg_catalog, pg_temp as 'select 3';
+returns int4 language sql immutable parallel safe set search_path = pg_catalog, pg_temp as 'select 1';
 
 -- Version 3 of the fingerprint: SHA-256 of the bytes as they are, which every language computes alike. With a search_path of its
 -- own, PostgreSQL would not inline it, and each call would take ten microseconds more. So it names the schema of everything.
@@ -95,6 +95,9 @@ declare
     next_attempt int4;
     may_claim boolean := true;
     looks int4 := 0;
+    -- As src/claim/swallowed.rs: what the looks have found free in a row, which is a token or 'nothing', and how often.
+    found_free text;
+    times_free int4 := 0;
     seen record;
 begin
     -- A faster way for the usual keys, which have up to 127 ASCII characters in each part.
@@ -175,7 +178,11 @@ begin
         left join idempotency.record as record on record.scope = $1 and record.operation = $2 and record.value = $3
         into seen;
         may_claim := coalesce(seen.mine, false);
-        continue when may_claim;
+        if may_claim then
+            select case found_free when 'nothing' then times_free + 1 else 1 end, 'nothing' into times_free, found_free;
+            exit when times_free > 2;
+            continue;
+        end if;
         if seen.token is null then
             outcome := 'held';
         else
@@ -207,6 +214,8 @@ begin
             if outcome <> 'take over' then
                 return;
             end if;
+            select case found_free when seen.token::text then times_free + 1 else 1 end, seen.token into times_free, found_free;
+            exit when times_free > 2;
             -- As `take_over` of src/record. No lock if another call has changed the record: then this call replays.
             perform from idempotency.record as record
             where record.scope = $1 and record.operation = $2 and record.value = $3 and record.token = seen.token;
@@ -236,6 +245,7 @@ begin
         patience := coalesce(patience, make_interval(secs =>
             coalesce(date_part('epoch', $6), least(5::float8, greatest(date_part('epoch', $5) / 2::float8, 0.001::float8)))));
         milliseconds := ceil(extract(epoch from least(asked + patience - clock_timestamp(), patience)) * 1000);
+        times_free := case outcome when 'overtaken' then times_free else 0 end;
         if outcome = 'held' then
             exit when milliseconds <= 0;
             outcome := idempotency.await_key($1, $2, $3, lock_id, milliseconds, asked, 'transaction');
@@ -248,6 +258,12 @@ begin
             looks := 0;
         end if;
     end loop;
+    if times_free > 2 and current_setting('transaction_isolation') in ('read committed', 'read uncommitted') then
+        raise exception 'the idempotency key is free, but the database stores no record for it, or hides its record' using
+            errcode = 'IK009',
+            hint = 'Look for a BEFORE trigger that returns null, or a policy of row level security, on idempotency.record, which '
+                'idempotency-janitor health names.';
+    end if;
     select 'in_flight', interval '1 s' into outcome, retry_after;
 end
 $$;

@@ -4,6 +4,7 @@
 //! and looks again.
 
 mod answer;
+mod swallowed;
 
 use sqlx::PgConnection;
 
@@ -14,6 +15,7 @@ use crate::{Error, observe};
 
 pub(crate) use answer::RETRY_AFTER;
 use answer::{Answer, answer};
+pub(crate) use swallowed::Swallowed;
 
 /// The greatest number of looks without a wait in between. Each look after the first means that another owner began or
 /// ended between two statements of this call, or that a sweep has locked the row. A call that needs more looks should
@@ -36,6 +38,8 @@ pub(crate) enum Claimed<W = Claim> {
 /// The call may not yet have [checked](CalledAt::in_transaction_since) that its BEGIN began the transaction. In this
 /// case, the function returns [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction) if the transaction is older
 /// than the BEGIN. Other code may have begun such a transaction.
+///
+/// The function returns [`Misuse::ClaimSwallowed`](crate::Misuse::ClaimSwallowed) if the database swallows the claims.
 pub(crate) async fn contend(
     conn: &mut PgConnection,
     record: Record<'_>,
@@ -49,6 +53,7 @@ pub(crate) async fn contend(
         return Ok(Claimed::Replayed(response));
     }
     let mut patience = Patience::of(terms.on_duplicate, terms.retention);
+    let mut swallowed = Swallowed::default();
     let mut looks = 0;
     loop {
         tried = match tried {
@@ -59,12 +64,19 @@ pub(crate) async fn contend(
             Tried::Unread if looks == LOOKS => break,
             Tried::Unread => {
                 looks += 1;
-                record.look(conn, asked).await?
+                let looked = record.look(conn, asked).await?;
+                if matches!(looked, Tried::Free) {
+                    swallowed.found_free(conn, None).await?;
+                }
+                looked
             }
             Tried::Found(found) => {
                 let token = found.token;
                 match answer(found, terms, record.key)? {
-                    Answer::TakeOver { attempt } => record.take_over(conn, terms, asked, token, attempt).await?,
+                    Answer::TakeOver { attempt } => {
+                        swallowed.found_free(conn, Some(token)).await?;
+                        record.take_over(conn, terms, asked, token, attempt).await?
+                    }
                     Answer::Replay(response) => {
                         observe::token(token);
                         return Ok(Claimed::Replayed(response));
@@ -75,6 +87,7 @@ pub(crate) async fn contend(
             Tried::Held => {
                 let Some(left) = patience.left() else { break };
                 looks = 0;
+                swallowed.forget();
                 match record.await_key(conn, left, asked, terms.mode).await? {
                     Tried::Held => {
                         // The time is over. The call looks once more, because the owner may have ended at this moment.
@@ -85,6 +98,7 @@ pub(crate) async fn contend(
                 }
             }
             Tried::Locked => {
+                swallowed.forget();
                 if patience.left().is_some() {
                     looks = 0;
                     wait_for_row(conn, record.persistent).await?;

@@ -54,7 +54,7 @@ use std::time::Duration;
 use sqlx::{Connection as _, PgConnection};
 use tracing::Instrument as _;
 
-use crate::claim::{Claimed, RETRY_AFTER, contend};
+use crate::claim::{Claimed, RETRY_AFTER, Swallowed, contend};
 use crate::limits::{Patience, RETENTION, assert_retention, assert_wait, check_wait, in_range};
 use crate::observe::{call_span, claiming, counted, spanned};
 use crate::record::{CalledAt, MarkBatch, MarkOf, Record, Terms, Tried, wait_for_row};
@@ -164,6 +164,7 @@ impl MarkOptions {
     /// - [`Error::InFlight`]: another transaction is marking the key, and did not end in time. The caller's transaction
     ///   is still usable.
     /// - [`Error::OtherMode`]: the key belongs to another mode.
+    /// - [`Misuse::ClaimSwallowed`]: a trigger swallows the mark, or a policy hides it.
     /// - [`Incompatible::UnknownMode`](crate::Incompatible::UnknownMode): the key belongs to a mode of a newer release.
     /// - [`Error::Retryable`], [`Error::Database`], [`Error::SchemaMissing`].
     ///
@@ -288,13 +289,21 @@ impl<'k> Batch<'k> {
         let persistent = self.options.persistent;
         let mut patience = Patience::of(self.options.on_duplicate, self.options.retention);
         let mut asked = CalledAt::now();
+        let mut swallowed = Swallowed::default();
         let mut rounds = 0;
         while rounds < ROUNDS && !self.open.is_empty() {
             rounds += 1;
             let keys = self.open.iter().map(|&place| &self.keys[place]).collect();
             let batch = MarkBatch { keys, retention: self.options.retention, persistent };
             let marked = batch.mark(conn, &mut asked).await?;
-            match (self.close(&marked)?, patience.left()) {
+            let obstacle = self.close(&marked)?;
+            match obstacle {
+                Some(_) => swallowed.forget(),
+                // The batch has the lock of each open key, and has marked none of them.
+                None if !self.open.is_empty() => swallowed.found_free(conn, None).await?,
+                None => {}
+            }
+            match (obstacle, patience.left()) {
                 (Some((_, MarkOf::Held)), None) => return Ok(()),
                 (Some((place, MarkOf::Held)), Some(left)) => {
                     let record = Record { key: &self.keys[place], persistent };

@@ -92,6 +92,16 @@ pub enum Misuse {
     )]
     NestedTransaction,
 
+    /// The key is free, but the database has twice stored no claim of this call, or hides the record of the key from this
+    /// role. Nothing was performed. The cause is a BEFORE trigger that returns null, or a policy of row level security,
+    /// on `idempotency.record`. [`health`](crate::operator::health()) names both. An AFTER trigger is never the cause.
+    #[error(
+        "the key is free, but the database stores no record for it, or hides its record from this role; look for a \
+         BEFORE trigger that returns null, or a policy of row level security, on idempotency.record, which \
+         `idempotency-janitor health` names"
+    )]
+    ClaimSwallowed,
+
     /// The operating system returned no random number for the token of a claim. Nothing was performed.
     #[error("the operating system has no random numbers, so nothing was claimed")]
     #[non_exhaustive]

@@ -67,6 +67,13 @@ pub enum Warning {
         /// The rights on the records that the role lacks for each kind of role.
         missing: String,
     },
+    /// A BEFORE row trigger, a rule or a policy of row level security applies to the table, and can swallow the records
+    /// or hide them. A call that meets this returns [`Misuse::ClaimSwallowed`](crate::Misuse::ClaimSwallowed). An AFTER
+    /// trigger cannot swallow a record, and is not reported.
+    MaySwallow {
+        /// The kind and the name of the object, and the name of its table.
+        object: String,
+    },
     /// The trigger of a [protected](crate::protect()) table, or of one of its partitions, is disabled, is missing, or
     /// differs from the crate's trigger. The server therefore does not refuse a write outside an operation. A partition
     /// that was attached after the call of `protect` has no trigger.
@@ -96,6 +103,7 @@ impl Warning {
             Self::RowSecurity { .. } => "row_security",
             Self::InSearchPath => "in_search_path",
             Self::MissingRights { .. } => "missing_rights",
+            Self::MaySwallow { .. } => "may_swallow",
             Self::ProtectionGap { .. } => "protection_gap",
             Self::SweepLags { .. } => "sweep_lags",
         }
@@ -148,6 +156,11 @@ impl std::fmt::Display for Warning {
                 "this role has the rights of no role in the guide's page `production`: on idempotency.record, \
                  {missing}; a call that may claim a key but may not complete it fails after its effect; grant the \
                  rights of one of these roles"
+            ),
+            Self::MaySwallow { object } => write!(
+                f,
+                "{object} can swallow the records of keys or hide them, and then calls fail; drop it, or use an AFTER \
+                 trigger instead"
             ),
             Self::ProtectionGap { table } => write!(
                 f,
@@ -220,6 +233,7 @@ async fn warnings(conn: &mut PgConnection, lag: Duration) -> Result<Vec<Warning>
     warnings.extend((!setup.fsync).then_some(Warning::FsyncOff));
     warnings.extend(setup.unlogged.then_some(Warning::Unlogged));
     warnings.extend(setup.in_recovery.then_some(Warning::Replica));
+    warnings.extend(record::swallowers(conn).await?.into_iter().map(|object| Warning::MaySwallow { object }));
     warnings.extend(record::gaps(conn).await?.into_iter().map(|table| Warning::ProtectionGap { table }));
     let oldest = record::oldest_due(conn, Duration::ZERO).await?.filter(|oldest| *oldest > lag);
     warnings.extend(oldest.map(|oldest| Warning::SweepLags { oldest }));

@@ -162,6 +162,21 @@ impl Record<'_> {
     }
 }
 
+/// Whether each statement of the transaction has a snapshot of its own. PostgreSQL treats READ UNCOMMITTED in the same
+/// way as READ COMMITTED.
+pub(crate) async fn is_read_committed(conn: &mut PgConnection) -> Result<bool, Error> {
+    sqlx::query_scalar(
+        "
+        select /* pg_idempotency: isolation */
+            pg_catalog.current_setting('transaction_isolation') in ('read committed', 'read uncommitted')
+        ",
+    )
+    .persistent(false)
+    .fetch_one(conn)
+    .await
+    .map_err(Error::of_statement)
+}
+
 /// Waits 10 ms for a row that another transaction has locked without the key's advisory lock. A wait for the advisory
 /// lock would not show when such a transaction ends, but all such transactions are short. The server sleeps, because
 /// this crate does not choose the async runtime. If the server's clock is set back during the sleep, the sleep lasts

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Row as _};
 
+use super::statement::table_or_leaf;
 use crate::error::sqlstate;
 use crate::{Error, SetupError};
 
@@ -344,6 +345,42 @@ pub(crate) async fn gaps(conn: &mut PgConnection) -> Result<Vec<String>, Error> 
         join pg_catalog.pg_class as class on class.oid = covered.oid
         join pg_catalog.pg_namespace as space on space.oid = class.relnamespace
         where guard.tgrelid is null or not guard.works
+        order by 1
+        ",
+    })
+    .persistent(false)
+    .fetch_all(conn)
+    .await
+    .map_err(Error::of_statement)
+}
+
+/// The objects that may swallow the records of the table, or hide them. A row trigger of a partitioned table has a copy
+/// on each partition, which is left out.
+pub(crate) async fn swallowers(conn: &mut PgConnection) -> Result<Vec<String>, Error> {
+    sqlx::query_scalar(concat! {
+        "
+        with /* pg_idempotency: swallowers */ found (kind, name, relation) as (
+            select 'the trigger', tgname, tgrelid
+            from pg_catalog.pg_trigger
+            -- 1 is FOR EACH ROW, and 2 is BEFORE.
+            where tgtype & 3::int2 = 3::int2 and tgenabled in ('O', 'A') and not tgisinternal and tgparentid = 0::oid
+            union all
+            select 'the rule', rulename, ev_class from pg_catalog.pg_rewrite where ev_enabled in ('O', 'A')
+            union all
+            select 'the policy', polname, polrelid from pg_catalog.pg_policy
+            union all
+            -- Without a policy, no row is visible.
+            select 'row level security', null, oid
+            from pg_catalog.pg_class as class
+            where not exists (select from pg_catalog.pg_policy where polrelid = class.oid)
+        )
+        select pg_catalog.format('%s on %I.%I',
+            pg_catalog.concat_ws(' ', found.kind, pg_catalog.quote_ident(found.name::text)), space.nspname, class.relname)
+        from found
+        join pg_catalog.pg_class as class on class.oid = found.relation
+        join pg_catalog.pg_namespace as space on space.oid = class.relnamespace
+        where ", table_or_leaf!(), "
+            and (class.relrowsecurity or found.kind in ('the trigger', 'the rule'))
         order by 1
         ",
     })

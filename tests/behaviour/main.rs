@@ -60,6 +60,7 @@ mod claim {
     mod doors;
     mod expiry;
     mod newer;
+    mod swallowed;
 }
 
 mod record {

@@ -10,6 +10,7 @@ use axum::routing::post;
 use axum::{Router, body::Bytes};
 use pg_idempotency::Idempotency;
 use pg_idempotency::http::{IdempotencyLayer, IdempotentTx, NoTransaction};
+use pg_idempotency::lease::Lease;
 use rig::cases::each;
 use rig::lease::IN_STEPS;
 use sqlx::postgres::PgPoolOptions;
@@ -108,6 +109,28 @@ async fn a_handler_that_ends_the_transaction_is_never_acknowledged(pool: PgPool)
             outside(&pool, "truncate effect, idempotency.record").await;
         }
     }
+}
+
+/// Nobody else has the key, so the client must not be told for ever that it is in flight.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_claim_that_the_database_swallows_is_a_mistake_that_is_named(pool: PgPool) {
+    create_effects(&pool).await;
+    sqlx::raw_sql(
+        "create function in_the_way() returns trigger language plpgsql as 'begin return null; end';
+         create trigger in_the_way before insert on idempotency.record for each row execute function in_the_way()",
+    )
+    .execute(&pool)
+    .await
+    .expect("a trigger");
+    for layer in [transactional(&pool), replaying_first(&pool)] {
+        let answer = post_to(&app(layer), "/effects", "key-1", "x").await;
+        assert!(answer.mistake().contains("a BEFORE trigger that returns null"), "{answer:?}");
+    }
+    let handler = async |_: Lease| -> StatusCode { panic!("it is not called") };
+    let app = Router::new().route("/effects", post(handler)).layer(leased(&pool, IN_STEPS));
+    let answer = post_to(&app, "/effects", "key-1", "x").await;
+    assert!(answer.mistake().contains("a BEFORE trigger that returns null"), "{answer:?}");
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
 }
 
 /// Dropping a query does not cancel it, so the ROLLBACK waits behind it.

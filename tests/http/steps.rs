@@ -76,6 +76,28 @@ async fn a_task_that_outlives_the_response_performs_no_step(pool: PgPool) -> any
     Ok(())
 }
 
+/// What it wrote may be committed. Neither a retry nor the handler itself performs it again.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_step_that_commits_has_one_effect_and_waits_for_a_person(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let handler = async |lease: Lease| -> StatusCode {
+        for _ in ["first", "again"] {
+            let text = lease.step("text", async |conn| {
+                let id = insert(&mut *conn, "committed").await?;
+                sqlx::raw_sql("commit; begin").execute(conn).await?;
+                Ok::<_, Error>(id)
+            });
+            assert!(text.await.is_err());
+        }
+        StatusCode::INTERNAL_SERVER_ERROR
+    };
+    let app = layered(&pool, Router::new().route("/rides", post(handler)));
+    assert_eq!(ask(&app).await.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_indeterminate(&pool, &app).await;
+    assert_eq!(effects(&pool).await, 1);
+    Ok(())
+}
+
 /// It may have taken effect, although the handler has answered.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_task_in_the_middle_of_a_text_leaves_it_in_doubt(pool: PgPool) -> anyhow::Result<()> {

@@ -15,7 +15,7 @@ const RUN: &str = "run in sql";
 /// What the crate writes behind the first word of each statement, before its name.
 const COMMENT: &str = "/* pg_idempotency: ";
 /// Statements of the crate that neither read nor change what others do.
-const ASIDE: &[&str] = &["schema", "applied", "leaves", "oldest due", "is open", "is exempt"];
+const ASIDE: &[&str] = &["schema", "applied", "leaves", "oldest due", "is open", "isolation", "is exempt"];
 /// The start of a statement without such a comment, a part of it, and its name: those of callers in SQL, and the ends
 /// of transactions, which are mostly sqlx's. The first that matches counts.
 const NAMES: &[(&str, &str, &str)] = &[
