@@ -46,6 +46,15 @@ pub(crate) async fn contend(
     terms: &Terms,
     asked: &mut CalledAt,
 ) -> Result<Claimed, Error> {
+    win_or_lose(conn, record, terms, asked).await.map_err(Error::before_the_work)
+}
+
+async fn win_or_lose(
+    conn: &mut PgConnection,
+    record: Record<'_>,
+    terms: &Terms,
+    asked: &mut CalledAt,
+) -> Result<Claimed, Error> {
     let mut tried = record.claim(conn, terms, asked).await?;
     if matches!(tried, Tried::Unread)
         && let Some(response) = record.response(conn, terms, asked).await?

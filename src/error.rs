@@ -1,11 +1,13 @@
 //! The errors of the crate: one variant for each way in which the caller can react.
 
 mod nested;
+mod place;
 mod setup;
 pub(crate) mod sqlstate;
 #[cfg(test)]
 #[path = "../tests/unit/error/table.rs"]
 mod table;
+mod unreached;
 
 use std::time::Duration;
 
@@ -40,6 +42,27 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// `Retry-After` header.
 ///
 #[doc = include_str!("error/table.md")]
+///
+/// # An error of the database, and the place where a call meets it
+///
+/// The table shows which errors of the database are transient. *Opening* is the wait for a connection of the pool and the
+/// BEGIN. *Before the work* are the statements that claim the key. *Completion* is the statement that stores the
+/// response. The completion of a lease, and the COMMIT after it, are tried again for the length of the lease.
+///
+#[doc = include_str!("error/places.md")]
+///
+/// ¹ Over HTTP, 500 without `Retry-After`: the handler has made the transaction read only, and each retry would run it
+/// again.
+///
+/// ² The outcome is unknown, as described above. A COMMIT that gets one of these errors may have taken effect, for example
+/// if a pooler has lost its connection to the server.
+///
+/// ³ The connection has lost its prepared statements: see the guide's page `poolers`. The crate closes a connection of
+/// the pool. On a caller's connection, the crate lets sqlx prepare the statements again. After an error of its own
+/// statement, the crate logs an ERROR, before the work and after it.
+///
+/// ⁴ The pool cannot log in, for example while a password is rotated. A consumer keeps its message. The crate logs an
+/// ERROR.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -247,6 +270,17 @@ impl Error {
             Self::Database(error) => is_lost(error),
             _ => false,
         }
+    }
+}
+
+/// An error of the crate, or an error of a function that contains such an error.
+pub(crate) trait MayContainError: From<Error> {
+    fn contained(&self) -> Option<&Error>;
+}
+
+impl MayContainError for Error {
+    fn contained(&self) -> Option<&Error> {
+        Some(self)
     }
 }
 

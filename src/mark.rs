@@ -58,6 +58,7 @@ use crate::claim::{Claimed, RETRY_AFTER, Swallowed, contend};
 use crate::limits::{Patience, RETENTION, assert_retention, assert_wait, check_wait, in_range};
 use crate::observe::{call_span, claiming, counted, spanned};
 use crate::record::{CalledAt, MarkBatch, MarkOf, Record, Terms, Tried, wait_for_row};
+use crate::session::or_prepare_again;
 use crate::{Error, Key, Misuse, Mode, OnDuplicate, observe};
 
 /// The maximum number of keys in a batch. Each key holds an advisory lock until the end of the transaction. All
@@ -189,7 +190,8 @@ impl MarkOptions {
                 max_attempts: None,
             };
             let record = Record { key, persistent: self.persistent };
-            Ok(match contend(conn, record, &terms, &mut CalledAt::now()).await? {
+            let claimed = contend(conn, record, &terms, &mut CalledAt::now()).await;
+            Ok(match or_prepare_again(conn, claimed).await? {
                 Claimed::Won(_) => Marked::First,
                 Claimed::Replayed(_) => Marked::Duplicate,
             })
@@ -251,7 +253,8 @@ impl MarkOptions {
             return Err(Error::Misuse(Misuse::NotInTransaction));
         }
         let mut batch = Batch::new(self, keys)?;
-        batch.mark(conn).await?;
+        let marked = batch.mark(conn).await.map_err(Error::before_the_work);
+        or_prepare_again(conn, marked).await?;
         if let Some(&place) = batch.open.first() {
             let error = Error::InFlight { retry_after: RETRY_AFTER };
             observe::outcome(Mode::Mark, keys[place].operation(), error.outcome());

@@ -5,9 +5,9 @@ mod own;
 mod waits;
 
 pub use nesting::commit;
-pub(crate) use nesting::{Savepoint, depth, in_callers_transaction, roll_back_to};
+pub(crate) use nesting::{Savepoint, depth, in_callers_transaction, or_prepare_again, roll_back_to};
 pub(crate) use own::{Opening, Session, in_pooled_transaction};
-pub use waits::bounded;
 #[cfg(feature = "http")]
 pub(crate) use waits::Pauses;
+pub use waits::bounded;
 pub(crate) use waits::{ANSWER_TIME, Polls, PollsUntil, ended_or_closed, or_closed};

@@ -453,6 +453,33 @@ async fn a_request_that_does_not_reach_its_handler_under_at_most_once_is_a_warni
     Ok(())
 }
 
+/// A call gets an error that another call may not get. A person has to know of the cause all the same.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_way_to_the_server_that_fails_is_an_error_that_says_what_to_do(pool: PgPool) -> anyhow::Result<()> {
+    let listener = Listener::default();
+    let errors = registry().with(listener.clone().with_filter(LevelFilter::ERROR));
+    let _guard = tracing::subscriber::set_default(errors);
+    let call = async |pool: &PgPool, operation: &str| {
+        Idempotency::new().run(pool, &key(operation), "body", async |_| Ok::<i64, Error>(1)).await
+    };
+    let alone = pool_of(1, &pool.connect_options()).await;
+    let _ = call(&alone, "prepares").await?;
+    sqlx::raw_sql("deallocate all").execute(&alone).await?;
+    assert!(call(&alone, "loses").await.is_err_and(|error| error.is_transient()));
+    let stranger = rig::database::options(&pool).username("nobody-has-this-name");
+    let refused = pool.options().clone().connect_lazy_with(stranger);
+    for _ in ["first", "again"] {
+        assert!(call(&refused, "refused").await.is_err_and(|error| error.is_transient()));
+    }
+    let text = listener.text();
+    for line in ["see the guide's page poolers", "the database refuses the role, the password or the database's name"] {
+        // Each call may meet them, so they are written once in a minute.
+        assert_eq!(text.matches(line).count(), 1, "{line}: {text}");
+    }
+    assert!(!text.contains(SCOPE) && !text.contains(VALUE), "{text}");
+    Ok(())
+}
+
 /// The layer logs the cause of a mistake in the set-up. The server's detail would quote the key. A client's mistake
 /// must not look like one of them.
 #[cfg(feature = "axum")]

@@ -1,5 +1,6 @@
 //! The errors of the functions that set up the schema, and of the verbs of operators.
 
+use super::MayContainError;
 use crate::Error;
 
 /// The reason why [`migrate`](crate::migrate()), [`protect`](crate::protect()) or [`unprotect`](crate::unprotect()) changed nothing.
@@ -49,6 +50,12 @@ impl SetupError {
     }
 }
 
+impl MayContainError for SetupError {
+    fn contained(&self) -> Option<&Error> {
+        if let Self::Other(error) = self { Some(error) } else { None }
+    }
+}
+
 impl From<sqlx::Error> for SetupError {
     fn from(error: sqlx::Error) -> Self {
         Self::Other(error.into())
@@ -81,6 +88,12 @@ impl SettleError {
             Self::Changed => false,
             Self::Other(error) => error.is_transient(),
         }
+    }
+}
+
+impl MayContainError for SettleError {
+    fn contained(&self) -> Option<&Error> {
+        if let Self::Other(error) = self { Some(error) } else { None }
     }
 }
 

@@ -104,6 +104,7 @@ impl Transactional<'_> {
                 Ok(Claimed::Replayed(stored))
             }
             Err(error) => {
+                session.note(&error);
                 self.roll_back(session).await;
                 Err(error)
             }
@@ -176,7 +177,8 @@ impl Transactional<'_> {
             None => session.commit_exempt().await,
             Some(won) => won.undo_and_commit(&mut session, stored, undo).await,
         };
-        if committed.is_err() {
+        if let Err(error) = &committed {
+            session.note(error);
             self.roll_back(session).await;
         }
         committed.map_err(Rejection::of_completion)

@@ -137,7 +137,7 @@ impl Lease {
     /// Runs `perform` and stores its result, in the transaction of the step.
     async fn perform_and_finish<T, E, F>(
         &self,
-        conn: &mut PgConnection,
+        session: &mut Session,
         name: &str,
         perform: F,
     ) -> Result<T, Unfinished<E>>
@@ -146,12 +146,18 @@ impl Lease {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     {
-        let value = self.inside_a_step(perform(&mut *conn)).await.map_err(Unfinished::Failed)?;
+        let value = self.inside_a_step(perform(&mut *session)).await.map_err(Unfinished::Failed)?;
         let result = self.encoded_result(name, &value)?;
         // This statement is the last statement of the step, because it locks the record, and a renewal would wait for
         // the lock.
-        let stored = self.record().finish_step(conn, self.token, self.attempt, name, &result).await?;
-        if stored { Ok(value) } else { Err(Unfinished::NotStored) }
+        match self.record().finish_step(session, self.token, self.attempt, name, &result).await {
+            Ok(true) => Ok(value),
+            Ok(false) => Err(Unfinished::NotStored),
+            Err(error) => {
+                session.note(&error);
+                Err(error.into())
+            }
+        }
     }
 
     /// Performs a step outside the database, and then stores its result, in the same way as

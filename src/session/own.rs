@@ -15,7 +15,7 @@ use sqlx::pool::PoolConnection;
 use sqlx::{Executor as _, PgConnection, PgPool, Postgres};
 
 use super::nesting::{begin, commit_innermost, depth, queue_rollbacks, roll_back_to};
-use crate::error::sqlstate;
+use crate::error::{MayContainError, sqlstate};
 use crate::record::opening;
 use crate::{Error, Misuse};
 
@@ -29,11 +29,14 @@ pub(crate) struct Session {
     /// When the BEGIN of the open transaction was sent. `None` if the opening itself checks that this BEGIN began the
     /// transaction.
     unchecked_since: Option<Instant>,
+    /// Whether the connection is closed when the session is dropped.
+    closes: bool,
 }
 
 impl Session {
     pub(crate) async fn of(pool: &PgPool) -> Result<Self, Error> {
-        let mut session = Self { conn: pool.acquire().await?, uncounted: false, unchecked_since: None };
+        let conn = pool.acquire().await.map_err(Error::of_pool)?;
+        let mut session = Self { conn, uncounted: false, unchecked_since: None, closes: false };
         // sqlx still counts a transaction whose guard other code has forgotten. The crate must not even read in such a
         // transaction.
         session.roll_back().await;
@@ -115,6 +118,12 @@ impl Session {
         self.commit().await
     }
 
+    /// Closes the connection at the drop of the session, if this error shows that the connection has lost its prepared
+    /// statements. sqlx would use their names for as long as the connection lives, and each call would fail.
+    pub(crate) fn note(&mut self, error: &Error) {
+        self.closes |= error.has_lost_statements();
+    }
+
     pub(crate) async fn roll_back(&mut self) {
         self.uncounted = true;
         roll_back_to(&mut self.conn, 0).await;
@@ -149,6 +158,9 @@ impl Drop for Session {
     /// All transactions that sqlx counts are rolled back, because otherwise the pool would get a connection with an
     /// open transaction.
     fn drop(&mut self) {
+        if self.closes {
+            self.conn.close_on_drop();
+        }
         queue_rollbacks(&mut self.conn, 0);
         if self.uncounted {
             let _ = pin!(begin(&mut self.conn, "rollback")).poll(&mut Context::from_waker(Waker::noop()));
@@ -163,15 +175,17 @@ impl Drop for Session {
 /// If the future is dropped, the transaction is rolled back. A COMMIT that was already sent may take effect.
 pub(crate) async fn in_pooled_transaction<R, E, W>(pool: &PgPool, opening: Opening, work: W) -> Result<R, E>
 where
-    E: From<Error>,
+    E: MayContainError,
     W: AsyncFnOnce(&mut PgConnection) -> Result<R, E>,
 {
     let mut session = Session::begun(pool, &opening).await?;
     let worked = work(&mut session).await;
-    if worked.is_ok() {
-        session.commit().await?;
-    } else {
-        session.roll_back().await;
+    match &worked {
+        Ok(_) => session.commit().await?,
+        Err(error) => {
+            error.contained().into_iter().for_each(|error| session.note(error));
+            session.roll_back().await;
+        }
     }
     worked
 }

@@ -13,7 +13,7 @@ use crate::error::sqlstate;
 use crate::observe::Failure;
 use crate::outcome::{Outcome, Response, Verdict, decode, encode};
 use crate::record::{CalledAt, Claim, Record, Terms};
-use crate::session::{Opening, Savepoint, Session, depth, roll_back_to};
+use crate::session::{Opening, Savepoint, Session, depth, or_prepare_again, roll_back_to};
 use crate::{Error, Fingerprint, Key, Misuse, Mode, OnDuplicate};
 
 pub(crate) struct Call<'k> {
@@ -73,7 +73,8 @@ impl<'k> Call<'k> {
         if !conn.is_in_transaction() {
             return Err(Error::Misuse(Misuse::NotInTransaction).into());
         }
-        let mut won = match self.claim(conn, None).await? {
+        let claimed = self.claim(conn, None).await;
+        let mut won = match or_prepare_again(conn, claimed).await? {
             Claimed::Won(won) => won,
             Claimed::Replayed(stored) => return Ok(Outcome::Replayed(decode(&stored)?)),
         };
@@ -113,7 +114,10 @@ impl<'k> Call<'k> {
             Ok(Outcome::Performed(response))
         };
         let ended = ended.await;
-        if ended.is_err() {
+        if let Err(failure) = &ended {
+            if let Failure::Crate(error) = failure {
+                session.note(error);
+            }
             // The rollback is awaited, so that an immediate retry finds the key free.
             session.roll_back().await;
         }

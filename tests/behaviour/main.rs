@@ -76,6 +76,7 @@ mod session {
     mod foreign;
     mod nested;
     mod own;
+    mod places;
 }
 
 mod operator {

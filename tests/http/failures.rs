@@ -4,15 +4,18 @@
 use std::time::Duration;
 
 use axum::Router;
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::post;
 use pg_idempotency::http::IdempotentTx;
 use pg_idempotency::lease::Policy;
 use rig::lease::AT_MOST_ONCE;
+use rig::proxy::Proxy;
 use sqlx::PgPool;
 
 use crate::support::{
-    Answer, app, create_effects, effects, insert, leased, options, post_to, records, request, send, transactional,
+    Answer, app, create_effects, effects, insert, leased, options, outside, pool_of, post_to, records, replaying_first,
+    request, send, transactional,
 };
 
 /// The answer tells the client to stop: it has no `Retry-After` and is not retryable.
@@ -110,4 +113,52 @@ async fn a_leased_response_that_the_database_refuses_is_a_500(pool: PgPool) {
     let layer = leased(&pool, policy);
     let app = Router::new().route("/sms", post(async || "sent")).layer(layer);
     assert_permanent(&post_to(&app, "/sms", "key-1", "x").await);
+}
+
+/// Before the handler, another connection helps. After it, each retry would run the handler again.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn lost_statements_are_a_503_before_the_handler_and_a_500_after_it(other: PgPool) {
+    create_effects(&other).await;
+    for layer in [transactional, replaying_first] {
+        outside(&other, "truncate effect, idempotency.record").await;
+        let pool = pool_of(1, &other.connect_options()).await;
+        let handler = async |mut tx: IdempotentTx, body: String| {
+            insert(&mut tx, &body).await;
+            if body == "loses" {
+                sqlx::raw_sql("deallocate all").execute(&mut *tx).await.expect("lost");
+            }
+            StatusCode::CREATED
+        };
+        let app = Router::new().route("/effects", post(handler)).layer(layer(&pool));
+        assert_eq!(post_to(&app, "/effects", "key-1", "x").await.status, StatusCode::CREATED);
+        sqlx::raw_sql("deallocate all").execute(&pool).await.expect("lost");
+        assert_transient(&post_to(&app, "/effects", "key-2", "x").await);
+        assert_eq!(post_to(&app, "/effects", "key-2", "x").await.status, StatusCode::CREATED);
+        assert_permanent(&post_to(&app, "/effects", "key-3", "loses").await);
+        assert_eq!((effects(&other).await, records(&other).await), (2, 2));
+        assert_eq!(post_to(&app, "/effects", "key-3", "x").await.status, StatusCode::CREATED);
+    }
+}
+
+/// The pooler has lost its connection to the server, which has executed the COMMIT.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_commit_that_a_pooler_answers_with_58000_is_a_503_and_the_retry_a_replay(direct: PgPool) {
+    create_effects(&direct).await;
+    let proxy = Proxy::before(&direct.connect_options()).await.expect("a proxy");
+    let pool = pool_of(2, &proxy.options).await;
+    let app = app(transactional(&pool).optional_key(true));
+    for key in [Some("key-1"), None] {
+        proxy.answer("COMMIT", "58000", 1);
+        assert_transient(&send(&app, request("POST", "/effects", key, "x")).await);
+    }
+    assert!(post_to(&app, "/effects", "key-1", "x").await.is_replayed());
+    assert_eq!((effects(&direct).await, records(&direct).await), (2, 1));
+    // The owner of a lease asks again by itself.
+    let handler = async move |State(proxy): State<Proxy>| {
+        proxy.answer("COMMIT", "58000", 1);
+        "sent"
+    };
+    let app = Router::new().route("/sms", post(handler)).layer(leased(&pool, AT_MOST_ONCE)).with_state(proxy);
+    assert_eq!(post_to(&app, "/sms", "key-1", "x").await.status, StatusCode::OK);
+    assert!(post_to(&app, "/sms", "key-1", "x").await.is_replayed());
 }

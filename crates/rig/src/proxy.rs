@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::future::pending;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -32,6 +32,10 @@ struct Wire {
     cut: Arc<Notify>,
     /// The next ROLLBACK fails.
     spoils: Arc<AtomicBool>,
+    /// The SQLSTATE with which the answers to the next messages with this text are replaced, and their number.
+    answers: Arc<Mutex<Option<(&'static str, &'static str, usize)>>>,
+    /// The SQLSTATE with which each login is refused.
+    refusal: Arc<Mutex<Option<&'static str>>>,
     /// `None` if nobody listens.
     heard: Option<Arc<Heard>>,
 }
@@ -95,6 +99,17 @@ impl Proxy {
         self.wire.spoils.store(true, Ordering::SeqCst);
     }
 
+    /// Gives an error of its own as the answer to the next messages of clients that contain this text, as a pooler does.
+    /// The server executes them all the same.
+    pub fn answer(&self, text: &'static str, sqlstate: &'static str, times: usize) {
+        *locked(&self.wire.answers) = Some((text, sqlstate, times)).filter(|_| times > 0);
+    }
+
+    /// From now on, refuses each login with this error, or none.
+    pub fn refuse_logins(&self, sqlstate: Option<&'static str>) {
+        *locked(&self.wire.refusal) = sqlstate;
+    }
+
     /// From now on every byte is swallowed, in both directions, and no connection is closed.
     pub fn vanish(&self) {
         self.lose_connections();
@@ -104,6 +119,30 @@ impl Proxy {
     /// After [`Proxy::vanish`], new connections work again. The older ones stay lost.
     pub fn mend(&self) {
         self.wire.vanished.store(false, Ordering::SeqCst);
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The message `ErrorResponse`.
+fn error_response(sqlstate: &str) -> Vec<u8> {
+    let fields = format!("SERROR\0VERROR\0C{sqlstate}\0Man error of the pooler\0\0");
+    let length = u32::try_from(fields.len() + 4).expect("a short message");
+    [b"E", &length.to_be_bytes()[..], fields.as_bytes()].concat()
+}
+
+impl Wire {
+    /// The SQLSTATE of the answer to these bytes, if the answer is not that of the server.
+    fn replaced_answer(&self, sent: &[u8]) -> Option<&'static str> {
+        let mut answers = locked(&self.answers);
+        let (text, sqlstate, times) = (*answers)?;
+        if !sent.windows(text.len()).any(|part| part == text.as_bytes()) {
+            return None;
+        }
+        *answers = Some((text, sqlstate, times - 1)).filter(|_| times > 1);
+        Some(sqlstate)
     }
 }
 
@@ -141,7 +180,14 @@ fn texts(bytes: &[u8]) -> Vec<String> {
     texts
 }
 
-async fn pass(client: TcpStream, server: PgConnectOptions, wire: Wire) -> std::io::Result<()> {
+async fn pass(mut client: TcpStream, server: PgConnectOptions, wire: Wire) -> std::io::Result<()> {
+    let refusal = *locked(&wire.refusal);
+    if let Some(sqlstate) = refusal {
+        // The client sends user and database first.
+        client.read(&mut [0; 8192]).await?;
+        client.write_all(&error_response(sqlstate)).await?;
+        return client.shutdown().await;
+    }
     match server.get_socket() {
         Some(directory) => {
             let path: PathBuf = directory.join(format!(".s.PGSQL.{}", server.get_port()));
@@ -165,6 +211,7 @@ async fn relay(
     let number = wire.connections.fetch_add(1, Ordering::SeqCst);
     let begun = wire.losses.load(Ordering::SeqCst);
     let swallows = || wire.vanished.load(Ordering::SeqCst) || wire.losses.load(Ordering::SeqCst) > begun;
+    let replaced = Mutex::new(None);
     let (mut from_client, mut to_client) = client.into_split();
     let up = async {
         let mut bytes = [0; 8192];
@@ -186,6 +233,9 @@ async fn relay(
                     {
                         sent[at..at + 8].copy_from_slice(b"SELECT 1");
                     }
+                    if let Some(sqlstate) = wire.replaced_answer(sent) {
+                        *locked(&replaced) = Some(sqlstate);
+                    }
                     to_server.write_all(sent).await?;
                 }
             }
@@ -202,6 +252,14 @@ async fn relay(
             from_server.read_exact(&mut message[5..]).await?;
             if swallows() {
                 continue;
+            }
+            let replacement = *locked(&replaced);
+            if let Some(sqlstate) = replacement {
+                if kind != b'Z' {
+                    continue;
+                }
+                *locked(&replaced) = None;
+                to_client.write_all(&error_response(sqlstate)).await?;
             }
             if kind == b'Z' {
                 wire.round_trips.fetch_add(1, Ordering::SeqCst);

@@ -165,7 +165,7 @@ fn no_text_of_an_error_contains_the_scope_or_the_value_of_a_key() {
 #[test]
 fn a_connection_that_is_lost_is_transient() {
     let io = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
-    for state in ["08006", "25006", "25P03", "53300", "55P03", "57014", "57P01"] {
+    for state in ["08006", "25006", "25P03", "53300", "55P03", "57014", "57P01", "58000"] {
         let error = Error::Database(Sqlstate(state).into());
         assert!(error.is_transient(), "{state}");
         assert_eq!(error.to_string(), "the database failed; ask again with the same key", "{state}");
@@ -173,7 +173,7 @@ fn a_connection_that_is_lost_is_transient() {
     for lost in [sqlx::Error::PoolTimedOut, sqlx::Error::PoolClosed, sqlx::Error::Protocol(String::new()), io.into()] {
         assert!(Error::Database(lost).is_transient());
     }
-    let refused = ["22P05", "23505", "42501"].map(|state| Sqlstate(state).into());
+    let refused = ["22P05", "23505", "26000", "28P01", "42501", "58030", "58P01"].map(|state| Sqlstate(state).into());
     for refused in refused.into_iter().chain([sqlx::Error::RowNotFound, sqlx::Error::ColumnNotFound(String::new())]) {
         let refused = Error::Database(refused);
         assert!(!refused.is_transient() && !refused.to_string().contains("ask again"), "{refused}");
