@@ -27,5 +27,6 @@ async function main() {
 
 main().catch((error) => {
   console.error(error);
-  process.exitCode = 1;
+  // The connection is open.
+  process.exit(1);
 });
