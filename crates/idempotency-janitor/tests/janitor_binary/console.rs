@@ -673,7 +673,9 @@ async fn a_log_in_a_pipe_without_a_reader_holds_nothing_up(pool: PgPool) -> anyh
     assert!(Command::new("mkfifo").arg(&pipe).status()?.success());
     let path = pipe.to_str().expect("UTF-8");
     let mut bounded = Command::new("timeout");
+    // A console that waits for a reader does not end at SIGTERM either.
     bounded.args([
+        "--signal=KILL",
         "20",
         env!("CARGO_BIN_EXE_idempotency-janitor"),
         "console",
