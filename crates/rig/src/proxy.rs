@@ -32,12 +32,19 @@ struct Wire {
     cut: Arc<Notify>,
     /// The next ROLLBACK fails.
     spoils: Arc<AtomicBool>,
-    /// The SQLSTATE with which the answers to the next messages with this text are replaced, and their number.
-    answers: Arc<Mutex<Option<(&'static str, &'static str, usize)>>>,
+    answers: Arc<Mutex<Option<Replaced>>>,
     /// The SQLSTATE with which each login is refused.
     refusal: Arc<Mutex<Option<&'static str>>>,
     /// `None` if nobody listens.
     heard: Option<Arc<Heard>>,
+}
+
+/// The answers to the next messages with this text are replaced with an error.
+#[derive(Clone, Copy)]
+struct Replaced {
+    text: &'static str,
+    sqlstate: &'static str,
+    times: usize,
 }
 
 impl Proxy {
@@ -102,7 +109,7 @@ impl Proxy {
     /// Gives an error of its own as the answer to the next messages of clients that contain this text, as a pooler does.
     /// The server executes them all the same.
     pub fn answer(&self, text: &'static str, sqlstate: &'static str, times: usize) {
-        *locked(&self.wire.answers) = Some((text, sqlstate, times)).filter(|_| times > 0);
+        *locked(&self.wire.answers) = (times > 0).then_some(Replaced { text, sqlstate, times });
     }
 
     /// From now on, refuses each login with this error, or none.
@@ -137,11 +144,11 @@ impl Wire {
     /// The SQLSTATE of the answer to these bytes, if the answer is not that of the server.
     fn replaced_answer(&self, sent: &[u8]) -> Option<&'static str> {
         let mut answers = locked(&self.answers);
-        let (text, sqlstate, times) = (*answers)?;
+        let Replaced { text, sqlstate, times } = (*answers)?;
         if !sent.windows(text.len()).any(|part| part == text.as_bytes()) {
             return None;
         }
-        *answers = Some((text, sqlstate, times - 1)).filter(|_| times > 1);
+        *answers = (times > 1).then_some(Replaced { text, sqlstate, times: times - 1 });
         Some(sqlstate)
     }
 }
@@ -184,7 +191,7 @@ async fn pass(mut client: TcpStream, server: PgConnectOptions, wire: Wire) -> st
     let refusal = *locked(&wire.refusal);
     if let Some(sqlstate) = refusal {
         // The client sends user and database first.
-        client.read(&mut [0; 8192]).await?;
+        let _ = client.read(&mut [0; 8192]).await?;
         client.write_all(&error_response(sqlstate)).await?;
         return client.shutdown().await;
     }

@@ -182,13 +182,14 @@ async fn a_transaction_timeout_ends_the_wait_of_a_duplicate(pool: PgPool) -> any
     }
     create_effects(&pool).await;
     let mut first = pool.begin().await?;
-    let performed = ensure_idempotent(&mut first, &key("a"), "body", async |conn| leave_effect(conn, "first").await);
+    let key = key("a");
+    let performed = ensure_idempotent(&mut first, &key, "body", async |conn| leave_effect(conn, "first").await);
     assert!(!performed.await?.is_replayed());
     let limited = pool_of(1, &options(&pool).options([("transaction_timeout", "50ms")])).await;
-    let ended = once(&limited, &key("a"), "body").await.expect_err("the wait is longer");
+    let ended = once(&limited, &key, "body").await.expect_err("the wait is longer");
     assert!(ended.is_transient(), "{ended:?}");
     first.commit().await?;
-    assert!(once(&limited, &key("a"), "body").await?.is_replayed());
+    assert!(once(&limited, &key, "body").await?.is_replayed());
     assert_eq!((effects(&pool).await, records(&pool).await), (1, 1));
     Ok(())
 }
