@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pg_idempotency::lease::{Lease, LeaseOptions, Policy};
 use pg_idempotency::mark::{MarkOptions, Marked};
-use pg_idempotency::{Error, Idempotency, Outcome, Verdict, commit};
+use pg_idempotency::{Error, Idempotency, OnDuplicate, Outcome, Verdict, commit};
 use rig::cases::each;
 use rig::lease::{AT_LEAST_ONCE, AT_MOST_ONCE, IN_STEPS};
 use rig::proxy::Proxy;
@@ -184,7 +184,8 @@ async fn a_lease_survives_a_commit_that_a_pooler_answers_with_58000(direct: PgPo
                 }
                 Ok(7)
             };
-            LeaseOptions::new(policy).run(&pool, &key("a"), "body", work).await
+            let waits = LeaseOptions::new(policy).on_duplicate(OnDuplicate::Wait(Duration::from_secs(30)));
+            waits.run(&pool, &key("a"), "body", work).await
         };
         if of_claim {
             proxy.answer("COMMIT", "58000", 1);
