@@ -211,6 +211,7 @@
 //! `PgPoolOptions::new().acquire_timeout(Duration::from_secs(3))`.
 
 mod body;
+mod extensions;
 mod handler;
 mod layer;
 mod leased;
@@ -223,7 +224,7 @@ mod service;
 mod transactional;
 
 pub use body::LayerBody;
-pub use handler::{LastError, NoStore};
+pub use extensions::{LastError, NoStore};
 pub use layer::IdempotencyLayer;
 pub use leased::NoLease;
 #[cfg(feature = "axum")]

@@ -8,6 +8,7 @@ use tokio::time::{Instant, timeout};
 use tower_service::Service;
 
 use super::body::{ByteBody, LayerBody, has_no_body};
+use super::extensions::NoStore;
 use super::layer::IdempotencyLayer;
 use super::rejection::{Denied, Mistake, Rejection};
 use super::replay::{IDEMPOTENT_REPLAYED, to_record};
@@ -100,21 +101,6 @@ where
         Ok(response)
     }
 }
-
-/// Marks a response that the layer must send and must not store. Put this value into the extensions of the response.
-/// With axum, write `(Extension(NoStore), secret).into_response()`.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NoStore;
-
-/// The reason why an operation failed. Put this value into the extensions of an error response. A leased layer stores
-/// the first 2000 characters as the last error of the record. The console and `idempotency-janitor show` print this
-/// error. Without this value, the error is a text such as *the handler answered 503 Service Unavailable*. With axum,
-/// write `(Extension(LastError(reason)), StatusCode::SERVICE_UNAVAILABLE).into_response()`.
-///
-/// The client does not see the reason. A transactional layer ignores the reason, because such a layer keeps nothing of
-/// a failure. If a layer stores the response, the layer also ignores the reason.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LastError(pub String);
 
 pub(super) enum Conclusion<R> {
     /// The operation is done: the layer stores the response, then sends it. If `undo`, the handler's writes are undone.

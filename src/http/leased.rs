@@ -1,10 +1,8 @@
 //! The run of a leased layer. The run claims the key, lends the lease to the handler, and stores the handler's response
-//! or frees the key. This file also has the proof that a request was refused before its handler began.
+//! or frees the key. The extractors of the handler take the lease, or prove that the handler has not begun.
 
 use std::borrow::Cow;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 #[cfg(feature = "axum")]
 use axum::extract::{FromRequest, Request};
@@ -12,17 +10,18 @@ use axum::extract::{FromRequest, Request};
 use axum::response::{IntoResponse, Response};
 use http::{Extensions, StatusCode};
 
-use super::handler::{Called, Conclusion, Handler, LastError, NoResponse, Reply, conclude};
+use super::extensions::{FromResumer, LastError, LentLease, NotBegun, WithoutKey};
+use super::handler::{Called, Conclusion, Handler, NoResponse, Reply, conclude};
 use super::layer::IdempotencyLayer;
 use super::places::{Place, Ticket};
+use super::rejection::Rejection;
 #[cfg(feature = "axum")]
 use super::rejection::cannot_have;
-use super::rejection::{Mistake, Rejection};
 use super::replay::replay;
 use crate::lease::{Acquired, Call, Lease, LeaseOptions, LeaseOwner};
 use crate::observe::performing;
 use crate::record::CalledAt;
-use crate::{Error, Key, Mode};
+use crate::{Error, Mode};
 
 /// Claims the key, calls the handler and stores its response. If there is a stored response, replays it instead.
 pub(super) async fn run<H: Handler>(
@@ -55,7 +54,7 @@ pub(super) async fn perform<H: Handler>(
     layer: &IdempotencyLayer,
     mut owner: LeaseOwner,
     mut handler: H,
-    resumed: Option<&Resumed>,
+    resumed: Option<&FromResumer>,
 ) -> Performed<H> {
     let failed = |reply| Performed { reply, stored: false };
     let lease = Lease::clone(&owner);
@@ -71,7 +70,7 @@ pub(super) async fn perform<H: Handler>(
     let Some(concluded) = concluded else { return failed(Err(owner.failed(Error::LeaseLost).into())) };
     // The layer in the service has refused the request. The service may have changed the response of that layer, but
     // even the changed response is not an answer to the request.
-    if let Some(mistake) = resumed.and_then(Resumed::mistake) {
+    if let Some(mistake) = resumed.and_then(FromResumer::mistake) {
         owner.fail(&mistake).await;
         return failed(concluded.map(|(Conclusion::Store { response, .. } | Conclusion::Free { response })| response));
     }
@@ -86,8 +85,7 @@ pub(super) async fn perform<H: Handler>(
             let status = response.status();
             // Before the layer itself uses the lease.
             let is_used = lease.is_used();
-            let proof = response.extensions().get::<NotBegun>();
-            let not_begun = proof.is_some_and(|proof| proof.token == lease.token());
+            let not_begun = NotBegun::is_proved(response.extensions(), &lease);
             if not_begun {
                 lease.not_performed(());
             } else if !is_used && lease.mode() == Mode::AtMostOnce && comes_before_a_handler(status) {
@@ -154,42 +152,6 @@ fn reason<E>(error: &NoResponse<E>) -> &'static str {
     }
 }
 
-/// The key of a resumed request, in the extensions of the request. The layer removes this extension when the layer
-/// passes the request on.
-#[derive(Clone)]
-pub(super) struct Resumed {
-    key: Key,
-    /// The reason why the layer in the service refused the request. The resumer reads the reason here, because code
-    /// between the layer and the resumer may change the layer's response.
-    mistake: Arc<Mutex<Option<String>>>,
-}
-
-impl Resumed {
-    pub(super) fn of(key: Key) -> Self {
-        Self { key, mistake: Arc::default() }
-    }
-
-    /// Compares the key that the layer has found with the key of the record. Under another key, the effect would have
-    /// another downstream key, and could happen twice.
-    pub(super) fn meets(&self, key: &Key) -> Result<(), Rejection> {
-        let mistake = (self.key != *key).then(|| Mistake::ResumedUnderAnotherKey {
-            recorded: self.key.operation().to_owned(),
-            found: key.operation().to_owned(),
-        });
-        *self.mistake.lock().unwrap_or_else(PoisonError::into_inner) = mistake.as_ref().map(ToString::to_string);
-        mistake.map_or(Ok(()), |mistake| Err(mistake.into()))
-    }
-
-    /// Returns the reason why nothing was performed, if the request has another key here than in its record.
-    pub(super) fn mistake(&self) -> Option<String> {
-        self.mistake.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
-/// Marks a request that has no key. A leased layer adds this extension before it passes the request on.
-#[derive(Clone, Copy)]
-pub(super) struct WithoutKey;
-
 /// The reason why a handler cannot have the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -245,43 +207,6 @@ impl<S: Sync> axum::extract::FromRequestParts<S> for Lease {
 impl IntoResponse for NoLease {
     fn into_response(self) -> Response {
         cannot_have("Lease", &self)
-    }
-}
-
-/// The proof, in the extensions of a response, that no handler has begun under the claim with this token. Only the
-/// functions of this file write this proof. A status is not a proof, because a handler that has had an effect may also
-/// answer 404.
-#[derive(Clone, Copy)]
-struct NotBegun {
-    token: i64,
-}
-
-/// The lease of a request, in the extensions of the request, and whether code of the service has taken the lease. Once
-/// code has taken the lease, nothing proves any more that the handler has not begun. Code inside the layer may call the
-/// handler again, and the first call may have had its effect.
-#[derive(Clone)]
-pub(super) struct LentLease {
-    pub(super) lease: Lease,
-    taken: Arc<AtomicBool>,
-}
-
-impl LentLease {
-    fn new(lease: Lease) -> Self {
-        Self { lease, taken: Arc::default() }
-    }
-
-    pub(super) fn of(extensions: &Extensions) -> Option<&Self> {
-        extensions.get()
-    }
-
-    /// Takes the lease, and returns whether the lease was taken before.
-    fn take(&self) -> bool {
-        self.taken.swap(true, Ordering::Relaxed)
-    }
-
-    #[cfg(feature = "axum")]
-    fn is_taken(&self) -> bool {
-        self.taken.load(Ordering::Relaxed)
     }
 }
 
@@ -348,11 +273,9 @@ pub async fn method_not_allowed(request: Request) -> Response {
 }
 
 #[cfg(feature = "axum")]
-fn unbegun(extensions: &Extensions, mut response: Response) -> Response {
-    if let Some(lent) = LentLease::of(extensions)
-        && !lent.is_taken()
-    {
-        response.extensions_mut().insert(NotBegun { token: lent.lease.token() });
+fn unbegun(request: &Extensions, mut response: Response) -> Response {
+    if let Some(lent) = LentLease::of(request) {
+        lent.prove_not_begun(response.extensions_mut());
     }
     response
 }

@@ -15,9 +15,10 @@ use tokio::task::JoinSet;
 use tower_service::Service;
 use tracing::Instrument as _;
 
+use super::extensions::FromResumer;
 use super::handler::{Handler, ServiceCall};
 use super::layer::{IdempotencyLayer, LayerMode};
-use super::leased::{Performed, Resumed, perform};
+use super::leased::{Performed, perform};
 use super::request::restored;
 use crate::background::{Next, Passes, Shutdown, caught, unless};
 use crate::lease::{INTERVAL, Lease, LeaseOptions, LeaseOwner, Search, assert_interval};
@@ -204,7 +205,7 @@ async fn refuse(search: &Search<'_>, found: &Candidate, reason: &str) -> Result<
 /// Sends the request to the service. Returns the status of the answer if the layer has stored the answer.
 async fn answer<H: Handler>(layer: &IdempotencyLayer, owner: LeaseOwner, mut handler: H) -> Option<StatusCode> {
     let lease = Lease::clone(&owner);
-    let resumed = Resumed::of(lease.key().clone());
+    let resumed = FromResumer::new(lease.key().clone());
     handler.extensions_mut().insert(lease.key().clone());
     handler.extensions_mut().insert(resumed.clone());
     let Performed { reply, stored } = perform(layer, owner, handler, Some(&resumed)).await;

@@ -17,9 +17,10 @@ use tower_service::Service;
 use tracing::Instrument as _;
 
 use super::body::{ByteBody, LayerBody, Unread};
+use super::extensions::{FromResumer, LentLease, WithoutKey};
 use super::handler::{Handler, NoResponse, Reply, ServiceCall};
 use super::layer::{IdempotencyLayer, LayerMode};
-use super::leased::{self, LentLease, Resumed};
+use super::leased;
 use super::places::{Patience, Ticket};
 use super::rejection::{Denied, Mistake, Rejection};
 use super::request::{IDEMPOTENCY_KEY, MalformedKey, key_value, only_line, to_store};
@@ -160,7 +161,7 @@ async fn admit_covered<B: ByteBody, E>(
 ) -> Result<Admission<B>, NoResponse<E>> {
     let arrived = time::Instant::now();
     // The extensions of a resumed request contain a key that comes from this layer, and that has a record.
-    let resumed = parts.extensions.get::<Resumed>().filter(|_| matches!(layer.mode, LayerMode::Leased(_))).cloned();
+    let resumed = parts.extensions.get::<FromResumer>().filter(|_| matches!(layer.mode, LayerMode::Leased(_))).cloned();
     // An outer layer holds a key or a transaction for this request. The claim of this layer would wait for the outer
     // layer, or would commit before the outer layer does.
     if resumed.is_none() && (parts.extensions.get::<Key>().is_some() || is_lent(&parts.extensions)) {
@@ -202,7 +203,7 @@ async fn admit_covered<B: ByteBody, E>(
     };
     let key = key.map_err(Rejection::of_key)?;
     if let LayerMode::Leased(_) = layer.mode {
-        parts.extensions.remove::<Resumed>();
+        parts.extensions.remove::<FromResumer>();
         resumed.map_or(Ok(()), |resumed| resumed.meets(&key))?;
         if is_under_lease(&parts.extensions, &key) {
             return Ok(Admission::PassedOn(Request::from_parts(parts, body)));
@@ -230,7 +231,7 @@ async fn read<B: ByteBody>(
 ) -> Result<LayerBody<B>, Rejection> {
     let limit = layer.request_limit;
     // A resumed request is never refused for lack of room, because a refusal would cost it one of its attempts.
-    let resumed = parts.extensions.get::<Resumed>().is_some();
+    let resumed = parts.extensions.get::<FromResumer>().is_some();
     let hold = layer.held.hold(scope, if resumed { usize::MAX } else { layer.most_held() });
     let (unread, rejection) = match LayerBody::of_request(body, limit, hold).await {
         Ok(body) => return Ok(body),
@@ -301,7 +302,7 @@ async fn run<H: Handler>(
             Box::pin(leased::run(options, layer, ticket, place, handler)).await
         }
         (LayerMode::Leased(_), None) => {
-            handler.extensions_mut().insert(leased::WithoutKey);
+            handler.extensions_mut().insert(WithoutKey);
             handler.call(layer.run_timeout).await.map(|response| response.map(LayerBody::untouched))
         }
     };
