@@ -68,7 +68,8 @@ impl Key {
         Self::of(checked_recorded, scope.into(), operation.into(), value.into())
     }
 
-    fn of(check: Check, scope: String, operation: String, value: String) -> Result<Self, InvalidKey> {
+    /// Makes a key from parts that `check` accepts.
+    pub(crate) fn of(check: Check, scope: String, operation: String, value: String) -> Result<Self, InvalidKey> {
         Ok(Self {
             scope: check(KeyPart::Scope, scope)?,
             operation: check(KeyPart::Operation, operation)?,

@@ -25,7 +25,7 @@ use super::places::{Patience, Ticket};
 use super::rejection::{Denied, Mistake, Rejection};
 use super::request::{IDEMPOTENCY_KEY, MalformedKey, key_value, only_line, to_store};
 use super::transactional::{Transactional, is_lent};
-use crate::key::{MAX_PART_BYTES, checked, checked_recorded};
+use crate::key::{Check, MAX_PART_BYTES, checked, checked_recorded};
 use crate::{BoxError, Error, Key, observe};
 
 /// The longest form of a key in a header: quotes around characters that are all escaped.
@@ -152,7 +152,68 @@ async fn admit<B: ByteBody, E>(layer: &IdempotencyLayer, request: Request<B>) ->
     Admitted { operation, admission }
 }
 
-/// Reads the request and makes its ticket. No key is claimed yet, so a slow or broken upload costs no connection.
+/// The rules for a request that depend on its sender. A resumed request is not judged as a new request, because its
+/// client has sent it before, and its key has a record.
+struct Rules {
+    /// The rule for the text of each part of the key.
+    check: Check,
+    shortest_key: usize,
+    /// How many bytes the bodies that arrive or wait may hold together. A resumed request is never refused for lack of
+    /// room, because a refusal would cost it one of its attempts.
+    most_held: usize,
+    resumed: Option<FromResumer>,
+}
+
+impl Rules {
+    /// Returns the rules for a request. Refuses a request for which an outer layer holds a key or a transaction. The
+    /// claim of this layer would wait for the outer layer, or would commit before the outer layer does.
+    fn of(layer: &IdempotencyLayer, extensions: &Extensions) -> Result<Self, Mistake> {
+        let resumed = extensions.get::<FromResumer>().filter(|_| matches!(layer.mode, LayerMode::Leased(_)));
+        if let Some(resumed) = resumed.cloned() {
+            let (check, most_held) = (checked_recorded as Check, usize::MAX);
+            return Ok(Self { check, shortest_key: 0, most_held, resumed: Some(resumed) });
+        }
+        if extensions.get::<Key>().is_some() || is_lent(extensions) {
+            return Err(Mistake::CoveredTwice);
+        }
+        let (shortest_key, most_held) = (layer.shortest_key, layer.most_held());
+        Ok(Self { check: checked, shortest_key, most_held, resumed: None })
+    }
+
+    fn key(&self, scope: String, operation: &str, value: String) -> Result<Key, Rejection> {
+        if value.chars().count() < self.shortest_key {
+            return Err(MalformedKey::TooShort { shortest: self.shortest_key }.into());
+        }
+        Key::of(self.check, scope, operation.to_owned(), value).map_err(Rejection::of_key)
+    }
+
+    /// Whether a resumer has claimed this key for the request. If so, the layer must not claim the key again, because
+    /// this claim would find the resumer's claim.
+    fn passes_on(self, key: &Key, extensions: &mut Extensions) -> Result<bool, Rejection> {
+        let Some(resumed) = self.resumed else { return Ok(false) };
+        extensions.remove::<FromResumer>();
+        resumed.meets(key)?;
+        Ok(LentLease::of(extensions).is_some_and(|lent| lent.lease.key() == key && !lent.lease.is_lost()))
+    }
+}
+
+/// Checks a request that the layer covers, and makes its ticket. No key is claimed yet, so a slow or broken upload
+/// costs no connection. The first check that fails decides the answer, so this order is a part of the contract
+/// ([the module](super) has the rules for clients):
+///
+/// 1. No outer layer covers the request ([`Rules::of`]).
+/// 2. If the key is optional and the header is missing, the request runs without a key.
+/// 3. The scope function admits the client. It comes before the checks of the key, so that a client without access gets
+///    the refusal of this function, and not an error about its key.
+/// 4. The header has one well-formed value ([`value_of_header`]).
+/// 5. The operation has a name.
+/// 6. The body arrives, and has room ([`read`]).
+/// 7. A value that is not in the header is found ([`IdempotencyLayer::key_from`]). If the key is optional and has no
+///    value, the request runs without a key.
+/// 8. The value is long enough, and the key is valid ([`Rules::key`]).
+/// 9. A resumed request has the key of its record, and is passed on ([`Rules::passes_on`]).
+/// 10. The body has a fingerprint.
+/// 11. The request can be stored, if the layer stores requests ([`stored`]).
 async fn admit_covered<B: ByteBody, E>(
     layer: &IdempotencyLayer,
     operation: Option<&str>,
@@ -160,32 +221,19 @@ async fn admit_covered<B: ByteBody, E>(
     body: B,
 ) -> Result<Admission<B>, NoResponse<E>> {
     let arrived = time::Instant::now();
-    // The extensions of a resumed request contain a key that comes from this layer, and that has a record.
-    let resumed = parts.extensions.get::<FromResumer>().filter(|_| matches!(layer.mode, LayerMode::Leased(_))).cloned();
-    // An outer layer holds a key or a transaction for this request. The claim of this layer would wait for the outer
-    // layer, or would commit before the outer layer does.
-    if resumed.is_none() && (parts.extensions.get::<Key>().is_some() || is_lent(&parts.extensions)) {
-        return Err(Mistake::CoveredTwice.into());
-    }
-    let check = if resumed.is_some() { checked_recorded } else { checked };
-    let from_header = layer.key_from.is_none().then(|| key_value(&parts.headers, check));
-    if matches!(from_header, Some(Ok(None))) && !layer.key_required {
-        let body = read(layer, None, &parts, body).await?;
+    let rules = Rules::of(layer, &parts.extensions)?;
+    let in_header = layer.key_from.is_none();
+    if in_header && !layer.key_required && !parts.headers.contains_key(IDEMPOTENCY_KEY) {
+        let body = read(layer, &rules, None, &parts, body).await?;
         return Ok(Admission::Covered { ticket: None, request: Request::from_parts(parts, body) });
     }
-    // The scope function runs before the checks of the key, so that a client without access gets the refusal of this
-    // function, and not an error about its key.
     let scope = (layer.scope)(&parts).map_err(NoResponse::Denied)?;
-    let from_header = from_header.transpose()?;
-    if from_header == Some(None) {
-        return Err(Rejection::MissingKey.into());
-    }
+    let value = if in_header { Some(value_of_header(&rules, &parts.headers)?) } else { None };
     let operation = operation.ok_or(Mistake::NoOperation)?;
-
-    let body = read(layer, Some(&scope), &parts, body).await?;
+    let body = read(layer, &rules, Some(&scope), &parts, body).await?;
     let value = match &layer.key_from {
-        None => from_header.flatten(),
-        Some(value) => value(&parts, body.data()).map_err(NoResponse::Denied)?,
+        Some(key_from) => key_from(&parts, body.data()).map_err(NoResponse::Denied)?,
+        None => value,
     };
     let Some(value) = value else {
         if layer.key_required {
@@ -193,46 +241,42 @@ async fn admit_covered<B: ByteBody, E>(
         }
         return Ok(Admission::Covered { ticket: None, request: Request::from_parts(parts, body) });
     };
-    // A stored request is resumed even if its key is shorter than `shortest_key`.
-    if resumed.is_none() && value.chars().count() < layer.shortest_key {
-        return Err(Rejection::from(MalformedKey::TooShort { shortest: layer.shortest_key }).into());
-    }
-    let key = match resumed {
-        Some(_) => Key::recorded(scope, operation, value),
-        None => Key::new(scope, operation, value),
-    };
-    let key = key.map_err(Rejection::of_key)?;
-    if let LayerMode::Leased(_) = layer.mode {
-        parts.extensions.remove::<FromResumer>();
-        resumed.map_or(Ok(()), |resumed| resumed.meets(&key))?;
-        if is_under_lease(&parts.extensions, &key) {
-            return Ok(Admission::PassedOn(Request::from_parts(parts, body)));
-        }
+    let key = rules.key(scope, operation, value)?;
+    if rules.passes_on(&key, &mut parts.extensions)? {
+        return Ok(Admission::PassedOn(Request::from_parts(parts, body)));
     }
     let fingerprint = layer.fingerprint.fingerprint(&parts, body.data()).map_err(Rejection::InvalidBody)?;
-    let stored = match layer.mode {
+    let stored = stored(layer, &parts, body.data()).map_err(NoResponse::Denied)?;
+    let ticket = Some(Ticket { key: Arc::new(key), fingerprint, arrived, stored });
+    Ok(Admission::Covered { ticket, request: Request::from_parts(parts, body) })
+}
+
+fn value_of_header(rules: &Rules, headers: &HeaderMap) -> Result<String, Rejection> {
+    key_value(headers, rules.check)?.ok_or(Rejection::MissingKey)
+}
+
+/// Returns the request as the claim stores it, or `None` if the layer stores no requests.
+fn stored(layer: &IdempotencyLayer, parts: &Parts, body: &[u8]) -> Result<Option<Vec<u8>>, Denied> {
+    match layer.mode {
         LayerMode::Leased(options) if options.stores_requests() => {
             let of_fingerprint = &layer.fingerprint.headers;
             let kept = |name: &_| layer.stored_headers.contains(name) || of_fingerprint.contains(name);
-            Some(to_store(&parts, body.data(), kept).map_err(|status| NoResponse::Denied(status.into()))?)
+            Ok(Some(to_store(parts, body, kept)?))
         }
-        _ => None,
-    };
-    let ticket = Some(Ticket { key: Arc::new(key), fingerprint, arrived, stored });
-    Ok(Admission::Covered { ticket, request: Request::from_parts(parts, body) })
+        _ => Ok(None),
+    }
 }
 
 /// Reads a body to its end, so that a slow upload needs neither a place nor a connection.
 async fn read<B: ByteBody>(
     layer: &IdempotencyLayer,
+    rules: &Rules,
     scope: Option<&str>,
     parts: &Parts,
     body: B,
 ) -> Result<LayerBody<B>, Rejection> {
     let limit = layer.request_limit;
-    // A resumed request is never refused for lack of room, because a refusal would cost it one of its attempts.
-    let resumed = parts.extensions.get::<FromResumer>().is_some();
-    let hold = layer.held.hold(scope, if resumed { usize::MAX } else { layer.most_held() });
+    let hold = layer.held.hold(scope, rules.most_held);
     let (unread, rejection) = match LayerBody::of_request(body, limit, hold).await {
         Ok(body) => return Ok(body),
         Err(Unread::Broken(broken)) => return Err(Rejection::of_body(&broken)),
@@ -246,12 +290,6 @@ async fn read<B: ByteBody>(
         unread.discard(limit.saturating_mul(DISCARDED), DISCARD_TIME).await;
     }
     Err(rejection)
-}
-
-/// Whether a resumer has claimed this key for the request. If so, the layer must not claim the key again, because this
-/// claim would find the resumer's claim.
-fn is_under_lease(extensions: &Extensions, key: &Key) -> bool {
-    LentLease::of(extensions).is_some_and(|lent| lent.lease.key() == key && !lent.lease.is_lost())
 }
 
 /// Runs the request in a task of its own. When the client hangs up, a run that has its place continues to its end. A
