@@ -1,6 +1,8 @@
 //! Calls the handler with a time limit, and catches its panics. The handler's response decides what happens to the key.
 
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
+use std::mem::take;
+use std::pin::Pin;
 use std::time::Duration;
 
 use http::{Extensions, HeaderMap, Method, Request, Response, header};
@@ -44,54 +46,42 @@ impl<E> From<Error> for NoResponse<E> {
     }
 }
 
-/// The reply to a request whose handler is an `H`.
-pub(super) type Reply<H> = Result<Response<LayerBody<<H as Handler>::Body>>, NoResponse<<H as Handler>::Error>>;
+/// The reply to a request whose handler has responses with the body `R` and errors `E`.
+pub(super) type Reply<R, E> = Result<Response<LayerBody<R>>, NoResponse<E>>;
 
-pub(super) trait Handler: Send + 'static {
-    type Body: ByteBody + Send + 'static;
-    type Error: Send + 'static;
+type Answering<R, E> = Pin<Box<dyn Future<Output = Result<Response<R>, E>> + Send>>;
 
-    fn extensions_mut(&mut self) -> &mut Extensions;
-
+/// A request for the inner service, which was not called yet.
+pub(super) struct Handler<R, E> {
+    /// The extensions of the request.
+    pub(super) extensions: Extensions,
     /// Whether the method is HEAD. The response to HEAD has no body, although its `Content-Length` may announce one.
-    fn is_head(&self) -> bool;
+    is_head: bool,
+    call: Box<dyn FnOnce(Extensions) -> Answering<R, E> + Send>,
+}
+
+impl<R, E> Handler<R, E> {
+    pub(super) fn new<S, B>(mut service: S, mut request: Request<B>) -> Self
+    where
+        S: Service<Request<B>, Response = Response<R>, Error = E, Future: Send> + Send + 'static,
+        B: Send + 'static,
+    {
+        let (is_head, extensions) = (request.method() == Method::HEAD, take(request.extensions_mut()));
+        let call = move |extensions| -> Answering<R, E> {
+            *request.extensions_mut() = extensions;
+            Box::pin(async move {
+                // The service of a resumed request has not been polled yet. For any other request, the service was
+                // polled before the run, and is still ready.
+                poll_fn(|context| service.poll_ready(context)).await?;
+                service.call(request).await
+            })
+        };
+        Self { extensions, is_head, call: Box::new(call) }
+    }
 
     /// Calls the handler, and drops it after `limit`, with everything that the handler has not given back.
-    fn call(
-        self,
-        limit: Duration,
-    ) -> impl Future<Output = Result<Response<Self::Body>, NoResponse<Self::Error>>> + Send;
-}
-
-pub(super) struct ServiceCall<S, B> {
-    pub(super) service: S,
-    pub(super) request: Request<B>,
-}
-
-impl<S, B, R> Handler for ServiceCall<S, B>
-where
-    S: Service<Request<B>, Response = Response<R>, Error: Send, Future: Send> + Send + 'static,
-    B: Send + 'static,
-    R: ByteBody + Send + 'static,
-{
-    type Body = R;
-    type Error = S::Error;
-
-    fn extensions_mut(&mut self) -> &mut Extensions {
-        self.request.extensions_mut()
-    }
-
-    fn is_head(&self) -> bool {
-        self.request.method() == Method::HEAD
-    }
-
-    async fn call(mut self, limit: Duration) -> Result<Response<R>, NoResponse<S::Error>> {
-        let answering = caught(async {
-            // The service of a resumed request has not been polled yet. For any other request, the service was polled
-            // before the run, and is still ready.
-            poll_fn(|context| self.service.poll_ready(context)).await?;
-            self.service.call(self.request).await
-        });
+    pub(super) async fn call(self, limit: Duration) -> Result<Response<R>, NoResponse<E>> {
+        let answering = caught((self.call)(self.extensions));
         let answered = timeout(limit, answering).await.map_err(|_| Rejection::TimedOut { limit })?;
         // A panic of the handler must free the key, too.
         let answered = answered.map_err(NoResponse::Panicked)?;
@@ -99,6 +89,24 @@ where
         // A handler may pass on a response that another service has replayed. For this layer, such a response is new.
         response.headers_mut().remove(IDEMPOTENT_REPLAYED);
         Ok(response)
+    }
+}
+
+/// How a run has ended, with the response to its request.
+pub(super) enum Ran<R> {
+    /// The operation is done, and the handler's response is stored.
+    Performed(Response<LayerBody<R>>),
+    /// The operation was done before.
+    Replayed(Response<LayerBody<R>>),
+    /// The handler's response is not stored, so the operation may run again.
+    Failed(Response<LayerBody<R>>),
+}
+
+impl<R> Ran<R> {
+    pub(super) fn into_response(self) -> Response<LayerBody<R>> {
+        match self {
+            Self::Performed(response) | Self::Replayed(response) | Self::Failed(response) => response,
+        }
     }
 }
 
@@ -124,8 +132,8 @@ pub(super) struct Called {
 }
 
 impl Called {
-    pub(super) fn now(handler: &impl Handler, keyed: bool) -> Self {
-        Self { keyed, head: handler.is_head(), at: Instant::now() }
+    pub(super) fn now<R, E>(handler: &Handler<R, E>, keyed: bool) -> Self {
+        Self { keyed, head: handler.is_head, at: Instant::now() }
     }
 }
 

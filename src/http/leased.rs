@@ -10,8 +10,9 @@ use axum::extract::{FromRequest, Request};
 use axum::response::{IntoResponse, Response};
 use http::{Extensions, StatusCode};
 
+use super::body::{ByteBody, LayerBody};
 use super::extensions::{FromResumer, LastError, LentLease, NotBegun, WithoutKey};
-use super::handler::{Called, Conclusion, Handler, NoResponse, Reply, conclude};
+use super::handler::{Called, Conclusion, Handler, NoResponse, Ran, Reply, conclude};
 use super::layer::IdempotencyLayer;
 use super::places::{Place, Ticket};
 use super::rejection::Rejection;
@@ -24,41 +25,40 @@ use crate::record::CalledAt;
 use crate::{Error, Mode};
 
 /// Claims the key, calls the handler and stores its response. If there is a stored response, replays it instead.
-pub(super) async fn run<H: Handler>(
-    options: LeaseOptions,
+pub(super) async fn run<R: ByteBody, E>(
     layer: &IdempotencyLayer,
+    options: LeaseOptions,
     ticket: &Ticket,
     mut place: Place<'_>,
-    handler: H,
-) -> Reply<H> {
+    handler: Handler<R, E>,
+) -> Reply<R, E> {
     let (asked, request) = (CalledAt::since(ticket.arrived), ticket.stored.as_deref().map(Cow::Borrowed));
     let call = Call::new(options, &layer.pool, &ticket.key, ticket.fingerprint, request, asked)?;
     match call.acquire(&mut place).await? {
         Acquired::Replayed(stored) => Ok(replay(stored)?),
         Acquired::Owner(owner) => {
             let _performing = place.performing();
-            perform(layer, owner, handler, None).await.reply
+            Ok(perform(layer, owner, handler).await?.into_response())
         }
     }
 }
 
-pub(super) struct Performed<H: Handler> {
-    pub(super) reply: Reply<H>,
-    /// Whether the response is stored as the answer of the key.
-    pub(super) stored: bool,
+/// Calls the handler for a request without a key. The handler gets no lease.
+pub(super) async fn run_without_key<R, E>(layer: &IdempotencyLayer, mut handler: Handler<R, E>) -> Reply<R, E> {
+    handler.extensions.insert(WithoutKey);
+    Ok(handler.call(layer.run_timeout).await?.map(LayerBody::untouched))
 }
 
 /// Calls the handler, and stores its response or releases the claim. Releases the claim of a resumed request, if the
 /// layer in the service has found another key for the request than the record has.
-pub(super) async fn perform<H: Handler>(
+pub(super) async fn perform<R: ByteBody, E>(
     layer: &IdempotencyLayer,
     mut owner: LeaseOwner,
-    mut handler: H,
-    resumed: Option<&FromResumer>,
-) -> Performed<H> {
-    let failed = |reply| Performed { reply, stored: false };
+    mut handler: Handler<R, E>,
+) -> Result<Ran<R>, NoResponse<E>> {
     let lease = Lease::clone(&owner);
-    handler.extensions_mut().insert(LentLease::new(lease.clone()));
+    let resumed = handler.extensions.get::<FromResumer>().cloned();
+    handler.extensions.insert(LentLease::new(lease.clone()));
     let called = Called::now(&handler, true);
     // The response body is a part of the work, because the body may also have effects outside the database.
     let work = async {
@@ -67,19 +67,18 @@ pub(super) async fn perform<H: Handler>(
     };
     let work = lease.unless_lost(work);
     let concluded = performing(lease.mode(), lease.operation(), pin!(work)).await;
-    let Some(concluded) = concluded else { return failed(Err(owner.failed(Error::LeaseLost).into())) };
+    let Some(concluded) = concluded else { return Err(owner.failed(Error::LeaseLost).into()) };
     // The layer in the service has refused the request. The service may have changed the response of that layer, but
     // even the changed response is not an answer to the request.
-    if let Some(mistake) = resumed.and_then(FromResumer::mistake) {
+    if let Some(mistake) = resumed.as_ref().and_then(FromResumer::mistake) {
         owner.fail(&mistake).await;
-        return failed(concluded.map(|(Conclusion::Store { response, .. } | Conclusion::Free { response })| response));
+        let (Conclusion::Store { response, .. } | Conclusion::Free { response }) = concluded?;
+        return Ok(Ran::Failed(response));
     }
-    let (reason, reply) = match concluded {
+    let (reason, ran) = match concluded {
         Ok(Conclusion::Store { stored, response, .. }) => {
-            return match owner.complete_encoded(&stored).await {
-                Ok(()) => Performed { reply: Ok(response), stored: true },
-                Err(error) => failed(Err(error.into())),
-            };
+            owner.complete_encoded(&stored).await?;
+            return Ok(Ran::Performed(response));
         }
         Ok(Conclusion::Free { response }) => {
             let status = response.status();
@@ -95,19 +94,19 @@ pub(super) async fn perform<H: Handler>(
             let reason = attached.unwrap_or_else(|| format!("the handler answered {status}"));
             // If another idempotency layer has rejected the request, the handler has not refused it.
             if status.is_client_error() && response.extensions().get::<Rejection>().is_none() {
-                return failed(match owner.refuse(&reason, is_final(status), not_begun).await {
+                return match owner.refuse(&reason, is_final(status), not_begun).await {
                     // The statement failed, so the record still has the request. The client must not get the refusal,
                     // because a resumer could perform the request.
                     Err(error) if is_final(status) => Err(error.into()),
-                    _ => Ok(response),
-                });
+                    _ => Ok(Ran::Failed(response)),
+                };
             }
-            (reason, Ok(response))
+            (reason, Ok(Ran::Failed(response)))
         }
         Err(error) => (reason(&error).to_owned(), Err(error)),
     };
     owner.fail(&reason).await;
-    failed(reply)
+    ran
 }
 
 /// Whether this 4xx is a final refusal. The other 4xx ask the client to repeat the request.

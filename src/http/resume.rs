@@ -15,10 +15,11 @@ use tokio::task::JoinSet;
 use tower_service::Service;
 use tracing::Instrument as _;
 
+use super::body::ByteBody;
 use super::extensions::FromResumer;
-use super::handler::{Handler, ServiceCall};
+use super::handler::{Handler, Ran};
 use super::layer::{IdempotencyLayer, LayerMode};
-use super::leased::{Performed, perform};
+use super::leased::perform;
 use super::request::restored;
 use crate::background::{Next, Passes, Shutdown, caught, unless};
 use crate::lease::{INTERVAL, Lease, LeaseOptions, LeaseOwner, Search, assert_interval};
@@ -148,8 +149,7 @@ impl RequestResumer {
                     let mut task = JoinSet::new();
                     let attempt = async move {
                         let _place = place;
-                        let handler = ServiceCall { service, request: request.map(Full::new) };
-                        answer(&layer, owner, handler).await
+                        answer(&layer, owner, Handler::new(service, request.map(Full::new))).await
                     };
                     task.spawn(attempt.in_current_span());
                     let answered = task.join_next().await.and_then(Result::ok).flatten();
@@ -203,14 +203,18 @@ async fn refuse(search: &Search<'_>, found: &Candidate, reason: &str) -> Result<
 }
 
 /// Sends the request to the service. Returns the status of the answer if the layer has stored the answer.
-async fn answer<H: Handler>(layer: &IdempotencyLayer, owner: LeaseOwner, mut handler: H) -> Option<StatusCode> {
+async fn answer<R: ByteBody, E>(
+    layer: &IdempotencyLayer,
+    owner: LeaseOwner,
+    mut handler: Handler<R, E>,
+) -> Option<StatusCode> {
     let lease = Lease::clone(&owner);
-    let resumed = FromResumer::new(lease.key().clone());
-    handler.extensions_mut().insert(lease.key().clone());
-    handler.extensions_mut().insert(resumed.clone());
-    let Performed { reply, stored } = perform(layer, owner, handler, Some(&resumed)).await;
+    handler.extensions.insert(lease.key().clone());
+    handler.extensions.insert(FromResumer::new(lease.key().clone()));
+    let ran = perform(layer, owner, handler).await;
+    let stored = matches!(ran, Ok(Ran::Performed(_)));
     lease.count_resumed(if stored { PERFORMED } else { FAILED });
-    let status = reply.ok().map(|response| response.status());
+    let status = ran.ok().map(|ran| ran.into_response().status());
     if !stored {
         let (operation, token, attempt) = (lease.key().operation(), lease.token(), lease.attempt());
         let status = status.map(|status| status.as_u16());

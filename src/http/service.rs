@@ -17,14 +17,14 @@ use tower_service::Service;
 use tracing::Instrument as _;
 
 use super::body::{ByteBody, LayerBody, Unread};
-use super::extensions::{FromResumer, LentLease, WithoutKey};
-use super::handler::{Handler, NoResponse, Reply, ServiceCall};
+use super::extensions::{FromResumer, LentLease};
+use super::handler::{Handler, NoResponse, Reply};
 use super::layer::{IdempotencyLayer, LayerMode};
 use super::leased;
 use super::places::{Patience, Ticket};
 use super::rejection::{Denied, Mistake, Rejection};
 use super::request::{IDEMPOTENCY_KEY, MalformedKey, key_value, only_line, to_store};
-use super::transactional::{Transactional, is_lent};
+use super::transactional::{self, is_lent};
 use crate::key::{Check, MAX_PART_BYTES, checked, checked_recorded};
 use crate::{BoxError, Error, Key, observe};
 
@@ -86,7 +86,7 @@ where
                     return service.call(request).await.map(|response| response.map(LayerBody::untouched));
                 }
                 Ok(Admission::Covered { ticket, request }) => {
-                    run_in_task(&layer, operation, ticket, ServiceCall { service, request }).await
+                    run_in_task(&layer, operation, ticket, Handler::new(service, request)).await
                 }
                 Err(refused) => Err(refused),
             };
@@ -294,12 +294,12 @@ async fn read<B: ByteBody>(
 
 /// Runs the request in a task of its own. When the client hangs up, a run that has its place continues to its end. A
 /// request that still waits for its place, or pauses between two polls, ends when the client hangs up.
-async fn run_in_task<H: Handler>(
+async fn run_in_task<R: ByteBody + Send + 'static, E: Send + 'static>(
     layer: &Arc<IdempotencyLayer>,
     operation: Option<String>,
     ticket: Option<Ticket>,
-    handler: H,
-) -> Reply<H> {
+    handler: Handler<R, E>,
+) -> Reply<R, E> {
     // The sender is dropped with this future.
     let (_client, gone) = oneshot::channel();
     let run = run(layer.clone(), operation.clone(), ticket, gone, handler);
@@ -312,13 +312,13 @@ async fn run_in_task<H: Handler>(
     })
 }
 
-async fn run<H: Handler>(
+async fn run<R: ByteBody, E>(
     layer: Arc<IdempotencyLayer>,
     operation: Option<String>,
     ticket: Option<Ticket>,
     client: oneshot::Receiver<()>,
-    mut handler: H,
-) -> Reply<H> {
+    mut handler: Handler<R, E>,
+) -> Reply<R, E> {
     let (layer, operation) = (&*layer, operation.as_deref());
     let arrived = Instant::now();
     let first = arrived + ticket.as_ref().map_or(Duration::ZERO, |_| layer.mode.wait());
@@ -326,23 +326,18 @@ async fn run<H: Handler>(
     let place = layer.places.place(layer.bounds(), ticket.as_ref(), patience, client).await;
     let place = place.inspect_err(|rejection| count_without_run(layer, operation, rejection))?;
     if let Some(ticket) = &ticket {
-        handler.extensions_mut().insert(Key::clone(&ticket.key));
+        handler.extensions.insert(Key::clone(&ticket.key));
     }
     // These futures are large. They are boxed here, so that a request needs no memory for them while it waits.
     let reply = match (layer.mode, &ticket) {
         (LayerMode::Transactional(options), Some(ticket)) => {
-            Box::pin(Transactional { layer, options }.run(ticket, place, handler)).await
+            Box::pin(transactional::run(layer, options, ticket, place, handler)).await
         }
-        (LayerMode::Transactional(options), None) => {
-            Box::pin(Transactional { layer, options }.run_without_key(handler)).await
-        }
+        (LayerMode::Transactional(_), None) => Box::pin(transactional::run_without_key(layer, handler)).await,
         (LayerMode::Leased(options), Some(ticket)) => {
-            Box::pin(leased::run(options, layer, ticket, place, handler)).await
+            Box::pin(leased::run(layer, options, ticket, place, handler)).await
         }
-        (LayerMode::Leased(_), None) => {
-            handler.extensions_mut().insert(WithoutKey);
-            handler.call(layer.run_timeout).await.map(|response| response.map(LayerBody::untouched))
-        }
+        (LayerMode::Leased(_), None) => Box::pin(leased::run_without_key(layer, handler)).await,
     };
     if let Err(NoResponse::Rejected(rejection)) = &reply {
         // The rejection is logged in this task, because the client may be gone.

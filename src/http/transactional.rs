@@ -7,14 +7,14 @@ use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use http::{Extensions, Response};
+use http::Extensions;
 use sqlx::PgConnection;
 use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
 use tokio::time::timeout;
 use tracing::Instrument as _;
 
-use super::body::LayerBody;
-use super::handler::{Called, Conclusion, Handler, NoResponse, Reply, conclude};
+use super::body::ByteBody;
+use super::handler::{Called, Conclusion, Handler, NoResponse, Ran, Reply, conclude};
 use super::layer::IdempotencyLayer;
 use super::places::{Place, Ticket};
 #[cfg(feature = "axum")]
@@ -35,188 +35,182 @@ const RETRIES: usize = 3;
 /// the key free.
 const ROLLBACK_TIME: Duration = Duration::from_secs(1);
 
-#[derive(Clone, Copy)]
-pub(super) struct Transactional<'l> {
-    pub(super) layer: &'l IdempotencyLayer,
-    pub(super) options: Idempotency,
+/// Runs a request without a key, in a transaction of its own.
+pub(super) async fn run_without_key<R: ByteBody, E>(layer: &IdempotencyLayer, handler: Handler<R, E>) -> Reply<R, E> {
+    let beginning = async {
+        let mut session = Session::of(&layer.pool).await?;
+        session.begin(&Opening::Exempt).await?;
+        Ok::<_, Error>(session)
+    };
+    let session = bounded(claim_limit(layer), beginning).await?;
+    Ok(perform(layer, session, None, handler).await?.into_response())
 }
 
-struct Ran<R> {
-    /// The outcome of the run, for the metrics and the span.
-    outcome: &'static str,
-    response: Response<LayerBody<R>>,
-}
-
-type Holding<'k> = (Session, Won<'k>);
-
-impl Transactional<'_> {
-    /// Runs a request without a key, in a transaction of its own.
-    pub(super) async fn run_without_key<H: Handler>(self, handler: H) -> Reply<H> {
-        let beginning = async {
-            let mut session = Session::of(&self.layer.pool).await?;
-            session.begin(&Opening::Exempt).await?;
-            Ok::<_, Error>(session)
-        };
-        let session = bounded(self.claim_limit(), beginning).await?;
-        Ok(self.perform(session, None, handler).await?.response)
-    }
-
-    /// Claims the key, calls the handler, stores its response and commits, or replays a stored response.
-    pub(super) async fn run<H: Handler>(self, ticket: &Ticket, mut place: Place<'_>, handler: H) -> Reply<H> {
-        let (mode, operation) = (Mode::Transaction, ticket.key.operation());
-        let running = async {
-            let claimed = claiming(mode, operation, pin!(self.claim(ticket, &mut place))).await?;
-            match claimed {
-                Claimed::Won((session, won)) => {
-                    let _performing = place.performing();
-                    self.perform(session, Some(won), handler).await
-                }
-                Claimed::Replayed(stored) => Ok(Ran { outcome: observe::REPLAYED, response: replay(stored)? }),
+/// Claims the key, calls the handler, stores its response and commits, or replays a stored response.
+pub(super) async fn run<R: ByteBody, E>(
+    layer: &IdempotencyLayer,
+    options: Idempotency,
+    ticket: &Ticket,
+    mut place: Place<'_>,
+    handler: Handler<R, E>,
+) -> Reply<R, E> {
+    let (mode, operation) = (Mode::Transaction, ticket.key.operation());
+    let running = async {
+        let claimed = claiming(mode, operation, pin!(claim(layer, options, ticket, &mut place))).await?;
+        match claimed {
+            Claimed::Won((session, won)) => {
+                let _performing = place.performing();
+                perform(layer, session, Some(won), handler).await
             }
-        };
-        let span = call_span!("http.transaction", mode, ticket.key);
-        Ok(counted(mode, operation, pin!(running.instrument(span)), outcome).await?.response)
-    }
-
-    /// Claims the key, or finds the stored response. Waits for the first request as long as the options allow.
-    async fn claim<'k>(self, ticket: &'k Ticket, place: &mut Place<'_>) -> Result<Claimed<Holding<'k>>, Error> {
-        let isolated = !self.layer.stored_errors.is_empty();
-        // The call itself does not wait, because a request that waits must hold no connection between two polls.
-        let call = Call::new(&self.options, &ticket.key, ticket.fingerprint, Some(OnDuplicate::Reject), isolated);
-        let call = call.made_at(ticket.arrived);
-        let mut retries = 0;
-        loop {
-            match bounded(self.claim_limit(), self.claim_once(&call)).await {
-                Err(Error::Retryable(_)) if retries < RETRIES => retries += 1,
-                Err(Error::InFlight { .. }) if place.rest().await => {}
-                claimed => return claimed,
-            }
+            Claimed::Replayed(stored) => Ok(Ran::Replayed(replay(stored)?)),
         }
-    }
-
-    /// Claims once, without waiting for another request.
-    async fn claim_once<'k>(self, call: &Call<'k>) -> Result<Claimed<Holding<'k>>, Error> {
-        let mut session = Session::of(&self.layer.pool).await?;
-        match call.begin(&mut session).await {
-            Ok(Claimed::Won(won)) => Ok(Claimed::Won((session, won))),
-            Ok(Claimed::Replayed(stored)) => {
-                self.commit_unwatched(session);
-                Ok(Claimed::Replayed(stored))
-            }
-            Err(error) => {
-                session.note(&error);
-                self.roll_back(session).await;
-                Err(error)
-            }
-        }
-    }
-
-    /// Lends the transaction to the handler, takes it back, and commits it with the response or rolls it back.
-    async fn perform<H: Handler>(
-        self,
-        session: Session,
-        won: Option<Won<'_>>,
-        mut handler: H,
-    ) -> Result<Ran<H::Body>, NoResponse<H::Error>> {
-        let layer = self.layer;
-        let key = won.as_ref().map(|won| won.record.key);
-        let lender = Lender::of(session, handler.extensions_mut());
-        let called = Called::now(&handler, key.is_some());
-        let answered = handler.call(layer.run_timeout).await;
-        if let Some(key) = key {
-            observe::performed(Mode::Transaction, key.operation(), called.at.elapsed());
-        }
-        // The loan ends before the body is read, so the body cannot use the transaction.
-        let lent = lender.end();
-        let concluded = match answered {
-            Ok(response) => conclude(layer, called, response).await,
-            Err(error) => Err(error),
-        };
-        let undone = match concluded {
-            Ok(Conclusion::Store { stored, response, undo }) => {
-                // The handler must take the transaction, except in two cases. The response to a request without a key
-                // is not stored, so it need not commit with the handler's writes. With `undo`, the status is one of
-                // `stored_errors`, and the writes are undone anyway. A handler may find such an error before it needs
-                // the transaction.
-                let session = self.committable(lent, key.is_some() && !undo).await?;
-                let committing = async move { self.commit(session, won, &stored, undo).await };
-                let committed = or_closed(layer.answer_time(), committing).await;
-                committed.unwrap_or_else(|| Err(Rejection::of(Error::Unanswered)))?;
-                return Ok(Ran { outcome: observe::PERFORMED, response });
-            }
-            Ok(Conclusion::Free { response }) => Ok(Ran { outcome: observe::FAILED, response }),
-            Err(error) => Err(error),
-        };
-        if let Some(lent) = lent {
-            self.roll_back(lent.session).await;
-        }
-        undone
-    }
-
-    /// Returns the transaction. If a mistake of the handler forbids the COMMIT, rolls back and returns the mistake.
-    async fn committable(self, lent: Option<Lent>, required: bool) -> Result<Session, Mistake> {
-        let Lent { session, taken } = lent.ok_or(Mistake::TransactionKept)?;
-        let mistake = match taken {
-            Taken::Never if required => Mistake::TransactionNotTaken,
-            Taken::Again => Mistake::TransactionTakenAgain,
-            Taken::Never | Taken::Once => return Ok(session),
-        };
-        self.roll_back(session).await;
-        Err(mistake)
-    }
-
-    /// Undoes the handler's writes if `undo` is true, stores the response, and commits. If an error occurs, rolls back.
-    async fn commit(
-        self,
-        mut session: Session,
-        won: Option<Won<'_>>,
-        stored: &Stored,
-        undo: bool,
-    ) -> Result<(), Rejection> {
-        let committed = match won {
-            None => session.commit_exempt().await,
-            Some(won) => won.undo_and_commit(&mut session, stored, undo).await,
-        };
-        if let Err(error) = &committed {
-            session.note(error);
-            self.roll_back(session).await;
-        }
-        committed.map_err(Rejection::of_completion)
-    }
-
-    /// Starts a task that commits the transaction of a replay, which has no writes. The answer does not wait for this
-    /// task.
-    fn commit_unwatched(self, mut session: Session) {
-        if session.is_open() {
-            let committing = async move { session.commit().await };
-            tokio::spawn(or_closed(self.layer.answer_time(), committing));
-        }
-    }
-
-    /// The longest time for one try to claim: the `acquire_timeout` of the pool, and the time for the statements.
-    fn claim_limit(self) -> Duration {
-        self.layer.pool.options().get_acquire_timeout().saturating_add(self.layer.answer_time())
-    }
-
-    /// Rolls back. If the ROLLBACK fails, the connection is broken, and the server rolls back.
-    ///
-    /// If the handler has dropped the future of a statement, for example by a time-out, the statement still runs. The
-    /// ROLLBACK waits behind this statement, and the key stays in flight while the statement runs. The answer does not
-    /// wait longer than [`ROLLBACK_TIME`]. A task continues to wait for the ROLLBACK. If the ROLLBACK takes longer than
-    /// `answer_time`, this task closes the connection, because the connection may have vanished.
-    async fn roll_back(self, mut session: Session) {
-        let rolling_back = async move { session.roll_back().await };
-        let rolling_back = tokio::spawn(or_closed(self.layer.answer_time(), rolling_back));
-        let _ = timeout(ROLLBACK_TIME, rolling_back).await;
-    }
+    };
+    let span = call_span!("http.transaction", mode, ticket.key);
+    Ok(counted(mode, operation, pin!(running.instrument(span)), outcome).await?.into_response())
 }
 
 fn outcome<R, E>(ran: &Result<Ran<R>, NoResponse<E>>) -> &'static str {
     match ran {
-        Ok(ran) => ran.outcome,
+        Ok(Ran::Performed(_)) => observe::PERFORMED,
+        Ok(Ran::Replayed(_)) => observe::REPLAYED,
         Err(NoResponse::Rejected(rejection)) => rejection.outcome(),
-        Err(_) => observe::FAILED,
+        Ok(Ran::Failed(_)) | Err(_) => observe::FAILED,
     }
+}
+
+/// Claims the key, or finds the stored response. Waits for the first request as long as the options allow.
+async fn claim<'k>(
+    layer: &IdempotencyLayer,
+    options: Idempotency,
+    ticket: &'k Ticket,
+    place: &mut Place<'_>,
+) -> Result<Claimed<(Session, Won<'k>)>, Error> {
+    let isolated = !layer.stored_errors.is_empty();
+    // The call itself does not wait, because a request that waits must hold no connection between two polls.
+    let call = Call::new(&options, &ticket.key, ticket.fingerprint, Some(OnDuplicate::Reject), isolated);
+    let call = call.made_at(ticket.arrived);
+    let mut retries = 0;
+    loop {
+        match bounded(claim_limit(layer), claim_once(layer, &call)).await {
+            Err(Error::Retryable(_)) if retries < RETRIES => retries += 1,
+            Err(Error::InFlight { .. }) if place.rest().await => {}
+            claimed => return claimed,
+        }
+    }
+}
+
+/// Claims once, without waiting for another request.
+async fn claim_once<'k>(layer: &IdempotencyLayer, call: &Call<'k>) -> Result<Claimed<(Session, Won<'k>)>, Error> {
+    let mut session = Session::of(&layer.pool).await?;
+    match call.begin(&mut session).await {
+        Ok(Claimed::Won(won)) => Ok(Claimed::Won((session, won))),
+        Ok(Claimed::Replayed(stored)) => {
+            commit_unwatched(layer, session);
+            Ok(Claimed::Replayed(stored))
+        }
+        Err(error) => {
+            session.note(&error);
+            roll_back(layer, session).await;
+            Err(error)
+        }
+    }
+}
+
+/// Lends the transaction to the handler, takes it back, and commits it with the response or rolls it back.
+async fn perform<R: ByteBody, E>(
+    layer: &IdempotencyLayer,
+    session: Session,
+    won: Option<Won<'_>>,
+    mut handler: Handler<R, E>,
+) -> Result<Ran<R>, NoResponse<E>> {
+    let key = won.as_ref().map(|won| won.record.key);
+    let lender = Lender::of(session, &mut handler.extensions);
+    let called = Called::now(&handler, key.is_some());
+    let answered = handler.call(layer.run_timeout).await;
+    if let Some(key) = key {
+        observe::performed(Mode::Transaction, key.operation(), called.at.elapsed());
+    }
+    // The loan ends before the body is read, so the body cannot use the transaction.
+    let lent = lender.end();
+    let concluded = match answered {
+        Ok(response) => conclude(layer, called, response).await,
+        Err(error) => Err(error),
+    };
+    let undone = match concluded {
+        Ok(Conclusion::Store { stored, response, undo }) => {
+            // The handler must take the transaction, except in two cases. The response to a request without a key is
+            // not stored, so it need not commit with the handler's writes. With `undo`, the status is one of
+            // `stored_errors`, and the writes are undone anyway. A handler may find such an error before it needs the
+            // transaction.
+            let session = committable(layer, lent, key.is_some() && !undo).await?;
+            let committing = async move { commit(layer, session, won, &stored, undo).await };
+            let committed = or_closed(layer.answer_time(), committing).await;
+            committed.unwrap_or_else(|| Err(Rejection::of(Error::Unanswered)))?;
+            return Ok(Ran::Performed(response));
+        }
+        Ok(Conclusion::Free { response }) => Ok(Ran::Failed(response)),
+        Err(error) => Err(error),
+    };
+    if let Some(lent) = lent {
+        roll_back(layer, lent.session).await;
+    }
+    undone
+}
+
+/// Returns the transaction. If a mistake of the handler forbids the COMMIT, rolls back and returns the mistake.
+async fn committable(layer: &IdempotencyLayer, lent: Option<Lent>, required: bool) -> Result<Session, Mistake> {
+    let Lent { session, taken } = lent.ok_or(Mistake::TransactionKept)?;
+    let mistake = match taken {
+        Taken::Never if required => Mistake::TransactionNotTaken,
+        Taken::Again => Mistake::TransactionTakenAgain,
+        Taken::Never | Taken::Once => return Ok(session),
+    };
+    roll_back(layer, session).await;
+    Err(mistake)
+}
+
+/// Undoes the handler's writes if `undo` is true, stores the response, and commits. If an error occurs, rolls back.
+async fn commit(
+    layer: &IdempotencyLayer,
+    mut session: Session,
+    won: Option<Won<'_>>,
+    stored: &Stored,
+    undo: bool,
+) -> Result<(), Rejection> {
+    let committed = match won {
+        None => session.commit_exempt().await,
+        Some(won) => won.undo_and_commit(&mut session, stored, undo).await,
+    };
+    if let Err(error) = &committed {
+        session.note(error);
+        roll_back(layer, session).await;
+    }
+    committed.map_err(Rejection::of_completion)
+}
+
+/// Starts a task that commits the transaction of a replay, which has no writes. The answer does not wait for this task.
+fn commit_unwatched(layer: &IdempotencyLayer, mut session: Session) {
+    if session.is_open() {
+        let committing = async move { session.commit().await };
+        tokio::spawn(or_closed(layer.answer_time(), committing));
+    }
+}
+
+/// The longest time for one try to claim: the `acquire_timeout` of the pool, and the time for the statements.
+fn claim_limit(layer: &IdempotencyLayer) -> Duration {
+    layer.pool.options().get_acquire_timeout().saturating_add(layer.answer_time())
+}
+
+/// Rolls back. If the ROLLBACK fails, the connection is broken, and the server rolls back.
+///
+/// If the handler has dropped the future of a statement, for example by a time-out, the statement still runs. The
+/// ROLLBACK waits behind this statement, and the key stays in flight while the statement runs. The answer does not wait
+/// longer than [`ROLLBACK_TIME`]. A task continues to wait for the ROLLBACK. If the ROLLBACK takes longer than
+/// `answer_time`, this task closes the connection, because the connection may have vanished.
+async fn roll_back(layer: &IdempotencyLayer, mut session: Session) {
+    let rolling_back = async move { session.roll_back().await };
+    let rolling_back = tokio::spawn(or_closed(layer.answer_time(), rolling_back));
+    let _ = timeout(ROLLBACK_TIME, rolling_back).await;
 }
 
 /// The transaction that holds the key. The handler's writes through this transaction commit with the response, or not
