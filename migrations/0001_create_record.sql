@@ -279,7 +279,7 @@ begin
             when relnamespace = 'idempotency'::regnamespace then 'it is a table of pg-idempotency itself'
             when relkind in ('v', 'm') then 'it is a view; protect the tables behind it'
             when relkind = 'f' then 'it is a foreign table, whose writes commit in another database'
-            when relkind not in ('r', 'p') then 'it is no table'
+            when relkind not in ('r', 'p') then 'it is not a table'
             -- Its trigger would not fire for a write that names the parent.
             when target = relation and exists (select from pg_inherits where inhrelid = target)
                 then 'it is a partition or a child of another table; protect that table'

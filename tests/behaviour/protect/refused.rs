@@ -114,7 +114,7 @@ async fn a_claim_that_is_undone_permits_no_write(pool: PgPool) -> anyhow::Result
     Ok(())
 }
 
-/// The mistake that README's *What is not promised* lists: such writes stay, if the table is not protected.
+/// The mistake that the guide's page `promises` lists: such writes stay if the table is not protected.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_write_after_perform_has_ended_its_transaction_is_refused(pool: PgPool) -> anyhow::Result<()> {
     create_orders(&pool).await?;

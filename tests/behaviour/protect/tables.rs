@@ -46,7 +46,7 @@ async fn only_a_table_of_the_service_can_be_protected(pool: PgPool) -> anyhow::R
     for (table, says) in [
         ("seen", "public.seen cannot be protected: it is a view"),
         ("kept", "public.kept cannot be protected: it is a view"),
-        ("numbers", "it is no table"),
+        ("numbers", "it is not a table"),
         ("remote", "it is a foreign table"),
         ("mixed_1", "public.mixed_1 cannot be protected: it is a partition"),
         ("mixed", "public.mixed_2 cannot be protected: it is a foreign table"),
@@ -151,7 +151,7 @@ async fn services_that_start_at_once_protect_once(pool: PgPool) -> anyhow::Resul
         started.await??;
     }
     assert_eq!(triggers(&pool).await, ["orders"]);
-    // Somebody else's trigger of this name is no protection.
+    // A trigger of this name that another person has created does not protect.
     pool.execute(
         "create table line (id int);
          create trigger idempotency_protect before insert on line execute function suppress_redundant_updates_trigger()",
