@@ -511,7 +511,7 @@ async fn mistakes_in_the_set_up_of_the_layer_are_errors_without_the_key(pool: Pg
         let text = listener.text();
         let logged: Vec<_> = text.lines().filter(|line| line.contains("mistake in the service's set-up")).collect();
         assert!(logged.last().is_some_and(|line| line.contains(cause)), "{cause}\n{logged:?}");
-        // At `info` there is no span that names it.
+        // At `info`, no span has its name.
         let operation = format!("\"operation\": \"POST {path}\"");
         assert!(logged.last().is_some_and(|line| line.contains(&operation)), "{operation}\n{logged:?}");
         assert!(!text.contains(SCOPE) && !text.contains(VALUE), "never the key or its scope\n{text}");
@@ -551,7 +551,7 @@ async fn mistakes_in_the_set_up_of_the_layer_are_errors_without_the_key(pool: Pg
     Ok(())
 }
 
-/// The probes of one record decode no more. The others are probed, and the warning has no key.
+/// The probes of one record do not decode. The other records are probed, and the warning has no key.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_record_whose_probes_do_not_decode_is_left_out_with_a_warning(pool: PgPool) -> anyhow::Result<()> {
     use pg_idempotency::lease::{Finding, InDoubt, Reconciler, Visit};

@@ -186,7 +186,7 @@ async fn a_lease_can_be_dropped_at_every_poll_of_claim_and_completion(observer: 
             // Dropped before the claim was committed, and so not performed; or completed, and replayed.
             Ok(Outcome::Performed(usize::MAX)) => assert!(!done),
             Ok(Outcome::Replayed(response)) => assert_eq!(response, polls),
-            // Claimed and left to lapse: nobody performs before it does.
+            // The claim has to lapse before another call performs.
             Err(Error::InFlight { .. }) => assert!(!done),
             other => panic!("{polls} polls: {other:?}"),
         }

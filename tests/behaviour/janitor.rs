@@ -132,7 +132,7 @@ async fn an_interval_or_a_shutdown_ends_a_sweep_between_two_batches(pool: PgPool
 async fn a_janitor_goes_on_after_errors(pool: PgPool) -> anyhow::Result<()> {
     let janitor = janitor(&pool).interval(Duration::from_secs(1));
     let (stop, running) = run(janitor);
-    // At first there is no table; later the sweeps are killed.
+    // At first the table is missing. Later the sweeps are killed.
     crate::support::until(&pool, "select xact_rollback > 0 from pg_stat_database where datname = current_database()")
         .await;
     pg_idempotency::migrate(&pool).await?;

@@ -394,7 +394,7 @@ async fn one_role_with_several_rights_is_one_warning_with_one_remedy(pool: PgPoo
     Ok(())
 }
 
-/// In Turkish, the lower case of I has no dot, so the lower case of TRIGGER is no right.
+/// In Turkish, the lower case of I has no dot, so the lower case of TRIGGER does not name a right.
 #[sqlx::test(migrations = false)]
 async fn a_turkish_database_revokes_what_default_privileges_give(pool: PgPool) -> anyhow::Result<()> {
     let migrated = in_turkish(&pool, async |turkish| {

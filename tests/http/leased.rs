@@ -78,7 +78,7 @@ async fn a_handler_says_why_it_failed(pool: PgPool) {
     }
 }
 
-/// As in a test of a service: the first router stands for a process that has died, and the second for another one.
+/// As in a test of a service, the first router is a process that has died, and the second is another process.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_second_router_takes_over_what_has_lapsed_in_the_first(pool: PgPool) {
     let gate = Gate::new();

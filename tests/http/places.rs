@@ -186,7 +186,7 @@ fn polled_once(app: &Router, request: Request<Body>) -> Pin<Box<dyn Future<Outpu
     call
 }
 
-/// Three requests wait for a place, for one of their scope, or for one of their key, and are polled no more.
+/// Three requests wait for a place, for one of their scope, or for one of their key, and are not polled any more.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_waiting_request_that_is_not_polled_stops_no_other(pool: PgPool) {
     let pool = pool_of(10, &pool.connect_options()).await;

@@ -317,7 +317,7 @@ async fn an_extractor_that_fails_by_itself_leaves_the_request_to_a_retry(pool: P
     Ok(())
 }
 
-/// Without the crate's own response there is no proof.
+/// Only the crate's own response proves that the handler did nothing.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_refusal_that_a_middleware_replaces_is_no_proof(pool: PgPool) {
     let maps = async |request: Request, next: Next| {

@@ -31,7 +31,7 @@ pub(crate) const MINUTE: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub(crate) struct Account(pub(crate) String);
 
-/// Who was charged, under which key, and with which headers.
+/// The charged account, the key and the headers.
 type Charges = Arc<Mutex<Vec<(String, String, HeaderMap)>>>;
 
 pub(crate) struct Service {
@@ -346,7 +346,7 @@ async fn a_request_that_the_handler_refuses_is_not_sent_again(pool: PgPool) -> a
     Ok(())
 }
 
-/// An unreleased build has let in a key that nobody can see.
+/// An unreleased build has accepted a key without a visible character.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_stored_request_with_a_blank_key_is_resumed(pool: PgPool) -> anyhow::Result<()> {
     let service = Service::new(&pool);

@@ -1,5 +1,5 @@
-//! Clients that come back while a resumer decides, and layers that meet a lease: nobody gets a second claim or a wrong
-//! answer.
+//! Clients that come back while a resumer decides, and layers that meet a lease: no caller gets a second claim or a
+//! wrong answer.
 
 use std::sync::{Arc, Mutex};
 

@@ -193,7 +193,7 @@ async fn leases_marks_and_the_janitor_work_through_transaction_pooling(direct: P
     Ok(())
 }
 
-/// A setting that stayed on a connection of the server would refuse the queries of whoever gets it next.
+/// A setting that stayed on a connection of the server would refuse the queries of the next client.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_janitor_and_an_operator_leave_row_security_as_it_is_on_the_connections_of_a_pooler(
     direct: PgPool,

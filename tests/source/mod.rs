@@ -106,7 +106,7 @@ impl Fragments {
         }
     }
 
-    /// The text of a macro with these arguments. `None` for a macro that is no text.
+    /// The text of a macro with these arguments. `None` for a macro that does not expand to a text.
     fn expanded(&self, name: &str, arguments: TokenStream, of: &HashMap<String, String>) -> Option<String> {
         if name == "concat" {
             return self.all(arguments, of).map(|parts| parts.concat());

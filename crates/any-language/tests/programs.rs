@@ -34,7 +34,7 @@ async fn by_diesel(url: &str, key: &str, cents: i64) -> anyhow::Result<Paid> {
     Ok((status, String::from_utf8(body)?))
 }
 
-/// What the program prints. `None` where there is no psql.
+/// The output of the program. `None` without psql.
 fn by_psql(url: &str, key: &str, cents: i64) -> Option<String> {
     let program = concat!(env!("CARGO_MANIFEST_DIR"), "/../../src/guide/any_language/pay.sql");
     let variables = ["user=ada".to_owned(), format!("key={key}"), format!("cents={cents}")];

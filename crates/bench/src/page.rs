@@ -16,7 +16,7 @@ use crate::template::filled;
 
 const TEMPLATE: &str = include_str!("performance.template");
 
-/// The rate of a `way` over that of the code that somebody would write without the crate, or of the same code without
+/// The rate of a `way` over that of the code that a service would have without the crate, or of the same code without
 /// one part.
 pub(crate) struct Ratio {
     pub(crate) case: &'static str,

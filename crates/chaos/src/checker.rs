@@ -137,7 +137,7 @@ fn told_the_truth(call: &Call, one: &OneKey<'_>, say: &mut impl FnMut(String)) {
     }
 }
 
-/// Somebody was answered, and later callers got the same answer.
+/// A caller got an answer, and later callers got the same answer.
 fn answers_agree(one: &OneKey<'_>, say: &mut impl FnMut(String)) {
     somebody_was_answered(one, say);
     later_calls_see_earlier_answers(&one.calls, say);

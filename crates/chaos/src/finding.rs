@@ -19,7 +19,7 @@ pub(crate) struct Finding {
     pub(crate) registers_left_out: usize,
     /// The histories for the specification.
     pub(crate) told: Told,
-    /// Counts that are no violations.
+    /// Counts that do not violate a promise.
     pub(crate) notes: Vec<String>,
     /// The reason why the scenario did not run.
     pub(crate) skipped: Option<String>,

@@ -176,7 +176,7 @@ fn of_rejection(rejection: &Rejection) -> What {
         Rejection::Indeterminate { .. } => What::Barred(INDETERMINATE.to_owned()),
         Rejection::Unavailable(error) => of_error(error),
         Rejection::Misconfigured(mistake) => match mistake.downcast_ref() {
-            // A refusal of the database is no unknown end of a COMMIT.
+            // After a refusal of the database, the end of the COMMIT is known.
             None | Some(Error::Database(_)) => What::Wrong(format!("{mistake}: {:?}", mistake.source())),
             Some(error) => of_error(error),
         },

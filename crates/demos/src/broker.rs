@@ -32,7 +32,7 @@ const REASON: &str = "Reason";
 /// shorter than some of the work, so that the redelivery meets the first delivery.
 const ACK_WAIT: Duration = Duration::from_millis(500);
 
-/// A message that was delivered this often is delivered no more, and stays in its stream. Workers set a message aside
+/// A message that was delivered this often stays in its stream, and is not delivered again. Workers set a message aside
 /// long before that.
 const MAX_DELIVER: i64 = 100;
 

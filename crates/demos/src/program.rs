@@ -105,7 +105,7 @@ fn on_a_temporary_server() -> anyhow::Error {
     let with_postgres = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../script/with-postgres"));
     let exec = || -> io::Result<io::Error> {
         let mut command = Command::new(with_postgres);
-        // No demo kills its server, and nobody needs the data afterwards.
+        // No demo kills its server, and the data are not needed afterwards.
         command.env("PG_FSYNC", env::var_os("PG_FSYNC").unwrap_or_else(|| "off".into()));
         Ok(command.arg(env::current_exe()?).args(env::args_os().skip(1)).exec())
     };

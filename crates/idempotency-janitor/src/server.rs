@@ -55,7 +55,7 @@ impl Server {
         Ok(Self { address, places, stop })
     }
 
-    /// Accepts no more connections, and waits for the requests in progress.
+    /// Refuses new connections, and waits for the requests in progress.
     pub(crate) async fn stop(self) {
         drop(self.stop);
         let _ = timeout(GRACE, self.places.acquire_many(CONNECTIONS)).await;

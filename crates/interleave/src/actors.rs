@@ -373,7 +373,7 @@ pub(crate) fn work_in(steps: &'static [&'static str]) -> Actor {
     })
 }
 
-/// Continues an operation in steps that nobody came back for.
+/// Continues an operation in steps whose caller did not come back.
 pub(crate) fn resume(steps: &'static [&'static str]) -> Actor {
     actor(move |seat| async move {
         let leasing = leasing(IN_STEPS)?;

@@ -92,7 +92,7 @@ pub(crate) fn of(sql: &str) -> Vec<Edit> {
                 let is_or = conditions.iter().any(|one| tokens.word(one.end) == "or");
                 let is_case = matches!(word, "when" | "if" | "elsif");
                 for one in conditions.iter().filter(|_| word != "(" || conditions.len() > 1) {
-                    // The handler of an error is no condition, and a join needs one.
+                    // The handler of an error is not a condition, and a join needs one.
                     if !matches!(tokens.word(one.start), "sqlstate" | "lock_not_available" | "true") {
                         add(plain("drops", one), one.clone(), if is_or || is_case { "false" } else { "true" });
                     }

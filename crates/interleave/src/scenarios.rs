@@ -249,7 +249,7 @@ pub(crate) fn all() -> Vec<Scenario> {
         // A call that waits, and finds a record that it must not take over.
         leases("lease-release-other-mode", [own(AT_LEAST_ONCE, Releases), wait()], &[]),
         leases("lease-once-drops", [owns_once(), owns_once()], &[Drops(0), Most(1)]),
-        // Claims that never begin, because nobody hears of their COMMIT.
+        // Claims that never begin, because their caller does not hear of the COMMIT.
         leases("unbegun", [owns(), owns()], &[Leaves(0)]),
         leases("unbegun-once", [owns_once(), owns_once()], &[Leaves(0), Most(1)]),
         leases("unbegun-lapsed", [owns(), owns()], &[After(Lapsed(AT_LEAST_ONCE)), Leaves(0), Inside]),

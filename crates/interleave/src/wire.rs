@@ -36,7 +36,7 @@ pub(crate) struct Lane {
     pub(crate) at: At,
     /// The name of the present statement, or of the last one.
     pub(crate) statement: String,
-    /// Whether a COMMIT or ROLLBACK is held that nobody has examined.
+    /// Whether a held COMMIT or ROLLBACK has not been examined yet.
     pub(crate) unexamined: bool,
     /// Whether the present statement is a wait that ends after a millisecond.
     pub(crate) in_vain: bool,

@@ -25,7 +25,7 @@ use crate::words::{cause, letter};
 const SEATS: usize = 4;
 /// A step takes milliseconds. A world that does not come to rest is broken.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two looks at who waits.
+/// The pause between two looks for sessions that wait.
 const MOMENT: Duration = Duration::from_millis(1);
 
 const SCHEMA: &str = "
@@ -360,7 +360,7 @@ impl World {
         Ok(!free.is_empty())
     }
 
-    /// A release ends with its COMMIT, which is nobody's answer.
+    /// A release ends with its COMMIT, which answers no caller.
     fn end_releases(&self) {
         let mut board = self.board.lock();
         let board = &mut *board;

@@ -35,7 +35,7 @@ struct Wire {
     answers: Arc<Mutex<Option<Replaced>>>,
     /// The SQLSTATE with which each login is refused.
     refusal: Arc<Mutex<Option<&'static str>>>,
-    /// `None` if nobody listens.
+    /// `None` without a listener.
     heard: Option<Arc<Heard>>,
 }
 
@@ -100,8 +100,8 @@ impl Proxy {
         self.wire.cut.notify_waiters();
     }
 
-    /// The next ROLLBACK of an aborted transaction fails, and the transaction stays: as if somebody had cancelled it
-    /// (`pg_cancel_backend`). The server gets another statement in its place, which an aborted transaction refuses.
+    /// The next ROLLBACK of an aborted transaction fails, and the transaction stays, as after a
+    /// `pg_cancel_backend`. The server gets another statement in its place, which an aborted transaction refuses.
     pub fn spoil_rollback(&self) {
         self.wire.spoils.store(true, Ordering::SeqCst);
     }

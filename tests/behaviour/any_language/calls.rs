@@ -156,7 +156,7 @@ async fn a_wait_ends_at_its_limit_and_leaves_the_callers_lock_timeout(pool: PgPo
     Ok(())
 }
 
-/// A claim that a savepoint has undone is no claim, and permits no write.
+/// After a savepoint has undone a claim, the transaction may not write.
 #[sqlx::test(migrator = "rig::strict::ANY_LANGUAGE_MIGRATOR")]
 async fn a_savepoint_undoes_a_claim(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;

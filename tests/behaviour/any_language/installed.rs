@@ -1,4 +1,4 @@
-//! The SQL functions are there only if somebody has asked for them. Then a migration keeps them up to date.
+//! The SQL functions exist only after `migrate_any_language`. Then each migration keeps them up to date.
 
 use std::time::Duration;
 

@@ -139,7 +139,7 @@ async fn in_autocommit_nothing_is_performed_twice(pool: PgPool) -> anyhow::Resul
         let answer = ensure(&mut conn, &key("a"), &fingerprint(), None).await?;
         assert_eq!((&*answer.outcome, answer.token), ("indeterminate", None), "{retry}");
     }
-    // A crash between the claim and the effect: the redelivery is not told that somebody has processed the event.
+    // A crash between the claim and the effect: the redelivery must not be answered as a duplicate.
     let claimed = ensure(&mut conn, &key("event"), &fingerprint(), None).await?;
     assert_eq!(claimed.outcome, "claimed");
     assert_eq!(ensure(&mut conn, &key("event"), &fingerprint(), None).await?.outcome, "indeterminate");

@@ -81,7 +81,7 @@ async fn attempts(pool: &PgPool, client: &str) -> anyhow::Result<()> {
     let seen: i64 = sqlx::query_scalar("select count(*) from api.payments").fetch_one(&mut conn).await?;
     assert_eq!(seen, 1, "eve sees her own");
     conn.execute("rollback").await?;
-    // Without a token of a user there is no scope.
+    // Without a user's token, a call has no scope.
     conn.execute(AssertSqlSafe(begin_as(""))).await?;
     assert_eq!(refused(&mut conn, "select * from api.pay('key-2', 'bob', 1)").await?, "IK008");
     conn.execute("rollback").await?;

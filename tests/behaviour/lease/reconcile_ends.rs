@@ -1,4 +1,4 @@
-//! Reconciling: which operations are visited, when a person gets them, and who else decides.
+//! Reconciling: which operations are visited, when a person gets them, and which other callers decide.
 
 use std::time::Duration;
 
@@ -279,7 +279,7 @@ async fn options_that_leave_nothing_to_reconcile_are_refused(pool: PgPool) -> an
     let longest = (DEFAULT_RETENTION - LEASE) / 2;
     assert!(Reconciler::new(leasing(), "operation", longest).is_ok());
     assert!(Reconciler::new(leasing(), "operation", longest + Duration::from_nanos(1)).is_err());
-    // The request is there to be looked up, and nobody does the work again.
+    // The request is stored for the look-up, and no resumer does the work again.
     let resumed = leasing().max_attempts(std::num::NonZeroU32::MIN);
     let resumed = resumed
         .resume_one(&pool, "operation", async |_: &_, _: String| -> Result<String, Error> { panic!("at most once") })
@@ -326,7 +326,7 @@ async fn the_next_attempt_begins_without_probes(pool: PgPool) -> anyhow::Result<
     Ok(())
 }
 
-/// A person who looked before a machine woke decides about nothing.
+/// A decision of a person changes nothing if a suspended process has woken since that person looked.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_operators_decision_is_about_the_lease_that_was_shown(pool: PgPool) -> anyhow::Result<()> {
     in_doubt(&pool, "a").await;

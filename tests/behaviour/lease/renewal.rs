@@ -71,7 +71,7 @@ async fn a_claim_that_lapses_is_remembered_for_another_lease(pool: PgPool) -> an
     Ok(())
 }
 
-/// Somebody's leaked transaction in the pool must cost neither the lease nor the result.
+/// A leaked transaction of other code in the pool must cost neither the lease nor the result.
 #[sqlx::test(migrator = "pg_idempotency::MIGRATOR")]
 async fn leases_close_a_connection_with_a_transaction_on_it(pool: PgPool) -> anyhow::Result<()> {
     let pool = pool_of(1, &pool.connect_options()).await;

@@ -200,7 +200,7 @@ async fn work_that_ends_in_doubt_lapses_and_is_remembered_for_the_retention(pool
                     .await
                     .map_err(Error::from)?;
                 let failed = Kind::AtMostOnce.failing(lease, "text").await;
-                // The declaration contradicts the step, which nobody has retracted.
+                // The declaration contradicts the step, which was not retracted.
                 if declared { failed.map_err(|error| lease.not_performed(error)) } else { failed }
             })
             .await;
@@ -217,7 +217,7 @@ async fn work_that_ends_in_doubt_lapses_and_is_remembered_for_the_retention(pool
 }
 
 /// A crash in the middle of the step says nothing more, so the beginning of the step prolongs the record. A key that
-/// somebody has pinned stays pinned.
+/// a person has pinned stays pinned.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn an_at_most_once_step_is_remembered_for_the_retention_from_its_beginning(pool: PgPool) -> anyhow::Result<()> {
     let leasing = LeaseOptions::new(IN_STEPS).retention(Duration::from_secs(3600));
@@ -267,7 +267,7 @@ async fn a_step_that_took_no_effect_may_be_performed_again(pool: PgPool) -> anyh
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_step_that_ends_its_own_transaction_is_never_acknowledged(direct: PgPool) -> anyhow::Result<()> {
     create_effects(&direct).await;
-    // Somebody has the setting by which the crate knows its transaction for all sessions.
+    // All sessions have the setting by which the crate knows its transaction.
     let set = format!(
         "alter database {:?} set idempotency.claim = 'step'",
         direct.connect_options().get_database().expect("a database")
@@ -377,7 +377,7 @@ async fn a_step_dropped_at_every_await_and_asked_for_again_keeps_its_promise(poo
     Ok(())
 }
 
-/// Nothing was performed, so nobody has to find out whether it was.
+/// Nothing was performed, so no reconciler or person has to find out whether it was.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_step_is_not_in_doubt_if_the_lease_is_lost_before_its_effect(pool: PgPool) -> anyhow::Result<()> {
     // The COMMIT that begins the step takes longer than the lease.
@@ -534,7 +534,7 @@ async fn steps_side_by_side_keep_the_limit_of_all_results(pool: PgPool) -> anyho
     Ok(())
 }
 
-/// Nobody knows whether the result of a step that was dropped is stored, so its size stays reserved.
+/// It is unknown whether the result of a dropped step is stored, so its size stays reserved.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_step_that_is_dropped_while_it_is_stored_counts(pool: PgPool) -> anyhow::Result<()> {
     // No heartbeat and no second try comes in the time of this test: they would be blocked, too.

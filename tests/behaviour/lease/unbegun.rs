@@ -209,7 +209,7 @@ async fn a_further_claim_that_never_began_leaves_the_record_as_it_was(direct: Pg
     Ok(())
 }
 
-/// From the first poll of the work on, nobody knows whether it took effect.
+/// From the first poll of the work on, it is unknown whether it took effect.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_claim_whose_work_has_begun_is_not_released(pool: PgPool) -> anyhow::Result<()> {
     // One connection, which a release would take in turn between two looks.

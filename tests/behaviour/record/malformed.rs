@@ -1,4 +1,4 @@
-//! Rows that somebody has written by hand, and that no call leaves behind. Each is the problem of its own key.
+//! Rows that a person has written by hand, and that no call leaves behind. Each is the problem of its own key.
 
 use std::time::Duration;
 
@@ -97,7 +97,7 @@ async fn an_operator_sees_and_removes_each_malformed_row_and_no_row_hides_anothe
         for kind in ["most", "steps"] {
             let key = key(&format!("{kind} {number}"));
             let shown = show(&pool, &key).await.map_err(|error| anyhow::anyhow!("{kind}, {assignment}: {error:?}"))?;
-            // A claim that never began waits for nobody.
+            // A claim that never began waits for no person.
             assert!(is_listed(key.value()) || assignment.starts_with("attempt = -"), "{kind}, {assignment}");
             shown.expect("a record").forget(&pool).await?;
         }
@@ -154,7 +154,7 @@ async fn a_resumer_comes_to_a_key_behind_any_number_of_malformed_rows(pool: PgPo
         resumed.push(value);
     }
     assert!(resumed.contains(&"steps".to_owned()), "{resumed:?}");
-    // Finished steps that nobody can read must not be performed again.
+    // Finished steps that cannot be decoded must not be performed again.
     for (number, assignment) in SPOILS.into_iter().enumerate() {
         let is_unreadable = assignment.starts_with("steps = ") && !assignment.starts_with("steps = '{");
         assert!(!is_unreadable || !resumed.contains(&format!("steps {number}")), "{assignment}");

@@ -14,7 +14,7 @@ use crate::support::{key, rejecting, shown};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What somebody may do to a record by hand.
+/// What a person may do to a record by hand.
 const EDITS: [&str; 5] = [
     "expires_at = 'infinity'",
     // Later than the last year of chrono.

@@ -1,4 +1,4 @@
-//! A transaction that nobody owns, on a connection that a pool gives to a call: a raw BEGIN, which sqlx does not count.
+//! A transaction without an owner, on a connection that a pool gives to a call: a raw BEGIN, which sqlx does not count.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Whose transaction it is: the caller's, the crate's own, or nobody knows.
+//! The owner of a transaction: the caller, the crate, or unknown.
 
 use std::time::Duration;
 
@@ -143,7 +143,7 @@ async fn a_replay_leaves_the_transaction_of_a_forgotten_guard_without_effect(poo
     Ok(())
 }
 
-/// Somebody cancels the ROLLBACK of a call. sqlx then counts no transaction, and the one of the server is open and
+/// The ROLLBACK of a call is cancelled. sqlx then counts no transaction, and the one of the server is open and
 /// aborted. The call may also be dropped meanwhile, at any poll.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_rollback_that_is_cancelled_leaves_the_pool_a_connection_that_is_fit_for_use(

@@ -90,7 +90,7 @@ pub(crate) async fn beside_by_hand(setting: &Setting) -> anyhow::Result<Vec<Way>
     ])
 }
 
-/// Who calls, with which key, and whether the key was used before.
+/// The caller, its key, and whether the key was used before.
 #[derive(Clone)]
 struct Request {
     user: u64,

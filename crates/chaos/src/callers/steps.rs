@@ -239,7 +239,7 @@ pub(super) async fn check(world: &World, calls: &[Call], after: &Aftermath) -> a
     .await?;
     let checked = steps::check(calls, after, &parts);
     let resumed = calls.iter().filter(|call| call.was_resumed()).count();
-    // A call does not know the answer that it would have given, so the answers are no register.
+    // A call does not know the answer that it would have given, so the answers do not form a register.
     Ok(world
         .finding(checked.violations, register::Checked::default())
         .note(format!("{} operations in steps", after.records.len()))

@@ -41,7 +41,7 @@ fn an_unusable_url_is_wrong_usage() {
         let output = janitor(&["sweep", "--database-url", url]);
         assert_says_no(&output, 2, "percent-encode each special character of the password");
     }
-    // These URLs are read, and nobody listens there.
+    // These URLs are valid, and no server listens there.
     let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port();
     for start in ["POSTGRES://me:hunter2%23", "postgresql://me:%2Fhunter2"] {
         let url = format!("{start}@127.0.0.1:{port}/db");
@@ -57,7 +57,7 @@ fn an_unusable_url_is_wrong_usage() {
 
 #[test]
 fn no_server_is_said_in_one_line() {
-    // Bound and given back: nobody listens there.
+    // The port is free again, so no server listens there.
     let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port").port();
     let url = format!("postgres://me:hunter2@127.0.0.1:{port}/db");
     for arguments in COMMANDS {

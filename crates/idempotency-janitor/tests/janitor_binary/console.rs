@@ -784,7 +784,7 @@ async fn a_page_refreshes_only_where_a_person_asks_for_it(pool: PgPool) -> anyho
     Ok(())
 }
 
-/// The picture, with its text for readers who do not see it.
+/// The picture, with its text for screen readers.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_timeline_has_each_time_of_a_key(pool: PgPool) -> anyhow::Result<()> {
     let many: Vec<String> = (0..25).map(|n| format!("number {n:02} <b>\u{202e}")).collect();

@@ -116,7 +116,7 @@ async fn show_tells_the_downstream_key_of_a_lease(pool: PgPool) -> anyhow::Resul
     Ok(())
 }
 
-/// So that a person who settles a key that was given up need not ask again.
+/// A person who settles the key of a reconciler that gave up sees what the other service said.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn the_probes_of_a_reconciler_are_shown(pool: PgPool) -> anyhow::Result<()> {
     let key = Key::new("user:1", "POST /texts", "a")?;

@@ -100,7 +100,7 @@ async fn the_printed_sql_makes_the_database_that_migrate_makes(pool: PgPool) {
         conn.execute("drop schema idempotency cascade").await.expect("dropped");
     }
     let printed = text(&janitor(&["migrate", "--print"]).stdout);
-    // It does not install into a schema that somebody else may own.
+    // It does not install into a schema that another role may own.
     conn.execute("create schema idempotency").await.expect("made");
     let error = conn.execute(AssertSqlSafe(printed)).await.expect_err("the schema exists");
     assert_eq!(error.as_database_error().and_then(|error| error.code()).as_deref(), Some("42P06"));

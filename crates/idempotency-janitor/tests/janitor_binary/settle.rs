@@ -349,13 +349,13 @@ async fn a_decision_is_refused_if_the_record_is_not_as_it_was_seen(pool: PgPool)
     Ok(())
 }
 
-/// A person looks, is asked, and somebody else is faster. `script` of util-linux gives the binary a terminal.
+/// While the tool asks a person, another person is faster. `script` of util-linux gives the binary a terminal.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_terminal_is_asked_and_a_changed_record_is_left_alone(pool: PgPool) -> anyhow::Result<()> {
     for (command, means) in [(resolve("7", &[]), "each retry gets this response"), (release(&[]), "performs it")] {
         let quoted: Vec<_> = command.iter().map(|argument| format!("'{argument}'")).collect();
         let typed = format!("'{}' {}", env!("CARGO_BIN_EXE_idempotency-janitor"), quoted.join(" "));
-        // Answered while the question stands, after a statement of somebody else's.
+        // The answer comes after another person's statement.
         for (meanwhile, answer, code, says) in [
             ("select 1", "n\n", 2, "was not answered with yes"),
             ("update idempotency.record set token = token + 1", "y\n", 1, "has changed since"),

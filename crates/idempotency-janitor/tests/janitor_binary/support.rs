@@ -164,7 +164,7 @@ pub(crate) async fn in_doubt_at(pool: &PgPool, key: &Key, steps: &[&str]) -> any
     Ok(lapsed.write(pool).await?)
 }
 
-/// A caller who commits after an error: indeterminate, in transaction mode.
+/// The caller commits after an error, so the key is indeterminate in transaction mode.
 pub(crate) async fn committed_after_an_error(pool: &PgPool, key: &Key) -> anyhow::Result<()> {
     let mut tx = pool.begin().await?;
     pg_idempotency::ensure_idempotent(&mut tx, key, "body", async |_| -> anyhow::Result<i64> {

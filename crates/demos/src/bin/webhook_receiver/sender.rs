@@ -51,7 +51,7 @@ impl Sender {
         self.post(signed(&self.secret, id, event, SystemTime::now())).await
     }
 
-    /// Sends the same bytes twice, as an attacker does who has recorded a delivery.
+    /// Sends the same bytes twice, as an attacker with a recorded delivery does.
     pub(crate) async fn replay(&self, id: &str, event: &Event) -> [Answer; 2] {
         let recorded = signed(&self.secret, id, event, SystemTime::now());
         [self.post(recorded.clone()).await, self.post(recorded).await]
