@@ -2,8 +2,8 @@
 -- `idempotency`. script/postgres runs this file in template1 of its temporary servers, so each test runs beside these
 -- objects. Each of them fails when it is called.
 --
--- First the lookalikes: relations and functions with the names of the crate's, and types with the names of
--- PostgreSQL's, into which values turn by themselves.
+-- First the lookalikes: relations and functions with names of the crate, and types with names of PostgreSQL, to which
+-- the server casts values by itself.
 create role stranger;
 
 alter schema public owner to stranger;
@@ -22,7 +22,7 @@ declare
     place text;
     name text;
 begin
-    -- CREATE on template1 is not what this file is about.
+    -- The superuser creates this schema, so that the hostile role needs no CREATE on template1.
     set local role none;
     create schema strangers authorization stranger;
     set local role stranger;
@@ -59,7 +59,7 @@ begin
         end loop;
         execute format('create collation %I."C" from pg_catalog."POSIX"', place);
     end loop;
-    -- In public, the application's own migrator would take it for its table.
+    -- In public, the application's own migrator would read this view as its table.
     create view strangers._sqlx_migrations as select 1::int8 as version, public.called() as success, ''::bytea as checksum;
 end
 $$;
@@ -72,14 +72,14 @@ do $$
 declare
     pair record;
 begin
-    -- Without this the operators that exist already would answer here.
+    -- The operators of public that exist already must not be found here.
     set local search_path = pg_catalog;
     for pair in
         with type (oid, is_array) as (
             select oid, typcategory = 'A' from pg_type
             where typnamespace = 'pg_catalog'::regnamespace::oid and typtype = 'b'
         ),
-        -- Which type a parameter may have that takes a value of the type.
+        -- The types of a parameter that accepts a value of this type.
         fits (type, parameter) as (
             select oid, oid from type
             union all
@@ -94,7 +94,7 @@ begin
             from pg_operator
             join fits as l on l.parameter = oprleft
             join fits as r on r.parameter = oprright
-            -- Arrays of two kinds fit no operator.
+            -- No operator takes arrays of two kinds.
             where oprleft <> 'anyarray'::regtype::oid or oprright <> 'anyarray'::regtype::oid or l.type = r.type
             union
             -- A literal without a type first counts as one of the type on the other side.
@@ -120,7 +120,7 @@ $$;
 
 reset role;
 
--- initdb made it before all of this.
+-- initdb has created this database before the hostile objects existed.
 drop database postgres;
 
 create database postgres;
