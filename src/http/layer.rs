@@ -10,7 +10,7 @@ use http::{HeaderName, Method, Response, StatusCode};
 use sqlx::PgPool;
 
 use super::body::HeldBytes;
-use super::places::{Bounds, Places, Runs};
+use super::places::{Bounds, Runs};
 use super::rejection::{Denied, Once, Rejection, Seldom, problem};
 use super::replay::{NEVER_REPLAYED, to_record};
 use super::request::{Compared, FingerprintChoice, NEVER_STORED, STORED, matched_operation};
@@ -80,7 +80,7 @@ pub struct IdempotencyLayer {
     pub(super) lines: Arc<Seldom>,
     /// The warnings of keys that are indeterminate although no handler has begun.
     pub(super) lost_keys: Arc<Once>,
-    pub(super) places: Places,
+    pub(super) runs: Runs,
     pub(super) max_runs: usize,
     pub(super) max_runs_of_one_scope: Option<usize>,
     pub(super) run_timeout: Duration,
@@ -161,7 +161,7 @@ impl IdempotencyLayer {
             response_limit: BODY_LIMIT,
             lines: Arc::default(),
             lost_keys: Arc::default(),
-            places: Places::default(),
+            runs: Runs::default(),
             max_runs: connections.saturating_mul(RUNS_PER_CONNECTION),
             max_runs_of_one_scope: None,
             run_timeout: RUN_TIMEOUT,
@@ -523,7 +523,7 @@ impl IdempotencyLayer {
     /// Returns the runs of this layer and its clones. A graceful shutdown has to wait for these runs.
     #[must_use]
     pub fn runs(&self) -> Runs {
-        self.places.runs()
+        self.runs.clone()
     }
 }
 
@@ -550,7 +550,7 @@ impl LayerMode {
     }
 
     /// Returns how long a request waits for another request with its key. A time of zero means no wait.
-    pub(super) fn wait(self) -> Duration {
+    fn wait(self) -> Duration {
         match self {
             Self::Transactional(Idempotency { on_duplicate: Some(OnDuplicate::Wait(limit)), .. }) => limit,
             Self::Transactional(_) => Duration::ZERO,
@@ -568,11 +568,6 @@ impl IdempotencyLayer {
         }
     }
 
-    /// Returns how long a request waits for a place among the runs. The pool waits for a connection for the same time.
-    pub(super) fn place_time(&self) -> Duration {
-        self.pool.options().get_acquire_timeout().min(LONGEST_PLACE_TIME)
-    }
-
     pub(super) fn bounds(&self) -> Bounds {
         let connections = connections(&self.pool);
         // A run of a transactional layer needs a connection, so the connections also limit the runs.
@@ -580,7 +575,15 @@ impl IdempotencyLayer {
             LayerMode::Transactional(_) => self.max_runs.min(connections),
             LayerMode::Leased(_) => self.max_runs,
         };
-        Bounds::of(self.max_runs, self.max_runs_of_one_scope, at_once, connections)
+        let of_one_scope = self.max_runs_of_one_scope.unwrap_or_else(|| seven_eighths(at_once));
+        Bounds {
+            all: self.max_runs,
+            of_one_scope,
+            of_one_key: seven_eighths(of_one_scope).min(connections.max(1)),
+            wait: self.mode.wait(),
+            // The pool waits for a connection for the same time.
+            place_time: self.pool.options().get_acquire_timeout().min(LONGEST_PLACE_TIME),
+        }
     }
 
     /// Returns how many bytes the bodies that arrive or wait may hold together: the `request_limit` for each place.
@@ -595,6 +598,11 @@ impl IdempotencyLayer {
     pub(super) fn answer_time(&self) -> Duration {
         self.run_timeout.clamp(Duration::from_secs(1), ANSWER_TIME)
     }
+}
+
+/// If there are two places or more, at least one is left to others. At least one place is taken.
+fn seven_eighths(places: usize) -> usize {
+    (places - places.div_ceil(8)).max(1)
 }
 
 fn connections(pool: &PgPool) -> usize {

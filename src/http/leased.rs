@@ -14,11 +14,12 @@ use super::body::{ByteBody, LayerBody};
 use super::extensions::{FromResumer, LastError, LentLease, NotBegun, WithoutKey};
 use super::handler::{Called, Conclusion, Handler, NoResponse, Ran, Reply, conclude};
 use super::layer::IdempotencyLayer;
-use super::places::{Place, Ticket};
+use super::places::Turn;
 use super::rejection::Rejection;
 #[cfg(feature = "axum")]
 use super::rejection::cannot_have;
 use super::replay::replay;
+use super::request::Ticket;
 use crate::lease::{Acquired, Call, Lease, LeaseOptions, LeaseOwner};
 use crate::observe::performing;
 use crate::record::CalledAt;
@@ -29,15 +30,15 @@ pub(super) async fn run<R: ByteBody, E>(
     layer: &IdempotencyLayer,
     options: LeaseOptions,
     ticket: &Ticket,
-    mut place: Place<'_>,
+    mut turn: Turn<'_>,
     handler: Handler<R, E>,
 ) -> Reply<R, E> {
     let (asked, request) = (CalledAt::since(ticket.arrived), ticket.stored.as_deref().map(Cow::Borrowed));
     let call = Call::new(options, &layer.pool, &ticket.key, ticket.fingerprint, request, asked)?;
-    match call.acquire(&mut place).await? {
+    match call.acquire(&mut turn).await? {
         Acquired::Replayed(stored) => Ok(replay(stored)?),
         Acquired::Owner(owner) => {
-            let _performing = place.performing();
+            turn.hold_key();
             Ok(perform(layer, owner, handler).await?.into_response())
         }
     }

@@ -10,15 +10,16 @@
 //! request. So a queue never waits for a request that is not polled.
 
 use std::collections::HashMap;
-use std::mem::take;
+use std::fmt;
 use std::pin::pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
-use tokio::sync::{Notify, Semaphore, oneshot};
+use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::rejection::Rejection;
+use super::request::Ticket;
 use crate::background::unless;
 use crate::claim::RETRY_AFTER;
 use crate::session::{Pauses, Polls};
@@ -26,88 +27,108 @@ use crate::{Error, Fingerprint, Key};
 
 /// Counts the runs of a layer. Get this counter from [`IdempotencyLayer::runs`](super::IdempotencyLayer::runs), and
 /// wait for [`finished`](Self::finished) at the end of a graceful shutdown.
-#[derive(Clone, Debug, Default)]
-pub struct Runs(Arc<Running>);
-
-#[derive(Debug, Default)]
-struct Running {
-    count: AtomicUsize,
-    /// Notifies when no run is in progress any more.
-    ended: Notify,
+#[derive(Clone, Default)]
+pub struct Runs {
+    count: watch::Sender<usize>,
+    queues: Queues,
 }
 
 impl Runs {
     /// The number of runs in progress.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.0.count.load(Ordering::SeqCst)
+        *self.count.borrow()
     }
 
     /// Waits until no run is in progress. Stop accepting requests before this call. Limit the call by a time-out that
     /// is shorter than your platform's grace period. If a run is cut off, it is rolled back, or its lease lapses.
     pub async fn finished(&self) {
-        loop {
-            // The wait begins before the count is read. Otherwise the wait could miss the end of the last run.
-            let ended = self.0.ended.notified();
-            if self.count() == 0 {
-                return;
-            }
-            ended.await;
+        // The channel is open, because `self` has a sender.
+        let _ = self.count.subscribe().wait_for(|count| *count == 0).await;
+    }
+
+    /// Waits for the run of a request. The channel `client` closes when the client hangs up.
+    pub(super) async fn turn<'t>(
+        &self,
+        bounds: Bounds,
+        ticket: Option<&'t Ticket>,
+        client: oneshot::Receiver<()>,
+    ) -> Result<Turn<'t>, Rejection> {
+        let arrived = Instant::now();
+        let until_free = arrived + ticket.map_or(Duration::ZERO, |_| bounds.wait);
+        let deadline = until_free.max(arrived + bounds.place_time);
+        let mut turn = Turn {
+            runs: self.clone(),
+            bounds,
+            keyed: ticket.map(|ticket| (ticket, self.queue(Group::Key(ticket.key.clone()), bounds.of_one_key))),
+            until_free,
+            holds_key: false,
+            place_of_key: None,
+            run: None,
+            pauses: Pauses::default(),
+            client: Some(client),
+        };
+        turn.begin_run(deadline).await?;
+        Ok(turn)
+    }
+
+    /// Begins the run of a request that a resumer has found. Returns `None` if a place is not free. One of the places
+    /// is free only if no resumer of this process sends a request of the same operation and scope.
+    pub(super) fn begin_resumed(&self, key: &Key, bounds: Bounds) -> Option<Run> {
+        let Bounds { all, of_one_scope, .. } = bounds;
+        let scope: Arc<str> = key.scope().into();
+        let groups = [
+            (Group::Resumed(scope.clone(), key.operation().into()), 1),
+            (Group::Scope(Some(scope), of_one_scope), of_one_scope),
+            (Group::All(all), all),
+        ];
+        let places = groups.into_iter().map(|(group, most)| self.queue(group, most).free_place());
+        Some(self.begin(places.collect::<Option<_>>()?))
+    }
+
+    fn begin(&self, places: Vec<Place>) -> Run {
+        self.count.send_modify(|count| *count += 1);
+        Run { count: self.count.clone(), _places: places }
+    }
+
+    fn queue(&self, group: Group, most: usize) -> Arc<Queue> {
+        let mut queues = locked(&self.queues);
+        if let Some(queue) = queues.get(&group).and_then(Weak::upgrade) {
+            return queue;
         }
+        let queue = Arc::new(Queue {
+            group: group.clone(),
+            queues: self.queues.clone(),
+            places: Semaphore::new(most.min(Semaphore::MAX_PERMITS)),
+            holder: watch::Sender::default(),
+        });
+        queues.insert(group, Arc::downgrade(&queue));
+        queue
     }
 }
 
-pub(super) struct Ticket {
-    pub(super) key: Arc<Key>,
-    pub(super) fingerprint: Fingerprint,
-    /// The arrival of the request. A record that has expired at the arrival is ignored. A record that expires after the
-    /// arrival still gives the answer.
-    pub(super) arrived: std::time::Instant,
-    /// The request as the claim stores it, so that a resumer can finish it.
-    pub(super) stored: Option<Vec<u8>>,
+impl fmt::Debug for Runs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Runs").field("count", &self.count()).finish_non_exhaustive()
+    }
 }
 
 #[derive(Clone, Copy)]
 pub(super) struct Bounds {
-    all: usize,
+    pub(super) all: usize,
     pub(super) of_one_scope: usize,
     /// For each key, the number of places for the requests that do not run their handler.
-    of_one_key: usize,
+    pub(super) of_one_key: usize,
+    /// The longest wait for another request with the same key.
+    pub(super) wait: Duration,
+    /// The longest wait for the places of a request. If `wait` is longer, a request with a key waits for `wait`.
+    pub(super) place_time: Duration,
 }
-
-impl Bounds {
-    /// If the service sets no number, one scope has seven eighths of the `at_once` runs that can work at a time.
-    pub(super) fn of(all: usize, of_one_scope: Option<usize>, at_once: usize, connections: usize) -> Self {
-        let of_one_scope = of_one_scope.unwrap_or_else(|| seven_eighths(at_once));
-        Self { all, of_one_scope, of_one_key: seven_eighths(of_one_scope).min(connections.max(1)) }
-    }
-}
-
-/// If there are two places or more, at least one is left to others. At least one place is taken.
-fn seven_eighths(places: usize) -> usize {
-    (places - places.div_ceil(8)).max(1)
-}
-
-#[derive(Clone, Copy)]
-pub(super) struct Patience {
-    /// The end of the wait for another request with the same key.
-    pub(super) first: Instant,
-    /// The end of the wait for the places of the request. This time is not earlier than `first`.
-    pub(super) place: Instant,
-}
-
-#[derive(Clone, Default)]
-pub(super) struct Places {
-    runs: Runs,
-    queues: Queues,
-}
-
-type Queues = Arc<Mutex<HashMap<Of, Arc<Queue>>>>;
 
 /// The requests that share a queue. A clone of the layer with other bounds has its own queues for scopes and for all
 /// requests.
 #[derive(Clone, PartialEq, Eq, Hash)]
-enum Of {
+enum Group {
     All(usize),
     /// A scope, or `None` for all requests without a key.
     Scope(Option<Arc<str>>, usize),
@@ -116,15 +137,16 @@ enum Of {
     Resumed(Arc<str>, Arc<str>),
 }
 
+/// The queues of the groups that have a request.
+type Queues = Arc<Mutex<HashMap<Group, Weak<Queue>>>>;
+
+/// A queue lives as long as a request waits in it, or has a place of it.
 struct Queue {
-    /// The number of requests that wait in this queue, or have a place of this queue. The number changes only under the
-    /// lock of the queues, so that no request joins a queue that is being removed.
-    requests: AtomicUsize,
+    group: Group,
+    queues: Queues,
     places: Semaphore,
     /// The request that holds the key, if this queue is the queue of a key.
-    holder: Mutex<Option<Holder>>,
-    /// Notifies when a request of this process that held the key has ended.
-    ended: Notify,
+    holder: watch::Sender<Option<Holder>>,
 }
 
 /// The request that holds a key, as far as this process knows.
@@ -137,106 +159,75 @@ enum Holder {
     Elsewhere(Instant),
 }
 
-/// A request in a queue.
-struct Queued {
-    queues: Queues,
-    of: Of,
-    queue: Arc<Queue>,
-    has_place: bool,
-}
-
-pub(super) struct Place<'t> {
-    places: Places,
-    bounds: Bounds,
-    /// The ticket of the request, or `None` if the request has no key.
-    ticket: Option<&'t Ticket>,
-    /// The place among the requests with the same key, until the handler of this request runs.
-    of_key: Option<Queued>,
-    run: Option<Run>,
-    patience: Patience,
-    pauses: Pauses,
-    /// The channel that closes when the client hangs up. `None` if the client has gone.
-    client: Option<oneshot::Receiver<()>>,
-}
-
-pub(super) struct Run {
-    runs: Runs,
-    _places: Vec<Queued>,
-}
-
-/// While this value lives, duplicates of its request are refused or delayed.
-pub(super) struct Performing {
-    of_key: Queued,
-}
-
-impl Places {
-    pub(super) fn runs(&self) -> Runs {
-        self.runs.clone()
-    }
-
-    /// Waits for the places of a request. The channel `client` closes when the client hangs up.
-    pub(super) async fn place<'t>(
-        &self,
-        bounds: Bounds,
-        ticket: Option<&'t Ticket>,
-        patience: Patience,
-        client: oneshot::Receiver<()>,
-    ) -> Result<Place<'t>, Rejection> {
-        let of_key = ticket.map(|ticket| self.queue(Of::Key(ticket.key.clone()), bounds.of_one_key));
-        let pauses = Pauses::default();
-        let (places, client) = (self.clone(), Some(client));
-        let mut place = Place { places, bounds, ticket, of_key, run: None, patience, pauses, client };
-        place.take(patience.place).await?;
-        Ok(place)
-    }
-
-    /// Takes the places that a request needs before a resumer can send it. Returns `None` if a place is not free. One
-    /// of these places is free only if no resumer of this process sends a request of the same operation and scope.
-    pub(super) fn resumed(&self, key: &Key, bounds: Bounds) -> Option<Run> {
-        let Bounds { all, of_one_scope, .. } = bounds;
-        let scope: Arc<str> = key.scope().into();
-        let places = [
-            (Of::Resumed(scope.clone(), key.operation().into()), 1),
-            (Of::Scope(Some(scope), of_one_scope), of_one_scope),
-            (Of::All(all), all),
-        ];
-        let taken = places.into_iter().map(|(of, most)| {
-            let mut queued = self.queue(of, most);
-            // A resumed request does not overtake other requests, because no place is free while requests wait in the
-            // queue.
-            queued.queue.places.try_acquire().ok()?.forget();
-            queued.has_place = true;
-            Some(queued)
-        });
-        Some(Run::counted(self.runs(), taken.collect::<Option<_>>()?))
-    }
-
-    fn queue(&self, of: Of, most: usize) -> Queued {
-        let mut queues = locked(&self.queues);
-        let queue = queues.entry(of.clone()).or_insert_with(|| {
-            Arc::new(Queue {
-                requests: AtomicUsize::new(0),
-                places: Semaphore::new(most.min(Semaphore::MAX_PERMITS)),
-                holder: Mutex::default(),
-                ended: Notify::new(),
-            })
-        });
-        queue.requests.fetch_add(1, Ordering::Relaxed);
-        let queue = queue.clone();
-        drop(queues);
-        Queued { queues: self.queues.clone(), of, queue, has_place: false }
-    }
-}
-
 impl Queue {
+    /// Waits for a place, in the order of arrival. Returns `None` after the deadline.
+    async fn place(self: &Arc<Self>, deadline: Instant) -> Option<Place> {
+        timeout_at(deadline, self.places.acquire()).await.ok()?.ok()?.forget();
+        Some(Place(self.clone()))
+    }
+
+    /// Returns a place if one is free. No place is free while requests wait in the queue, so no request is overtaken.
+    fn free_place(self: &Arc<Self>) -> Option<Place> {
+        self.places.try_acquire().ok()?.forget();
+        Some(Place(self.clone()))
+    }
+
+    /// Waits for a place among the requests with this key, while this process knows no holder of the key. The request
+    /// waits for a holder until `until_free`.
+    async fn place_of_key(
+        self: &Arc<Self>,
+        ticket: &Ticket,
+        until_free: Instant,
+        deadline: Instant,
+    ) -> Result<Place, Error> {
+        let in_flight = || Error::InFlight { retry_after: RETRY_AFTER };
+        let mut holders = self.holder.subscribe();
+        let mut place = None;
+        loop {
+            let holder = *holders.borrow_and_update();
+            match holder {
+                // A holder may appear while this request waits for its place, so the request gives the place back.
+                Some(Holder::Here(performed)) => {
+                    place = None;
+                    if performed != ticket.fingerprint {
+                        return Err(Error::KeyReused { key: Key::clone(&ticket.key) });
+                    }
+                    timeout_at(until_free, holders.changed()).await.map_or_else(|_| Err(in_flight()), |_| Ok(()))?;
+                }
+                // At the end of its wait, the request polls once more, although another request polls later.
+                Some(Holder::Elsewhere(next)) if Instant::now() < next.min(until_free) => {
+                    place = None;
+                    sleep_until(next.min(until_free)).await;
+                }
+                None | Some(Holder::Elsewhere(_)) => match place.take() {
+                    Some(place) => return Ok(place),
+                    // If no place becomes free before the deadline, the key counts as in flight, because other requests
+                    // with the key still wait for the first request, or for the database.
+                    None => place = Some(self.place(deadline).await.ok_or_else(in_flight)?),
+                },
+            }
+        }
+    }
+
     /// Notes the holder of the key. Returns `false` if a request of this process already holds the key.
     fn hold(&self, by: Holder) -> bool {
-        let mut holder = locked(&self.holder);
-        let is_free = !matches!(*holder, Some(Holder::Here(_)));
-        if is_free {
-            *holder = Some(by);
+        self.holder.send_if_modified(|holder| {
+            let is_free = !matches!(holder, Some(Holder::Here(_)));
+            if is_free {
+                *holder = Some(by);
+            }
+            is_free
+        })
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        let mut queues = locked(&self.queues);
+        // The group may already have its next queue.
+        if queues.get(&self.group).is_some_and(|queue| queue.strong_count() == 0) {
+            queues.remove(&self.group);
         }
-        is_free
     }
 }
 
@@ -244,158 +235,114 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Place<'_> {
+/// One of the places of a queue. The place is free again after the drop.
+struct Place(Arc<Queue>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.places.add_permits(1);
+    }
+}
+
+/// A run that counts, with its places of a scope and of the layer.
+pub(super) struct Run {
+    count: watch::Sender<usize>,
+    _places: Vec<Place>,
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        self.count.send_modify(|count| *count -= 1);
+    }
+}
+
+/// The turn of a request: its run, and the pauses of this run between two polls.
+pub(super) struct Turn<'t> {
+    runs: Runs,
+    bounds: Bounds,
+    /// The ticket, and the queue of the requests with the same key. `None` if the request has no key.
+    keyed: Option<(&'t Ticket, Arc<Queue>)>,
+    /// The end of the wait for another request with the same key.
+    until_free: Instant,
+    holds_key: bool,
+    /// The place among the requests with the same key, until the handler of this request runs.
+    place_of_key: Option<Place>,
+    run: Option<Run>,
+    pauses: Pauses,
+    /// The channel that closes when the client hangs up. `None` if the client has gone.
+    client: Option<oneshot::Receiver<()>>,
+}
+
+impl Turn<'_> {
     /// Takes all places of the request, unless the client hangs up first. After a drop of this future, the request
     /// counts as one whose client has gone.
-    async fn take(&mut self, deadline: Instant) -> Result<(), Rejection> {
+    async fn begin_run(&mut self, deadline: Instant) -> Result<(), Rejection> {
         let mut client = self.client.take();
-        let taken = match &mut client {
-            Some(client) => unless(client, pin!(self.wait(deadline))).await,
+        let begun = match &mut client {
+            Some(client) => unless(client, pin!(self.take_places(deadline))).await,
             None => None,
         };
         // If the client has gone, this error is never read.
-        let taken = taken.ok_or_else(|| Rejection::of(Error::Unanswered))?;
+        let begun = begun.ok_or_else(|| Rejection::of(Error::Unanswered))?;
         self.client = client;
-        taken
+        begun
     }
 
-    async fn wait(&mut self, deadline: Instant) -> Result<(), Rejection> {
-        if let (Some(ticket), Some(of_key)) = (self.ticket, &mut self.of_key) {
-            of_key.turn(ticket, self.patience.first, deadline).await.map_err(Rejection::of)?;
+    async fn take_places(&mut self, deadline: Instant) -> Result<(), Rejection> {
+        if let Some((ticket, of_key)) = &self.keyed {
+            let place = of_key.place_of_key(ticket, self.until_free, deadline).await;
+            self.place_of_key = Some(place.map_err(Rejection::of)?);
         }
         let Bounds { all, of_one_scope, .. } = self.bounds;
-        let scope = self.ticket.map(|ticket| ticket.key.scope().into());
-        let mut of_scope = self.places.queue(Of::Scope(scope, of_one_scope), of_one_scope);
-        let mut of_all = self.places.queue(Of::All(all), all);
-        if of_scope.admitted(deadline).await.is_none() {
+        let scope = self.keyed.as_ref().map(|(ticket, _)| ticket.key.scope().into());
+        let of_scope = self.runs.queue(Group::Scope(scope, of_one_scope), of_one_scope);
+        let of_all = self.runs.queue(Group::All(all), all);
+        let Some(place_of_scope) = of_scope.place(deadline).await else {
             // If the layer is full, too, the other requests of the scope may only wait for a place of the layer.
-            return Err(if of_all.queue.places.available_permits() == 0 {
+            return Err(if of_all.places.available_permits() == 0 {
                 Rejection::Overloaded { limit: all }
             } else {
                 Rejection::TooManyRequests { limit: of_one_scope }
             });
-        }
-        of_all.admitted(deadline).await.ok_or(Rejection::Overloaded { limit: all })?;
-        self.run = Some(Run::counted(self.places.runs(), vec![of_scope, of_all]));
+        };
+        let place_of_all = of_all.place(deadline).await.ok_or(Rejection::Overloaded { limit: all })?;
+        self.run = Some(self.runs.begin(vec![place_of_scope, place_of_all]));
         Ok(())
     }
 
-    /// Makes this request the holder of its key, because its handler runs from now on. The other requests with this key
-    /// then find the holder, and the place of this request among them becomes free. Call this function only after the
-    /// claim is won. Otherwise replays of one key would wait for each other.
+    /// Makes this request the holder of its key until the end of its turn, because its handler runs from now on. The
+    /// duplicates in this process are then refused or delayed, and the place of this request among them becomes free.
+    /// Call this function only after the claim is won. Otherwise replays of one key would wait for each other.
     ///
-    /// Returns `None` if another request of this process holds the key. That request has lost its lease without
-    /// noticing.
-    pub(super) fn performing(&mut self) -> Option<Performing> {
-        let (ticket, mut of_key) = (self.ticket?, self.of_key.take()?);
-        let performs = of_key.queue.hold(Holder::Here(ticket.fingerprint));
-        of_key.give_back();
-        performs.then(|| Performing { of_key })
+    /// If another request of this process holds the key, that request has lost its lease without noticing, and stays
+    /// the holder.
+    pub(super) fn hold_key(&mut self) {
+        let Some((ticket, of_key)) = &self.keyed else { return };
+        self.holds_key = of_key.hold(Holder::Here(ticket.fingerprint));
+        self.place_of_key = None;
     }
 }
 
-impl Polls for Place<'_> {
+impl Polls for Turn<'_> {
     /// Gives the places back, so that the request holds no place during a pause. Until the end of the pause, another
     /// request with the key polls only at the end of its own wait.
     async fn rest(&mut self) -> bool {
         self.run = None;
         let now = Instant::now();
-        let Some(of_key) = self.of_key.as_mut().filter(|_| now < self.patience.first) else { return false };
+        let Some((_, of_key)) = self.keyed.as_ref().filter(|_| now < self.until_free) else { return false };
         let next = now + self.pauses.next();
-        of_key.queue.hold(Holder::Elsewhere(next));
-        of_key.give_back();
+        of_key.hold(Holder::Elsewhere(next));
+        self.place_of_key = None;
         // If the request gets no place for its next poll in time, the key counts as in flight.
-        self.take(self.patience.first).await.is_ok()
+        self.begin_run(self.until_free).await.is_ok()
     }
 }
 
-impl Queued {
-    /// Waits until the request has a place among the requests with this key, and this process knows no holder of the
-    /// key.
-    async fn turn(&mut self, ticket: &Ticket, first: Instant, deadline: Instant) -> Result<(), Error> {
-        let queue = self.queue.clone();
-        loop {
-            // The wait begins before the holder is read. Otherwise the wait could miss the end of that holder.
-            let ended = queue.ended.notified();
-            let holder = self.holder_until(first);
-            if holder.is_some() {
-                // A holder appeared while this request waited for its place, so the request gives the place back.
-                self.give_back();
-            }
-            match holder {
-                Some(Holder::Here(performed)) if performed != ticket.fingerprint => {
-                    return Err(Error::KeyReused { key: Key::clone(&ticket.key) });
-                }
-                Some(Holder::Here(_)) => {
-                    if timeout_at(first, ended).await.is_err() {
-                        return Err(Error::InFlight { retry_after: RETRY_AFTER });
-                    }
-                }
-                Some(Holder::Elsewhere(next)) => sleep_until(next).await,
-                None if self.has_place => return Ok(()),
-                // If no place becomes free before the deadline, the key counts as in flight, because other requests
-                // with the key still wait for the first request, or for the database.
-                None => self.admitted(deadline).await.ok_or(Error::InFlight { retry_after: RETRY_AFTER })?,
-            }
-        }
-    }
-
-    /// Returns the holder of the key, if this process knows the holder. For a holder in another process, the returned
-    /// time is the time of the next poll, or `first` if that is earlier. From this time on, the holder counts as
-    /// unknown, so no request waits for the next poll beyond `first`.
-    fn holder_until(&self, first: Instant) -> Option<Holder> {
-        match *locked(&self.queue.holder) {
-            Some(Holder::Elsewhere(next)) => {
-                let next = next.min(first);
-                (Instant::now() < next).then_some(Holder::Elsewhere(next))
-            }
-            holder => holder,
-        }
-    }
-
-    /// Waits for a place, in the order of arrival. Returns `None` after the deadline.
-    async fn admitted(&mut self, deadline: Instant) -> Option<()> {
-        timeout_at(deadline, self.queue.places.acquire()).await.ok()?.ok()?.forget();
-        self.has_place = true;
-        Some(())
-    }
-
-    fn give_back(&mut self) {
-        if take(&mut self.has_place) {
-            self.queue.places.add_permits(1);
-        }
-    }
-}
-
-impl Drop for Queued {
+impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.give_back();
-        let mut queues = locked(&self.queues);
-        if self.queue.requests.fetch_sub(1, Ordering::Relaxed) == 1 {
-            queues.remove(&self.of);
+        if let Some((_, of_key)) = self.keyed.as_ref().filter(|_| self.holds_key) {
+            of_key.holder.send_replace(None);
         }
-    }
-}
-
-impl Run {
-    fn counted(runs: Runs, places: Vec<Queued>) -> Self {
-        runs.0.count.fetch_add(1, Ordering::SeqCst);
-        Self { runs, _places: places }
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        if self.runs.0.count.fetch_sub(1, Ordering::SeqCst) == 1 {
-            self.runs.0.ended.notify_waiters();
-        }
-    }
-}
-
-impl Drop for Performing {
-    fn drop(&mut self) {
-        *locked(&self.of_key.queue.holder) = None;
-        self.of_key.queue.ended.notify_waiters();
     }
 }
 

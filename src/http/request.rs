@@ -3,6 +3,8 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -15,10 +17,21 @@ use crate::key::Check;
 use crate::lease::InDoubt;
 use crate::record::ShownRequest;
 use crate::route::without_names;
-use crate::{Fingerprint, InvalidBody, InvalidKey, KeyPart};
+use crate::{Fingerprint, InvalidBody, InvalidKey, Key, KeyPart};
 
 /// `Idempotency-Key`.
 pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// What the layer has read of a request with a key.
+pub(super) struct Ticket {
+    pub(super) key: Arc<Key>,
+    pub(super) fingerprint: Fingerprint,
+    /// The arrival of the request. A record that has expired at the arrival is ignored. A record that expires after the
+    /// arrival still gives the answer.
+    pub(super) arrived: Instant,
+    /// The request as the claim stores it, so that a resumer can finish it.
+    pub(super) stored: Option<Vec<u8>>,
+}
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum MalformedKey {

@@ -136,7 +136,7 @@ impl RequestResumer {
         let mut search = Search::of(&layer.pool, layer.resumable()?, operation, StoredAs::Envelope)?;
         while let Some(candidate) = search.next(shutdown).await? {
             // The places are taken before the claim. If no place is free, the candidate stays for a later search.
-            let Some(place) = layer.places.resumed(&candidate.key, layer.bounds()) else { continue };
+            let Some(run) = layer.runs.begin_resumed(&candidate.key, layer.bounds()) else { continue };
             let Some((stored, mut request)) = stored(&search, &candidate).await? else { continue };
             let deciding = caught(decide.clone()(&candidate.key, &mut request));
             let end = shutdown.or_after(layer.run_timeout, Duration::ZERO);
@@ -148,7 +148,7 @@ impl RequestResumer {
                     // of the set ends the task.
                     let mut task = JoinSet::new();
                     let attempt = async move {
-                        let _place = place;
+                        let _run = run;
                         answer(&layer, owner, Handler::new(service, request.map(Full::new))).await
                     };
                     task.spawn(attempt.in_current_span());

@@ -5,13 +5,12 @@ use std::panic::resume_unwind;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{self, Duration};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::request::Parts;
 use http::{Extensions, HeaderMap, HeaderValue, Request, Response, header};
 use tokio::sync::oneshot;
-use tokio::time::Instant;
 use tower_layer::Layer;
 use tower_service::Service;
 use tracing::Instrument as _;
@@ -21,9 +20,8 @@ use super::extensions::{FromResumer, LentLease};
 use super::handler::{Handler, NoResponse, Reply};
 use super::layer::{IdempotencyLayer, LayerMode};
 use super::leased;
-use super::places::{Patience, Ticket};
 use super::rejection::{Denied, Mistake, Rejection};
-use super::request::{IDEMPOTENCY_KEY, MalformedKey, key_value, only_line, to_store};
+use super::request::{IDEMPOTENCY_KEY, MalformedKey, Ticket, key_value, only_line, to_store};
 use super::transactional::{self, is_lent};
 use crate::key::{Check, MAX_PART_BYTES, checked, checked_recorded};
 use crate::{BoxError, Error, Key, observe};
@@ -220,7 +218,7 @@ async fn admit_covered<B: ByteBody, E>(
     mut parts: Parts,
     body: B,
 ) -> Result<Admission<B>, NoResponse<E>> {
-    let arrived = time::Instant::now();
+    let arrived = Instant::now();
     let rules = Rules::of(layer, &parts.extensions)?;
     let in_header = layer.key_from.is_none();
     if in_header && !layer.key_required && !parts.headers.contains_key(IDEMPOTENCY_KEY) {
@@ -320,22 +318,19 @@ async fn run<R: ByteBody, E>(
     mut handler: Handler<R, E>,
 ) -> Reply<R, E> {
     let (layer, operation) = (&*layer, operation.as_deref());
-    let arrived = Instant::now();
-    let first = arrived + ticket.as_ref().map_or(Duration::ZERO, |_| layer.mode.wait());
-    let patience = Patience { first, place: first.max(arrived + layer.place_time()) };
-    let place = layer.places.place(layer.bounds(), ticket.as_ref(), patience, client).await;
-    let place = place.inspect_err(|rejection| count_without_run(layer, operation, rejection))?;
+    let turn = layer.runs.turn(layer.bounds(), ticket.as_ref(), client).await;
+    let turn = turn.inspect_err(|rejection| count_without_run(layer, operation, rejection))?;
     if let Some(ticket) = &ticket {
         handler.extensions.insert(Key::clone(&ticket.key));
     }
     // These futures are large. They are boxed here, so that a request needs no memory for them while it waits.
     let reply = match (layer.mode, &ticket) {
         (LayerMode::Transactional(options), Some(ticket)) => {
-            Box::pin(transactional::run(layer, options, ticket, place, handler)).await
+            Box::pin(transactional::run(layer, options, ticket, turn, handler)).await
         }
         (LayerMode::Transactional(_), None) => Box::pin(transactional::run_without_key(layer, handler)).await,
         (LayerMode::Leased(options), Some(ticket)) => {
-            Box::pin(leased::run(layer, options, ticket, place, handler)).await
+            Box::pin(leased::run(layer, options, ticket, turn, handler)).await
         }
         (LayerMode::Leased(_), None) => Box::pin(leased::run_without_key(layer, handler)).await,
     };

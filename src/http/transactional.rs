@@ -16,11 +16,12 @@ use tracing::Instrument as _;
 use super::body::ByteBody;
 use super::handler::{Called, Conclusion, Handler, NoResponse, Ran, Reply, conclude};
 use super::layer::IdempotencyLayer;
-use super::places::{Place, Ticket};
+use super::places::Turn;
 #[cfg(feature = "axum")]
 use super::rejection::cannot_have;
 use super::rejection::{Mistake, Rejection};
 use super::replay::replay;
+use super::request::Ticket;
 use crate::claim::Claimed;
 use crate::observe::{call_span, claiming, counted};
 use crate::outcome::Response as Stored;
@@ -51,15 +52,15 @@ pub(super) async fn run<R: ByteBody, E>(
     layer: &IdempotencyLayer,
     options: Idempotency,
     ticket: &Ticket,
-    mut place: Place<'_>,
+    mut turn: Turn<'_>,
     handler: Handler<R, E>,
 ) -> Reply<R, E> {
     let (mode, operation) = (Mode::Transaction, ticket.key.operation());
     let running = async {
-        let claimed = claiming(mode, operation, pin!(claim(layer, options, ticket, &mut place))).await?;
+        let claimed = claiming(mode, operation, pin!(claim(layer, options, ticket, &mut turn))).await?;
         match claimed {
             Claimed::Won((session, won)) => {
-                let _performing = place.performing();
+                turn.hold_key();
                 perform(layer, session, Some(won), handler).await
             }
             Claimed::Replayed(stored) => Ok(Ran::Replayed(replay(stored)?)),
@@ -83,7 +84,7 @@ async fn claim<'k>(
     layer: &IdempotencyLayer,
     options: Idempotency,
     ticket: &'k Ticket,
-    place: &mut Place<'_>,
+    turn: &mut Turn<'_>,
 ) -> Result<Claimed<(Session, Won<'k>)>, Error> {
     let isolated = !layer.stored_errors.is_empty();
     // The call itself does not wait, because a request that waits must hold no connection between two polls.
@@ -93,7 +94,7 @@ async fn claim<'k>(
     loop {
         match bounded(claim_limit(layer), claim_once(layer, &call)).await {
             Err(Error::Retryable(_)) if retries < RETRIES => retries += 1,
-            Err(Error::InFlight { .. }) if place.rest().await => {}
+            Err(Error::InFlight { .. }) if turn.rest().await => {}
             claimed => return claimed,
         }
     }

@@ -12,20 +12,21 @@ async fn a_request_that_took_an_unnoticed_lapse_over_leaves_the_holder_alone() {
         arrived: std::time::Instant::now(),
         stored: None,
     };
-    let places = Places::default();
+    let runs = Runs::default();
     let (_clients, gone): (Vec<_>, Vec<_>) = (0..4).map(|_| oneshot::channel()).unzip();
     let mut gone = gone.into_iter();
-    let mut place = |patience: Duration| {
-        let end = Instant::now() + patience;
-        let patience = Patience { first: end, place: end };
-        places.place(Bounds::of(8, None, 8, 8), Some(&ticket), patience, gone.next().expect("four"))
+    let mut turn = |wait: Duration| {
+        let bounds = Bounds { all: 8, of_one_scope: 7, of_one_key: 6, wait, place_time: wait };
+        runs.turn(bounds, Some(&ticket), gone.next().expect("four"))
     };
-    let mut first = place(Duration::from_secs(60)).await.expect("a place");
-    let mut second = place(Duration::from_secs(60)).await.expect("another place");
-    let performing = first.performing();
-    assert!(performing.is_some() && second.performing().is_none());
+    let mut first = turn(Duration::from_secs(60)).await.expect("a turn");
+    let mut second = turn(Duration::from_secs(60)).await.expect("another turn");
+    first.hold_key();
+    second.hold_key();
+    drop(second);
     // A duplicate still finds the first request.
-    assert!(place(Duration::ZERO).await.is_err());
-    drop(performing);
-    assert!(place(Duration::ZERO).await.is_ok());
+    assert!(turn(Duration::ZERO).await.is_err());
+    drop(first);
+    assert!(turn(Duration::ZERO).await.is_ok());
+    assert!(locked(&runs.queues).is_empty());
 }
