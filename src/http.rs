@@ -224,15 +224,13 @@ mod service;
 mod transactional;
 
 pub use body::LayerBody;
-pub use extensions::{LastError, NoStore};
-pub use layer::IdempotencyLayer;
-pub use leased::NoLease;
+pub use extensions::{IdempotentTx, LastError, NoLease, NoStore, NoTransaction};
 #[cfg(feature = "axum")]
-pub use leased::{LeasedBody, method_not_allowed, not_found};
+pub use extensions::{LeasedBody, method_not_allowed, not_found};
+pub use layer::IdempotencyLayer;
 pub use places::Runs;
 pub use rejection::{Denied, Rejection, problem};
 pub use replay::IDEMPOTENT_REPLAYED;
 pub use request::IDEMPOTENCY_KEY;
 pub use resume::{Decision, RequestResumer, ResumedRequest};
 pub use service::IdempotencyService;
-pub use transactional::{IdempotentTx, NoTransaction};

@@ -16,13 +16,12 @@ use tower_service::Service;
 use tracing::Instrument as _;
 
 use super::body::{ByteBody, LayerBody, Unread};
-use super::extensions::{FromResumer, LentLease};
+use super::extensions::{FromResumer, LentLease, is_covered};
 use super::handler::{Handler, NoResponse, Reply};
 use super::layer::{IdempotencyLayer, LayerMode};
-use super::leased;
 use super::rejection::{Denied, Mistake, Rejection};
 use super::request::{IDEMPOTENCY_KEY, MalformedKey, Ticket, key_value, only_line, to_store};
-use super::transactional::{self, is_lent};
+use super::{leased, transactional};
 use crate::key::{Check, MAX_PART_BYTES, checked, checked_recorded};
 use crate::{BoxError, Error, Key, observe};
 
@@ -171,7 +170,7 @@ impl Rules {
             let (check, most_held) = (checked_recorded as Check, usize::MAX);
             return Ok(Self { check, shortest_key: 0, most_held, resumed: Some(resumed) });
         }
-        if extensions.get::<Key>().is_some() || is_lent(extensions) {
+        if is_covered(extensions) {
             return Err(Mistake::CoveredTwice);
         }
         let (shortest_key, most_held) = (layer.shortest_key, layer.most_held());
@@ -191,7 +190,7 @@ impl Rules {
         let Some(resumed) = self.resumed else { return Ok(false) };
         extensions.remove::<FromResumer>();
         resumed.meets(key)?;
-        Ok(LentLease::of(extensions).is_some_and(|lent| lent.lease.key() == key && !lent.lease.is_lost()))
+        Ok(LentLease::is_live(extensions, key))
     }
 }
 

@@ -1,24 +1,17 @@
 //! The run of a transactional layer: it claims the key, lends the transaction to the handler, stores the response and
 //! commits.
 
-use std::fmt;
-use std::ops::{Deref, DerefMut};
 use std::pin::pin;
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use http::Extensions;
-use sqlx::PgConnection;
-use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
 use tokio::time::timeout;
 use tracing::Instrument as _;
 
 use super::body::ByteBody;
+use super::extensions::{Lender, Lent, Taken};
 use super::handler::{Called, Conclusion, Handler, NoResponse, Ran, Reply, conclude};
 use super::layer::IdempotencyLayer;
 use super::places::Turn;
-#[cfg(feature = "axum")]
-use super::rejection::cannot_have;
 use super::rejection::{Mistake, Rejection};
 use super::replay::replay;
 use super::request::Ticket;
@@ -27,7 +20,7 @@ use crate::observe::{call_span, claiming, counted};
 use crate::outcome::Response as Stored;
 use crate::session::{Opening, Polls, Session, bounded, or_closed};
 use crate::transaction::{Call, Won};
-use crate::{Error, Idempotency, Key, Mode, OnDuplicate, observe};
+use crate::{Error, Idempotency, Mode, OnDuplicate, observe};
 
 /// The greatest number of times that a request repeats its claim after a conflict. If the isolation level is above READ
 /// COMMITTED, a claim can conflict with a concurrent transaction. A claim can also conflict with a sweep.
@@ -212,140 +205,4 @@ async fn roll_back(layer: &IdempotencyLayer, mut session: Session) {
     let rolling_back = async move { session.roll_back().await };
     let rolling_back = tokio::spawn(or_closed(layer.answer_time(), rolling_back));
     let _ = timeout(ROLLBACK_TIME, rolling_back).await;
-}
-
-/// The transaction that holds the key. The handler's writes through this transaction commit with the response, or not
-/// at all.
-///
-/// The type dereferences to a `PgConnection`. So write `sqlx::query(…).execute(&mut *tx)`, and `tx.begin()` for
-/// savepoints. With axum, the type is an extractor. Without axum, [`take`](Self::take) the transaction from the
-/// request's extensions.
-///
-/// - Drop the transaction before the response is returned.
-/// - Send no COMMIT or ROLLBACK through the transaction, because the layer would then answer 500.
-/// - The layer lends the transaction once for each request, so put code that retries the handler outside the layer.
-pub struct IdempotentTx {
-    transaction: OwnedMappedMutexGuard<Lent, Session>,
-    key: Option<Key>,
-}
-
-/// The layer's side of the transaction that the handler borrows. An [`IdempotentTx`] also keeps the transaction alive.
-struct Lender(Arc<Mutex<Lent>>);
-
-/// The handler's side of the transaction, in the request's extensions.
-#[derive(Clone)]
-struct Slot(Weak<Mutex<Lent>>);
-
-struct Lent {
-    session: Session,
-    taken: Taken,
-}
-
-enum Taken {
-    Never,
-    /// The handler has taken the transaction. The transaction is not lent again, because it has the handler's writes,
-    /// and a retry of the handler would write them twice.
-    Once,
-    /// The handler has dropped the transaction, and tried to take it again.
-    Again,
-}
-
-impl Lender {
-    fn of(session: Session, extensions: &mut Extensions) -> Self {
-        let lent = Arc::new(Mutex::new(Lent { session, taken: Taken::Never }));
-        extensions.insert(Slot(Arc::downgrade(&lent)));
-        Self(lent)
-    }
-
-    /// Takes the transaction back. Returns `None` if the handler, or a task that it spawned, still has the transaction.
-    /// The transaction is then rolled back when its holder drops it.
-    fn end(self) -> Option<Lent> {
-        Arc::into_inner(self.0).map(Mutex::into_inner)
-    }
-}
-
-/// Whether an outer layer lends a transaction for this request.
-pub(super) fn is_lent(extensions: &Extensions) -> bool {
-    extensions.get::<Slot>().is_some_and(|Slot(lent)| lent.strong_count() > 0)
-}
-
-/// The reason why a handler cannot have the transaction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum NoTransaction {
-    /// No transactional layer is in front of this handler, or the layer does not cover this method.
-    #[error(
-        "there is no idempotent transaction here: no transactional IdempotencyLayer covers this method and route (by \
-         default POST and PATCH, of the routes that the Router had when the layer was added)"
-    )]
-    NotLent,
-    /// Another extractor of the same handler, or a task that the handler spawned, has the transaction.
-    #[error("the idempotent transaction is taken, and was not given back")]
-    Taken,
-    /// Code inside the layer calls the handler a second time. The layer then commits nothing, and answers 500.
-    #[error("the idempotent transaction was given back, and is lent once; put the code that retries outside the layer")]
-    GivenBack,
-}
-
-impl IdempotentTx {
-    /// Takes the transaction from the extensions of a request.
-    ///
-    /// # Errors
-    ///
-    /// [`NoTransaction`].
-    pub fn take(extensions: &Extensions) -> Result<Self, NoTransaction> {
-        let Slot(lent) = extensions.get().ok_or(NoTransaction::NotLent)?;
-        let lent = lent.upgrade().ok_or(NoTransaction::GivenBack)?;
-        let mut lent = lent.try_lock_owned().map_err(|_| NoTransaction::Taken)?;
-        if !matches!(lent.taken, Taken::Never) {
-            lent.taken = Taken::Again;
-            return Err(NoTransaction::GivenBack);
-        }
-        lent.taken = Taken::Once;
-        let transaction = OwnedMutexGuard::map(lent, |lent| &mut lent.session);
-        Ok(Self { transaction, key: extensions.get().cloned() })
-    }
-
-    /// The key of the request. `None` for a request [without a key](super::IdempotencyLayer::optional_key).
-    #[must_use]
-    pub fn key(&self) -> Option<&Key> {
-        self.key.as_ref()
-    }
-}
-
-impl Deref for IdempotentTx {
-    type Target = PgConnection;
-
-    fn deref(&self) -> &PgConnection {
-        &self.transaction
-    }
-}
-
-impl DerefMut for IdempotentTx {
-    fn deref_mut(&mut self) -> &mut PgConnection {
-        &mut self.transaction
-    }
-}
-
-impl fmt::Debug for IdempotentTx {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IdempotentTx").finish_non_exhaustive()
-    }
-}
-
-#[cfg(feature = "axum")]
-impl<S: Sync> axum::extract::FromRequestParts<S> for IdempotentTx {
-    type Rejection = NoTransaction;
-
-    async fn from_request_parts(parts: &mut http::request::Parts, _: &S) -> Result<Self, NoTransaction> {
-        Self::take(&parts.extensions)
-    }
-}
-
-/// A 500 without a body, because the text of the mistake is for the service's log.
-#[cfg(feature = "axum")]
-impl axum::response::IntoResponse for NoTransaction {
-    fn into_response(self) -> axum::response::Response {
-        cannot_have("IdempotentTx", &self)
-    }
 }
