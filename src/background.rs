@@ -161,7 +161,7 @@ pub(crate) fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(0.5 + f64::from(random) / f64::from(u32::MAX) / 2.0)
 }
 
-/// Rotates the list by a random number of places, so that processes with the same list begin at different places.
+/// Rotates the list by a random number, so that processes with the same list begin with different elements.
 pub(crate) fn begin_anywhere<T>(found: &mut [T]) {
     if !found.is_empty() {
         let first = getrandom::u32().unwrap_or_default() as usize % found.len();

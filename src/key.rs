@@ -110,7 +110,7 @@ impl Key {
     pub(crate) fn downstream(&self, fingerprint: &[u8], step: &str) -> String {
         let mut hasher = Sha256::new_with_prefix(b"downstream");
         self.hash_into(&mut hasher);
-        // Every version of the fingerprint has the same length, so the name of the step begins at the same place.
+        // Every version of the fingerprint has the same length, so the name of the step begins at the same byte.
         hasher.update(fingerprint);
         hasher.update(step);
         hex::encode(&hasher.finalize()[..16])

@@ -255,9 +255,9 @@ impl MarkOptions {
         let mut batch = Batch::new(self, keys)?;
         let marked = batch.mark(conn).await.map_err(Error::before_the_work);
         or_prepare_again(conn, marked).await?;
-        if let Some(&place) = batch.open.first() {
+        if let Some(&index) = batch.open.first() {
             let error = Error::InFlight { retry_after: RETRY_AFTER };
-            observe::outcome(Mode::Mark, keys[place].operation(), error.outcome());
+            observe::outcome(Mode::Mark, keys[index].operation(), error.outcome());
             return Err(error);
         }
         for (key, marked) in keys.iter().zip(&batch.marked) {
@@ -270,7 +270,7 @@ impl MarkOptions {
 struct Batch<'k> {
     options: MarkOptions,
     keys: &'k [Key],
-    /// The places of the undecided keys. The places are in the order of the keys, and each key occurs once.
+    /// The indices of the undecided keys. The indices are in the order of the keys, and each key occurs once.
     open: Vec<usize>,
     marked: Vec<Marked>,
 }
@@ -278,7 +278,7 @@ struct Batch<'k> {
 impl<'k> Batch<'k> {
     fn new(options: MarkOptions, keys: &'k [Key]) -> Result<Self, Error> {
         let mut open: Vec<usize> = (0..keys.len()).collect();
-        // Among equal keys, only the first place stays open.
+        // Among equal keys, only the first one stays open.
         open.sort_unstable_by(|&a, &b| keys[a].cmp(&keys[b]).then(a.cmp(&b)));
         open.dedup_by(|later, earlier| keys[*later] == keys[*earlier]);
         if open.len() > MOST_KEYS {
@@ -296,7 +296,7 @@ impl<'k> Batch<'k> {
         let mut rounds = 0;
         while rounds < ROUNDS && !self.open.is_empty() {
             rounds += 1;
-            let keys = self.open.iter().map(|&place| &self.keys[place]).collect();
+            let keys = self.open.iter().map(|&index| &self.keys[index]).collect();
             let batch = MarkBatch { keys, retention: self.options.retention, persistent };
             let marked = batch.mark(conn, &mut asked).await?;
             let obstacle = self.close(&marked)?;
@@ -308,8 +308,8 @@ impl<'k> Batch<'k> {
             }
             match (obstacle, patience.left()) {
                 (Some((_, MarkOf::Held)), None) => return Ok(()),
-                (Some((place, MarkOf::Held)), Some(left)) => {
-                    let record = Record { key: &self.keys[place], persistent };
+                (Some((index, MarkOf::Held)), Some(left)) => {
+                    let record = Record { key: &self.keys[index], persistent };
                     if let Tried::Held = record.await_key(conn, left, &asked, Mode::Mark).await? {
                         // The batch tries one more round, because the owner may have ended just now.
                         patience.end();
@@ -326,25 +326,25 @@ impl<'k> Batch<'k> {
     }
 
     /// Closes the decided keys. An undecided key has an obstacle if another transaction holds the key, or has locked
-    /// the row of the key's expired record. Returns the place of the last key that has an obstacle, and which of the
+    /// the row of the key's expired record. Returns the index of the last key that has an obstacle, and which of the
     /// two obstacles it is.
     fn close(&mut self, decided: &[MarkOf]) -> Result<Option<(usize, MarkOf)>, Error> {
         let mut obstacle = None;
         let mut open = Vec::new();
-        for (&place, decided) in self.open.iter().zip(decided) {
+        for (&index, decided) in self.open.iter().zip(decided) {
             match *decided {
                 MarkOf::First => {
-                    self.marked[place] = Marked::First;
+                    self.marked[index] = Marked::First;
                     continue;
                 }
                 MarkOf::Live(Mode::Mark) => continue,
                 MarkOf::Live(stored) => {
-                    return Err(Error::OtherMode { key: self.keys[place].clone(), stored, asked: Mode::Mark });
+                    return Err(Error::OtherMode { key: self.keys[index].clone(), stored, asked: Mode::Mark });
                 }
-                held_or_locked @ (MarkOf::Held | MarkOf::Locked) => obstacle = Some((place, held_or_locked)),
+                held_or_locked @ (MarkOf::Held | MarkOf::Locked) => obstacle = Some((index, held_or_locked)),
                 MarkOf::Open => {}
             }
-            open.push(place);
+            open.push(index);
         }
         self.open = open;
         Ok(obstacle)

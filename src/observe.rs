@@ -113,11 +113,11 @@ impl Watch<'_> {
     /// Measures `perform`, and the time before `perform`, which is the time of the claim.
     pub(crate) async fn perform<T, E>(
         &mut self,
-        performing: Pin<&mut impl Future<Output = Result<T, E>>>,
+        work: Pin<&mut impl Future<Output = Result<T, E>>>,
     ) -> Result<T, Failure<E>> {
         let started = Instant::now();
         self.claimed = Some(started - self.started);
-        let performed = performing.await;
+        let performed = work.await;
         self.performed = Some(started.elapsed());
         performed.map_err(Failure::Perform)
     }

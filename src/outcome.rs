@@ -90,7 +90,7 @@ pub(crate) fn decode<T: DeserializeOwned>(response: &Response) -> Result<T, Erro
         .map_err(|error| Error::Undecodable { step: None, source: error.into() })
 }
 
-/// Returns the kind and the place of an error. The error's own text would quote the value, which may be confidential.
+/// Returns the kind and the column of an error. The error's own text would quote the value, which may be confidential.
 pub(crate) fn unquoted(error: &serde_json::Error) -> String {
     format!("{:?} error at column {}", error.classify(), error.column())
 }

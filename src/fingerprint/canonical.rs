@@ -32,7 +32,7 @@ struct Writer<'t> {
     members: Vec<Member>,
 }
 
-/// The place of a member in the output: its name, with the quotation marks, and the end of its value.
+/// A member in the output: the range of its name, with the quotation marks, and the end of its value.
 struct Member {
     name: Range<usize>,
     end: usize,
@@ -104,7 +104,7 @@ impl Writer<'_> {
             }
             let name = if named { Some(self.name()?) } else { None };
             let token = || match &name {
-                Some((place, _)) => serde_json::from_slice(&self.text[place.clone()]).ok(),
+                Some((range, _)) => serde_json::from_slice(&self.text[range.clone()]).ok(),
                 None => Some(index.to_string()),
             };
             let keeps = if paths.is_empty() {
@@ -128,7 +128,7 @@ impl Writer<'_> {
         Some(())
     }
 
-    /// Reads the name of a member and the colon. Returns the place of the name in the text, and its place in the
+    /// Reads the name of a member and the colon. Returns the range of the name in the text, and its range in the
     /// output.
     #[inline]
     fn name(&mut self) -> Option<(Range<usize>, Range<usize>)> {

@@ -27,7 +27,7 @@ const DESCRIBING: [HeaderName; 21] = [
     header::REFERRER_POLICY, header::VARY, header::X_CONTENT_TYPE_OPTIONS, header::X_FRAME_OPTIONS,
     // RFC 9530: a replay has the same bytes.
     HeaderName::from_static("content-digest"), HeaderName::from_static("repr-digest"),
-    // The place where a client asks for the state of a long operation.
+    // The URL under which a client asks for the state of a long operation.
     HeaderName::from_static("operation-location"),
 ];
 

@@ -195,8 +195,8 @@ impl Rules {
 }
 
 /// Checks a request that the layer covers, and makes its ticket. No key is claimed yet, so a slow or broken upload
-/// costs no connection. The first check that fails decides the answer, so this order is a part of the contract
-/// ([the module](super) has the rules for clients):
+/// costs no connection. A check may refuse the request or end the admission, so this order decides the answer, and is a
+/// part of the contract ([the module](super) has the rules for clients):
 ///
 /// 1. No outer layer covers the request ([`Rules::of`]).
 /// 2. If the key is optional and the header is missing, the request runs without a key.

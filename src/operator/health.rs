@@ -20,7 +20,7 @@ pub enum Warning {
     NotDurable {
         /// The value: `off` or `local`.
         value: String,
-        /// The place where the value applies: this connection, or a role or a database (by `alter role` or
+        /// Where the value applies: this connection, or a role or a database (by `alter role` or
         /// `alter database`).
         whose: String,
     },

@@ -13,7 +13,7 @@ use crate::record::{Decision, Grants, Shown};
 use crate::session::{Opening, in_callers_transaction, in_pooled_transaction};
 use crate::{SettleError, migrate};
 
-/// The place where a verb of [`Shown`] runs: a transaction of its own (`&pool`, the usual choice), or your transaction
+/// What a verb of [`Shown`] runs on: a transaction of its own (`&pool`, the usual choice), or your transaction
 /// (`&mut tx`). The [module](crate::operator) explains when to use your transaction.
 #[derive(Debug)]
 pub enum PoolOrTransaction<'c> {
@@ -76,13 +76,13 @@ impl Shown {
     /// roll the transaction back.
     pub async fn resolve<T: Serialize + DeserializeOwned>(
         self,
-        place: impl Into<PoolOrTransaction<'_>>,
+        on: impl Into<PoolOrTransaction<'_>>,
         response: &T,
         retention: Duration,
     ) -> Result<Self, SettleError> {
         let retention = in_range("retention", retention, RETENTION)?;
         let response = encode(response)?;
-        self.decided(place.into(), Decision::Resolve { response: &response, retention }).await
+        self.decided(on.into(), Decision::Resolve { response: &response, retention }).await
     }
 
     /// Releases an [indeterminate](crate::Error::Indeterminate) operation that did not take effect. If attempts are
@@ -102,8 +102,8 @@ impl Shown {
     /// [`SettleError::Changed`] if the record has changed since it was shown, is completed, or was shown under a live
     /// lease or is under one now. The other errors, and the effect of a cancellation, are those of
     /// [`resolve`](Self::resolve).
-    pub async fn release(self, place: impl Into<PoolOrTransaction<'_>>, reason: &str) -> Result<Self, SettleError> {
-        self.decided(place.into(), Decision::Release { reason }).await
+    pub async fn release(self, on: impl Into<PoolOrTransaction<'_>>, reason: &str) -> Result<Self, SettleError> {
+        self.decided(on.into(), Decision::Release { reason }).await
     }
 
     /// Permits one more attempt of an operation that was released or has lapsed, even if the attempt exceeds
@@ -121,8 +121,8 @@ impl Shown {
     /// [indeterminate](crate::Error::Indeterminate), past its retention or in transaction mode, or if the work of its
     /// first claim never began. The other errors, and the effect of a cancellation, are those of
     /// [`resolve`](Self::resolve).
-    pub async fn grant(self, place: impl Into<PoolOrTransaction<'_>>, reason: &str) -> Result<Self, SettleError> {
-        self.decided(place.into(), Decision::Grant { reason }).await
+    pub async fn grant(self, on: impl Into<PoolOrTransaction<'_>>, reason: &str) -> Result<Self, SettleError> {
+        self.decided(on.into(), Decision::Grant { reason }).await
     }
 
     /// Deletes the record before it expires. **The next call with its key performs the operation again**, including the
@@ -132,11 +132,11 @@ impl Shown {
     ///
     /// [`SettleError::Changed`] if the record has changed since it was shown, is under a live lease, or is gone. The
     /// other errors, and the effect of a cancellation, are those of [`resolve`](Self::resolve).
-    pub async fn forget(self, place: impl Into<PoolOrTransaction<'_>>) -> Result<(), SettleError> {
+    pub async fn forget(self, on: impl Into<PoolOrTransaction<'_>>) -> Result<(), SettleError> {
         let deletion = async |conn: &mut PgConnection| {
             if self.delete(conn).await? { Ok(()) } else { Err(SettleError::Changed) }
         };
-        place.into().decide(deletion).await
+        on.into().decide(deletion).await
     }
 
     /// Selects the step with this name, so that you can settle this step alone. The selected step must be [in
@@ -166,9 +166,9 @@ impl Shown {
         StepInDoubt { shown: self, name }
     }
 
-    async fn decided(self, place: PoolOrTransaction<'_>, decision: Decision<'_>) -> Result<Self, SettleError> {
+    async fn decided(self, on: PoolOrTransaction<'_>, decision: Decision<'_>) -> Result<Self, SettleError> {
         let settling = async |conn: &mut PgConnection| self.settle(conn, decision).await?.ok_or(SettleError::Changed);
-        place.decide(settling).await
+        on.decide(settling).await
     }
 }
 
@@ -188,12 +188,12 @@ impl StepInDoubt<'_> {
     /// completed, or was shown under a live lease or is under one now. [`Misuse::Step`](crate::Misuse::Step) if the
     /// result exceeds 64 KiB, or if all results together would exceed 256 KiB. The other errors, and the effect of a
     /// cancellation, are those of [`Shown::resolve`].
-    pub async fn resolve<T>(self, place: impl Into<PoolOrTransaction<'_>>, result: &T) -> Result<Shown, SettleError>
+    pub async fn resolve<T>(self, on: impl Into<PoolOrTransaction<'_>>, result: &T) -> Result<Shown, SettleError>
     where
         T: Serialize + DeserializeOwned,
     {
         let result = encode_result(self.name, result)?;
-        self.shown.decided(place.into(), Decision::ResolveStep { step: self.name, result: &result }).await
+        self.shown.decided(on.into(), Decision::ResolveStep { step: self.name, result: &result }).await
     }
 
     /// Decides that the step took no effect. The next attempt performs the step. The record keeps the first 2000
@@ -202,8 +202,8 @@ impl StepInDoubt<'_> {
     /// # Errors and cancellation
     ///
     /// As [`resolve`](Self::resolve).
-    pub async fn release(self, place: impl Into<PoolOrTransaction<'_>>, reason: &str) -> Result<Shown, SettleError> {
+    pub async fn release(self, on: impl Into<PoolOrTransaction<'_>>, reason: &str) -> Result<Shown, SettleError> {
         let decision = Decision::ReleaseStep { step: self.name, reason, grants: Grants::OneAttempt };
-        self.shown.decided(place.into(), decision).await
+        self.shown.decided(on.into(), decision).await
     }
 }

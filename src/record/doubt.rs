@@ -96,7 +96,7 @@ impl Doubt {
         }))
     }
 
-    /// The probes that are due, and their places in the column.
+    /// The probes that are due, and their indices in the column.
     pub(crate) fn due(&self) -> impl Iterator<Item = (usize, &ShownProbes)> {
         let probes = self.shown.probes.iter().enumerate();
         probes.filter(|(_, probes)| probes.next.is_some_and(|next| next <= self.now))
@@ -150,13 +150,13 @@ impl Doubt {
         changes_a_row(conn, update).await
     }
 
-    /// Writes the probes at `place`. Writes nothing if a probe has begun or ended since `seen` was read, or if the
+    /// Writes the probes at `index`. Writes nothing if a probe has begun or ended since `seen` was read, or if the
     /// operation was decided. The next probe is due when the time `after` is over, and never if `after` is `None`. The
     /// record is remembered for the retention from now.
     pub(crate) async fn write_probe(
         &self,
         conn: &mut PgConnection,
-        place: usize,
+        index: usize,
         seen: &ShownProbes,
         probes: &ShownProbes,
         after: Option<Duration>,
@@ -197,7 +197,7 @@ impl Doubt {
             })
             .bind(self.shown.token) // $4
             .bind(&self.lease_until) // $5
-            .bind(place.to_string()) // $6
+            .bind(index.to_string()) // $6
             .bind(i64::from(seen.probes)) // $7
             .bind(as_json(probes)) // $8
             .bind(after.map(interval)) // $9

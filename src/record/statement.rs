@@ -175,9 +175,9 @@ macro_rules! readable {
     };
 }
 
-/// A place in the order of `expires_at`, from which a later statement continues. The place is null for a time that is
-/// not [`readable`], because many records may share this time, and the later statement must not skip them.
-macro_rules! readable_place {
+/// A position in the order of `expires_at`, from which a later statement continues. The position is null for a time
+/// that is not [`readable`], because many records may share this time, and the later statement must not skip them.
+macro_rules! readable_position {
     ($time:literal) => {
         concat!(
             "case when ",
@@ -281,7 +281,7 @@ macro_rules! table_or_leaf {
 }
 
 pub(super) use {
-    may_be_retried, no_live_lease, no_step_in_doubt, not_expired, probes_count, readable, readable_place, state,
+    may_be_retried, no_live_lease, no_step_in_doubt, not_expired, probes_count, readable, readable_position, state,
     steps_hash, steps_in_doubt, stored_time, table_or_leaf,
 };
 

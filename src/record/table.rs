@@ -7,7 +7,9 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
-use super::statement::{self, interval, may_be_retried, no_live_lease, readable, readable_place, state, table_or_leaf};
+use super::statement::{
+    self, interval, may_be_retried, no_live_lease, readable, readable_position, state, table_or_leaf,
+};
 use crate::Error;
 use crate::state::State;
 
@@ -103,7 +105,7 @@ impl Part {
                 count(*) filter (where mode <> 'mark' and completed_at is not null) as completed,
                 count(*) filter (where completed_at is null) as open,
                 count(*) filter (where ", may_be_retried!(), ") as unfinished,
-                count(*) filter (where mode = 'mark') as marks, ", readable_place!("max(expires_at)"), " as until
+                count(*) filter (where mode = 'mark') as marks, ", readable_position!("max(expires_at)"), " as until
             from deleted
             "
             },
