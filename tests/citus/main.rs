@@ -74,7 +74,7 @@ async fn warnings(pool: &PgPool) -> Result<Vec<&'static str>, Error> {
 /// sixth execution on.
 #[tokio::test]
 async fn citus_executes_each_statement_eight_times() -> anyhow::Result<()> {
-    let Some(Citus { pool, .. }) = citus_local().await? else { return Ok(()) };
+    let Some(Citus { pool, _turn }) = citus_local().await? else { return Ok(()) };
     pool.execute(
         "insert into idempotency.record (mode, scope, operation, value, fingerprint, token, lease_until, expires_at)
         values ('at_least_once', 'tenant', 'operation', '15000', idempotency.fingerprint('body'), 1, '-infinity',
@@ -111,7 +111,7 @@ async fn citus_executes_each_statement_eight_times() -> anyhow::Result<()> {
 
 #[tokio::test]
 async fn a_call_commits_together_with_a_distributed_table() -> anyhow::Result<()> {
-    let Some(Citus { pool, .. }) = citus_local().await? else { return Ok(()) };
+    let Some(Citus { pool, _turn }) = citus_local().await? else { return Ok(()) };
     let call = async |key: &Key, body: &str| {
         Idempotency::new().run(&pool, key, body, async |conn| leave_effect(conn, key.scope(), body).await).await
     };
@@ -138,7 +138,7 @@ async fn a_call_commits_together_with_a_distributed_table() -> anyhow::Result<()
 
 #[tokio::test]
 async fn a_duplicate_sees_the_open_transaction_of_the_first_call_and_waits_for_it() -> anyhow::Result<()> {
-    let Some(Citus { pool, .. }) = citus_local().await? else { return Ok(()) };
+    let Some(Citus { pool, _turn }) = citus_local().await? else { return Ok(()) };
     let (one, rejecting) = (key("tenant", "a"), Idempotency::new().on_duplicate(OnDuplicate::Reject));
     let outcome = Idempotency::new().run(&pool, &one, "body", async |conn| {
         let duplicate = rejecting.run(&pool, &one, "body", async |_| Ok::<_, Error>(String::new())).await;
@@ -168,7 +168,7 @@ async fn a_duplicate_sees_the_open_transaction_of_the_first_call_and_waits_for_i
 
 #[tokio::test]
 async fn marks_leases_steps_operators_and_the_sweep_work() -> anyhow::Result<()> {
-    let Some(Citus { pool, .. }) = citus_local().await? else { return Ok(()) };
+    let Some(Citus { pool, _turn }) = citus_local().await? else { return Ok(()) };
     let marking = MarkOptions::new(Duration::from_secs(300));
     let keys: Vec<_> = (0..3).map(|n| key("tenant", &format!("mark {n}"))).collect();
     for round in 0..8 {
@@ -205,7 +205,7 @@ async fn marks_leases_steps_operators_and_the_sweep_work() -> anyhow::Result<()>
 
 #[tokio::test]
 async fn the_sql_functions_work() -> anyhow::Result<()> {
-    let Some(Citus { pool, .. }) = citus_local().await? else { return Ok(()) };
+    let Some(Citus { pool, _turn }) = citus_local().await? else { return Ok(()) };
     let mut conn = pool.acquire().await?;
     let ensure =
         "select outcome, token from idempotency.ensure('tenant', 'operation', $1, idempotency.fingerprint('body'))";
@@ -241,7 +241,7 @@ async fn a_table_whose_locks_would_be_on_a_worker_is_refused() -> anyhow::Result
         "select create_reference_table('idempotency.record')",
         "select citus_schema_distribute('idempotency')",
     ] {
-        let Some(Citus { pool, .. }) = citus().await? else { return Ok(()) };
+        let Some(Citus { pool, _turn }) = citus().await? else { return Ok(()) };
         pool.execute(how).await?;
         let refused = Idempotency::new().run(&pool, &key("tenant", "a"), "body", async |_| Ok::<_, Error>(1)).await;
         let error = format!("{:?}", refused.expect_err(how));
@@ -253,7 +253,7 @@ async fn a_table_whose_locks_would_be_on_a_worker_is_refused() -> anyhow::Result
 
 #[tokio::test]
 async fn a_connection_to_a_worker_is_refused() -> anyhow::Result<()> {
-    let Some(Citus { pool, .. }) = citus_local().await? else { return Ok(()) };
+    let Some(Citus { pool, _turn }) = citus_local().await? else { return Ok(()) };
     let (host, port): (String, i32) =
         sqlx::query_as("select node_name, node_port::int4 from citus_get_active_worker_nodes() limit 1")
             .fetch_one(&pool)
@@ -268,7 +268,7 @@ async fn a_connection_to_a_worker_is_refused() -> anyhow::Result<()> {
 
 #[tokio::test]
 async fn health_tells_a_plain_table_from_one_in_the_metadata() -> anyhow::Result<()> {
-    let Some(Citus { pool, .. }) = citus().await? else { return Ok(()) };
+    let Some(Citus { pool, _turn }) = citus().await? else { return Ok(()) };
     assert_eq!(warnings(&pool).await?, ["not_in_metadata"]);
     pool.execute("select citus_add_local_table_to_metadata('idempotency.record')").await?;
     assert_eq!(warnings(&pool).await?, [""; 0]);
