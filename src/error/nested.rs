@@ -68,7 +68,7 @@ pub enum Misuse {
     /// - `perform` has ended the transaction that holds the claim. The cause is a COMMIT, a ROLLBACK, or a nested
     ///   `conn.begin()` that failed or was dropped before its end. The response was not stored, and nothing was
     ///   acknowledged. **Writes that `perform` committed, or made after the end of the transaction, stay.** A
-    ///   [step](crate::lease::Lease::step#what-ends-the-transaction-early) is in doubt then.
+    ///   [step](crate::lease::Lease::step) is in doubt then.
     /// - [`commit`](crate::commit()) got a transaction that had ended in one of these ways.
     #[error(
         "the connection is not in the transaction that the call needs, so no response was stored; begin a transaction \
