@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::error::Error;
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
@@ -22,6 +23,11 @@ use crate::BoxError;
 /// this pace. Without this limit, uploads that never end would keep their bytes in memory.
 const UPLOAD_TIME: Duration = Duration::from_secs(30);
 const UPLOAD_PACE: u64 = 16;
+
+/// How many frames of a body are read between two looks at the time and at the limits, unless a frame is not ready. A
+/// body may exceed a limit by this many bytes and one frame before the layer notices it.
+const FRAMES_TOGETHER: usize = 64;
+const BYTES_TOGETHER: usize = 1024;
 
 pub(super) trait ByteBody: http_body::Body<Data = Bytes, Error: Into<BoxError>> {}
 
@@ -71,7 +77,7 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
         let announced = body.size_hint().lower();
         let arrived = Instant::now();
         let mut body = Self::untouched(body);
-        while body.rest.is_some() {
+        loop {
             if body.data.len().max(usize::try_from(announced).unwrap_or(usize::MAX)) > limit {
                 return Err(Unread::TooLarge(body));
             }
@@ -80,8 +86,12 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
                 Room::Full => return Err(Unread::NoRoom(body)),
                 Room::ShareFull => return Err(Unread::NoRoomInShare(body)),
             }
+            // The bytes before the end of the body count, too.
+            if body.rest.is_none() {
+                break;
+            }
             let due = arrived + UPLOAD_TIME + Duration::from_millis(body.data.len() as u64 / UPLOAD_PACE);
-            if !body.read_frame_until(announced, due).await.map_err(Unread::Broken)? {
+            if !body.read_until(announced, due).await.map_err(Unread::Broken)? {
                 return Err(Unread::Broken(Broken::TooSlow));
             }
         }
@@ -111,7 +121,7 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
         while announced <= limit as u64
             && body.rest.is_some()
             && body.data.len() <= limit
-            && body.read_frame_until(announced, deadline).await?
+            && body.read_until(announced, deadline).await?
         {}
         if let Some(data) = body.as_whole().filter(|_| !empty) {
             unframe(headers, data.len())?;
@@ -119,35 +129,59 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
         Ok(body)
     }
 
-    /// Reads one frame. Returns `false` if no frame came before the deadline.
-    async fn read_frame_until(&mut self, announced: u64, deadline: Instant) -> Result<bool, Broken> {
+    /// Reads the frames that are ready, up to a bound. Returns `false` if no frame came before the deadline.
+    async fn read_until(&mut self, announced: u64, deadline: Instant) -> Result<bool, Broken> {
         // The time-out alone would not end a body that always has a frame ready.
         if Instant::now() >= deadline {
             return Ok(false);
         }
-        let read = timeout_at(deadline, self.read_frame(announced)).await;
+        let read = timeout_at(deadline, self.read(announced)).await;
         read.map_or(Ok(false), |read| read.map(|()| true))
     }
 
-    async fn read_frame(&mut self, announced: u64) -> Result<(), Broken> {
-        let Some(rest) = &mut self.rest else { return Ok(()) };
-        let frame = rest.frame().await.transpose().map_err(|error| Broken::Failed(error.into()))?;
-        match frame.map(Frame::into_data) {
-            Some(Ok(chunk)) if self.data.is_empty() => self.data = chunk,
-            Some(Ok(chunk)) => {
-                // The chunks are joined in a buffer that grows. If a body arrives byte by byte, a list of its chunks
-                // would take a hundred times its size.
-                let mut joined = BytesMut::from(std::mem::take(&mut self.data));
-                joined.extend_from_slice(&chunk);
-                self.data = joined.freeze();
+    /// Waits for a frame, and reads it together with the frames that are ready behind it. For a body that arrives byte
+    /// by byte, a time-out and a look at the limits for each frame would take longer than the bytes themselves.
+    async fn read(&mut self, announced: u64) -> Result<(), Broken> {
+        let mut frames = 0;
+        // The chunks are joined in a buffer that grows. If a body arrives byte by byte, a list of its chunks would take
+        // a hundred times its size.
+        let mut more = BytesMut::new();
+        let read = poll_fn(|context| {
+            while let Some(rest) = &mut self.rest
+                && frames < FRAMES_TOGETHER
+                && more.len() < BYTES_TOGETHER
+            {
+                let frame = match rest.as_mut().poll_frame(context) {
+                    Poll::Ready(frame) => frame.transpose().map_err(|error| Broken::Failed(error.into()))?,
+                    Poll::Pending if frames == 0 => return Poll::Pending,
+                    Poll::Pending => break,
+                };
+                frames += 1;
+                match frame.map(Frame::into_data) {
+                    Some(Ok(chunk)) if self.data.is_empty() => {
+                        self.data = chunk;
+                        // The first chunk is often the whole body, and is then not copied.
+                        break;
+                    }
+                    Some(Ok(chunk)) => more.extend_from_slice(&chunk),
+                    Some(Err(frame)) => self.trailers = frame.into_trailers().ok(),
+                    // This check uses the length that the body announced at its beginning, as hyper does. In some
+                    // bodies, the length that is announced later still includes the bytes that were already delivered.
+                    None if announced > (self.data.len() + more.len()) as u64 => {
+                        return Poll::Ready(Err(Broken::CutOff));
+                    }
+                    None => self.rest = None,
+                }
             }
-            Some(Err(frame)) => self.trailers = frame.into_trailers().ok(),
-            // This check uses the length that the body announced at its beginning, as hyper does. In some bodies, the
-            // length that is announced later still includes the bytes that were already delivered.
-            None if announced > self.data.len() as u64 => return Err(Broken::CutOff),
-            None => self.rest = None,
+            Poll::Ready(Ok(()))
+        })
+        .await;
+        if !more.is_empty() {
+            let mut joined = BytesMut::from(std::mem::take(&mut self.data));
+            joined.extend_from_slice(&more);
+            self.data = joined.freeze();
         }
-        Ok(())
+        read
     }
 
     /// Whether nothing was read yet. If nothing was read, a client that [waits for
