@@ -93,8 +93,7 @@ impl ByHand {
             .bind(DAY)
             .bind(None::<PgInterval>)
             .bind("transaction")
-            .bind(lock_of(key)?)
-            .bind(None::<String>);
+            .bind(lock_of(key)?);
         Ok((token, query.execute(conn).await?.rows_affected() == 1))
     }
 }

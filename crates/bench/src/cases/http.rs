@@ -1,6 +1,7 @@
 //! The HTTP layer beside a bare and a hand-made handler, on real sockets; and a storm through it.
 
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::time::Duration;
 
 use anyhow::ensure;
@@ -43,11 +44,7 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
     for setting in bench.settings() {
         bench.clear().await?;
         let service = Service::start(setting.pool(POOL).await?).await?;
-        for path in ["/reject", "/replay-first", "/by-hand"] {
-            for user in 0..USERS {
-                service.first(path, &stored(user)).await?;
-            }
-        }
+        service.store(0..1).await?;
         let bare = service.way(BARE, "/bare", first);
         let of_keys = |replayed: Caller| {
             [
@@ -63,6 +60,7 @@ pub(crate) async fn run(bench: &Bench) -> anyhow::Result<Vec<Table>> {
         if !std::ptr::eq(setting, bench.socket()) {
             continue;
         }
+        service.store(1..USERS).await?;
         let rows = compare(bench, setting, CLIENTS, &of_keys(|call| stored(call % USERS))).await?;
         tables.push(Table::new(MANY, setting.column(), "requests", rows));
         let beside = service.way(FIRST_CALL, "/reject", first);
@@ -163,6 +161,16 @@ impl Service {
             let (service, request) = (service.clone(), request(call));
             Box::pin(async move { service.expect(path, &request, request.replayed).await })
         })
+    }
+
+    /// Sends the request of each of these users to each path that replays it.
+    async fn store(&self, users: Range<u64>) -> anyhow::Result<()> {
+        for user in users {
+            for path in ["/reject", "/replay-first", "/by-hand"] {
+                self.first(path, &stored(user)).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Sends a request for the first time.
