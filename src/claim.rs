@@ -32,8 +32,9 @@ pub(crate) enum Claimed<W = Claim> {
 /// Claims the key, or finds the response of an earlier call with the key.
 ///
 /// The insert of a claim waits for another transaction in one case: the claim of a lease was committed after the
-/// snapshot of this insert, and the owner of the lease is already updating the new record. Only the session's `lock_timeout` bounds this wait. [`Record::await_key`] and
-/// [`wait_for_row`] wait within the limit of the terms, and leave the transaction usable.
+/// snapshot of this insert, and the owner of the lease is already updating the new record. Only the session's
+/// `lock_timeout` bounds this wait. [`Record::await_key`] and [`wait_for_row`] wait within the limit of the terms, and
+/// leave the transaction usable.
 ///
 /// The call may not yet have [checked](CalledAt::in_transaction_since) that its BEGIN began the transaction. In this
 /// case, the function returns [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction) if the transaction is older

@@ -45,8 +45,8 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 ///
 /// # An error of the database, and the place where a call meets it
 ///
-/// The table shows which errors of the database are transient. *Opening* is the wait for a connection of the pool and the
-/// BEGIN. *Before the work* are the statements that claim the key. *Completion* is the statement that stores the
+/// The table shows which errors of the database are transient. *Opening* is the wait for a connection of the pool and
+/// the BEGIN. *Before the work* are the statements that claim the key. *Completion* is the statement that stores the
 /// response. The completion of a lease, and the COMMIT after it, are tried again for the length of the lease.
 ///
 #[doc = include_str!("error/places.md")]
@@ -54,8 +54,8 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// ¹ Over HTTP, 500 without `Retry-After`: the handler has made the transaction read only, and each retry would run it
 /// again.
 ///
-/// ² The outcome is unknown, as described above. A COMMIT that gets one of these errors may have taken effect, for example
-/// if a pooler has lost its connection to the server.
+/// ² The outcome is unknown, as described above. A COMMIT that gets one of these errors may have taken effect, for
+/// example if a pooler has lost its connection to the server.
 ///
 /// ³ The connection has lost its prepared statements: see the guide's page `poolers`. The crate closes a connection of
 /// the pool. On a caller's connection, the crate lets sqlx prepare the statements again. After an error of its own
@@ -118,8 +118,9 @@ pub enum Error {
     },
 
     /// This attempt has begun a [`step_at_most_once`](crate::lease::Lease::step_at_most_once), and the outcome of the
-    /// step is unknown. Or a [`step`](crate::lease::Lease::step) of this attempt has ended its own transaction. The step
-    /// was not performed again. Return this error, so that the operation becomes [indeterminate](Self::Indeterminate).
+    /// step is unknown. Or a [`step`](crate::lease::Lease::step) of this attempt has ended its own transaction. The
+    /// step was not performed again. Return this error, so that the operation becomes
+    /// [indeterminate](Self::Indeterminate).
     #[error(
         "the step {step:?} was begun in this attempt and may have taken effect; return this error, so that the \
          operation can be settled"

@@ -92,9 +92,10 @@ pub enum Misuse {
     )]
     NestedTransaction,
 
-    /// The key is free, but the database has twice stored no claim of this call, or hides the record of the key from this
-    /// role. Nothing was performed. The cause is a BEFORE trigger that returns null, or a policy of row level security,
-    /// on `idempotency.record`. [`health`](crate::operator::health()) names both. An AFTER trigger is never the cause.
+    /// The key is free, but the database has twice stored no claim of this call, or hides the record of the key from
+    /// this role. Nothing was performed. The cause is a BEFORE trigger that returns null, or a policy of row level
+    /// security, on `idempotency.record`. [`health`](crate::operator::health()) names both. An AFTER trigger is never
+    /// the cause.
     #[error(
         "the key is free, but the database stores no record for it, or hides its record from this role; look for a \
          BEFORE trigger that returns null, or a policy of row level security, on idempotency.record, which \

@@ -1,8 +1,8 @@
 //! The meaning of an error of the database at the place where a call meets it: `places.md` has the table.
 //!
 //! Before the work, some errors of the way to the server say nothing about the call, and the same call may succeed in a
-//! moment. In the statements of the work and after them, the same SQLSTATEs mean a mistake of the service, and each retry
-//! would do the work again.
+//! moment. In the statements of the work and after them, the same SQLSTATEs mean a mistake of the service, and each
+//! retry would do the work again.
 
 use std::collections::BTreeMap;
 use std::error::Error as StdError;

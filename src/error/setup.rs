@@ -3,7 +3,8 @@
 use super::MayContainError;
 use crate::Error;
 
-/// The reason why [`migrate`](crate::migrate()), [`protect`](crate::protect()) or [`unprotect`](crate::unprotect()) changed nothing.
+/// The reason why [`migrate`](crate::migrate()), [`protect`](crate::protect()) or [`unprotect`](crate::unprotect())
+/// changed nothing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetupError {

@@ -76,10 +76,10 @@ pub(super) fn advice(error: &sqlx::Error) -> &'static str {
 }
 
 /// Whether the error has a temporary cause. Temporary causes are a lost or unavailable connection, a server that has no
-/// room or is no longer the primary, a time-out of the server, or [a way to the server](Unreached) that has failed before
-/// the work. After an error at COMMIT, only another call with the same key shows whether the COMMIT took effect. This is
-/// also true of a cancel request (57014). The request ends a deferred trigger, and then nothing is committed. But a
-/// COMMIT that waits for a standby answers the request with a warning, and has taken effect.
+/// room or is no longer the primary, a time-out of the server, or [a way to the server](Unreached) that has failed
+/// before the work. After an error at COMMIT, only another call with the same key shows whether the COMMIT took effect.
+/// This is also true of a cancel request (57014). The request ends a deferred trigger, and then nothing is committed.
+/// But a COMMIT that waits for a standby answers the request with a warning, and has taken effect.
 pub(super) fn is_lost(error: &sqlx::Error) -> bool {
     use sqlx::Error::{Database, Io, PoolClosed, PoolTimedOut, Protocol, Tls};
     match error {

@@ -8,8 +8,8 @@ use sqlx::error::{DatabaseError, ErrorKind};
 
 use crate::BoxError;
 
-/// An error of the way to the server, which a call has met before its work. In every other respect, this is the server's
-/// error. The mark is a type, because the variant of [`Error`](crate::Error) contains only an error of sqlx.
+/// An error of the way to the server, which a call has met before its work. In every other respect, this is the
+/// server's error. The mark is a type, because the variant of [`Error`](crate::Error) contains only an error of sqlx.
 pub(super) struct Unreached(Box<dyn DatabaseError>);
 
 impl Unreached {

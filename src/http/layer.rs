@@ -32,8 +32,8 @@ const RUNS_PER_CONNECTION: usize = 32;
 /// more after this time. Work that takes longer on purpose belongs in a queue.
 const RUN_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
-/// The largest size of the name of a service, in bytes. At least 190 bytes of an operation remain for its method and its
-/// route.
+/// The largest size of the name of a service, in bytes. At least 190 bytes of an operation remain for its method and
+/// its route.
 const LONGEST_SERVICE: usize = 64;
 
 /// The longest wait for a place. The pool's `acquire_timeout` may be unlimited, but the deadline for a place must be a
@@ -343,8 +343,8 @@ impl IdempotencyLayer {
 
     /// Adds this header, with all its lines, to the fingerprint. Add a header by which the handler selects an account,
     /// a currency or a language. Do not add a header that a client or a proxy changes with each attempt, such as a
-    /// trace or a date. Some proxies also change `Host`. If the header is `Host`, the authority of the URI is also in the
-    /// fingerprint, because HTTP/2 sends the host there. An authority that equals the header is not added.
+    /// trace or a date. Some proxies also change `Host`. If the header is `Host`, the authority of the URI is also in
+    /// the fingerprint, because HTTP/2 sends the host there. An authority that equals the header is not added.
     pub fn fingerprint_header(mut self, name: HeaderName) -> Self {
         self.fingerprint.add_header(name);
         self

@@ -79,15 +79,16 @@ impl Lease {
     /// [operator](crate::operator::Shown::step) has settled it. A [`Reconciler`](super::Reconciler) leaves the step to
     /// a person, because its provider has never seen the step.
     ///
-    /// The crate notices this after `perform`, and stores the doubt before the step returns. **The next attempt performs
-    /// the step again** if the process dies, the future is dropped or the lease is lost between a COMMIT of `perform`
-    /// and this moment, or if the database cannot store the doubt.
+    /// The crate notices this after `perform`, and stores the doubt before the step returns. **The next attempt
+    /// performs the step again** if the process dies, the future is dropped or the lease is lost between a COMMIT of
+    /// `perform` and this moment, or if the database cannot store the doubt.
     ///
     /// # Cancellation
     ///
     /// The step is rolled back, or its result is stored. This attempt may call the step again. A future that is dropped
-    /// after a COMMIT of `perform` itself [leaves committed writes](#what-ends-the-transaction-early). If `perform` drops
-    /// the future of a raw `copy … from stdin` and goes on, the step waits without an end, and the lease lives on.
+    /// after a COMMIT of `perform` itself [leaves committed writes](#what-ends-the-transaction-early). If `perform`
+    /// drops the future of a raw `copy … from stdin` and goes on, the step waits without an end, and the lease lives
+    /// on.
     pub async fn step<T, E, F>(&self, name: &str, perform: F) -> Result<T, E>
     where
         T: Serialize + DeserializeOwned,

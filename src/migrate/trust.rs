@@ -92,8 +92,8 @@ impl Trusted {
     }
 
     /// Whether an earlier release has created the functions for callers in other languages. During a roll-out and after
-    /// a roll-back, the functions of a newer release remain. A number that this release cannot read may be the number of
-    /// a newer release.
+    /// a roll-back, the functions of a newer release remain. A number that this release cannot read may be the number
+    /// of a newer release.
     pub(super) fn has_older_functions(&self) -> bool {
         self.0.version.as_deref().and_then(number).is_some_and(|number| number < ours())
     }

@@ -36,10 +36,11 @@ pub enum Warning {
     Unlogged,
     /// The server is a replica, where no key can be claimed.
     Replica,
-    /// The schema cannot be trusted, because an untrusted role owns a part of the schema or may add code to it. This code
-    /// could run with the rights of each role that uses the schema. Three things count as parts of the schema, wherever
-    /// they are: a partition, a function that a trigger or a rule calls, and a table with a foreign key to the records.
-    /// If the schema cannot be trusted, the check reads nothing in the schema, and returns only warnings of this kind.
+    /// The schema cannot be trusted, because an untrusted role owns a part of the schema or may add code to it. This
+    /// code could run with the rights of each role that uses the schema. Three things count as parts of the schema,
+    /// wherever they are: a partition, a function that a trigger or a rule calls, and a table with a foreign key to the
+    /// records. If the schema cannot be trusted, the check reads nothing in the schema, and returns only warnings of
+    /// this kind.
     ///
     /// A role that may act as the owner of the database is trusted. A role is also trusted if one of its members is the
     /// database's owner or the current role. Such a membership counts only if its grantor may act as that member, or as

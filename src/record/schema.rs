@@ -1,6 +1,6 @@
 //! Finds the roles that could run code of their own in the statements of this crate. The owner of a table or a function
-//! can run such code. A role that may add a function, a trigger or a foreign key can also run such code. A role that may
-//! create a schema could have created the schema `idempotency` before the crate did.
+//! can run such code. A role that may add a function, a trigger or a foreign key can also run such code. A role that
+//! may create a schema could have created the schema `idempotency` before the crate did.
 //!
 //! This file also protects tables of the service, which may be written only inside idempotent operations. The function
 //! `idempotency.protect` creates a trigger on each of these tables. The crate finds the protected tables by this

@@ -145,7 +145,8 @@ macro_rules! no_live_lease {
     };
 }
 
-/// The condition that the record of one key has not expired. Every statement that names the whole key uses this fragment.
+/// The condition that the record of one key has not expired. Every statement that names the whole key uses this
+/// fragment.
 ///
 /// No index matches `… is true`. If the planner could use the index on `expires_at`, it would prefer this index to the
 /// primary key where the statistics know no live record. A session keeps such a plan until the next ANALYZE, and each

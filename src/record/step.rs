@@ -161,9 +161,9 @@ impl Record<'_> {
         changes_a_row(conn, update).await
     }
 
-    /// Stores that a step in this database is in doubt, because its code has ended its transaction. Keeps the record for
-    /// at least another `retention` from now. Returns `false` if the step has a result, or if the claim is gone. The
-    /// lease may have lapsed, because no attempt may perform this step again.
+    /// Stores that a step in this database is in doubt, because its code has ended its transaction. Keeps the record
+    /// for at least another `retention` from now. Returns `false` if the step has a result, or if the claim is gone.
+    /// The lease may have lapsed, because no attempt may perform this step again.
     ///
     /// No other service has seen the step. The mark `in_database` tells this to a reconciler.
     pub(crate) async fn leave_step_in_doubt(

@@ -81,9 +81,9 @@ pub(super) fn queue_rollbacks(conn: &mut PgConnection, depth: usize) -> usize {
     queued
 }
 
-/// After an error which shows that a caller's connection has lost its prepared statements, lets sqlx prepare them again.
-/// Otherwise each later call on this connection would fail. An error of this function is ignored, because the caller
-/// needs the first error.
+/// After an error which shows that a caller's connection has lost its prepared statements, lets sqlx prepare them
+/// again. Otherwise each later call on this connection would fail. An error of this function is ignored, because the
+/// caller needs the first error.
 pub(crate) async fn or_prepare_again<R>(conn: &mut PgConnection, called: Result<R, Error>) -> Result<R, Error> {
     if called.as_ref().is_err_and(Error::has_lost_statements) {
         let _ = conn.clear_cached_statements().await;

@@ -157,8 +157,8 @@ async fn a_response_is_as_deep_as_a_retry_can_read(pool: PgPool) -> anyhow::Resu
     Ok(())
 }
 
-/// Without prepared statements, sqlx sends a statement in two messages. Outside a transaction, a pooler may send them to
-/// two servers.
+/// Without prepared statements, sqlx sends a statement in two messages. Outside a transaction, a pooler may send them
+/// to two servers.
 #[test]
 fn a_look_before_the_transaction_needs_prepared_statements() {
     type Setters = fn(Idempotency) -> Idempotency;

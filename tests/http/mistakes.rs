@@ -218,7 +218,8 @@ async fn an_aborted_transaction_still_stores_a_chosen_error(pool: PgPool) {
     assert_eq!((effects(&pool).await, records(&pool).await), (0, 1));
 }
 
-/// A request that looks before its transaction waits for a connection once: if it gets none, it does not wait for a second one.
+/// A request that looks before its transaction waits for a connection once: if it gets none, it does not wait for a
+/// second one.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_missing_connection_is_waited_for_once(pool: PgPool) {
     const LIMIT: Duration = Duration::from_secs(3);

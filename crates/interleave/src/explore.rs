@@ -239,8 +239,8 @@ impl<'w> Search<'w> {
         }
     }
 
-    /// No call takes over what was committed under a live lease, with a response or with a step in doubt. The ends do not
-    /// show this: an owner that is overtaken ends as one whose lease has lapsed.
+    /// No call takes over what was committed under a live lease, with a response or with a step in doubt. The ends do
+    /// not show this: an owner that is overtaken ends as one whose lease has lapsed.
     fn check_take_over(&mut self, step: &Step, depth: usize, trace: &Trace) {
         let before = depth.checked_sub(1).and_then(|before| self.path[before].step.seen.as_ref());
         let Some(kept) = before.and_then(Seen::is_kept) else { return };

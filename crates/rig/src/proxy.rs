@@ -106,8 +106,8 @@ impl Proxy {
         self.wire.spoils.store(true, Ordering::SeqCst);
     }
 
-    /// Gives an error of its own as the answer to the next messages of clients that contain this text, as a pooler does.
-    /// The server executes them all the same.
+    /// Gives an error of its own as the answer to the next messages of clients that contain this text, as a pooler
+    /// does. The server executes them all the same.
     pub fn answer(&self, text: &'static str, sqlstate: &'static str, times: usize) {
         *locked(&self.wire.answers) = (times > 0).then_some(Replaced { text, sqlstate, times });
     }

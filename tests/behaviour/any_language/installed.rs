@@ -115,7 +115,8 @@ async fn a_plain_migration_replaces_the_functions_of_an_earlier_release(pool: Pg
     .await
 }
 
-/// During a roll-out, and after a roll-back, an old process starts. The number may have another form in a newer release.
+/// During a roll-out, and after a roll-back, an old process starts. The number may have another form in a newer
+/// release.
 #[sqlx::test(migrations = false)]
 async fn the_functions_of_a_newer_release_remain(pool: PgPool) -> anyhow::Result<()> {
     migrate_any_language(&pool).await?;

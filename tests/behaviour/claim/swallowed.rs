@@ -1,5 +1,5 @@
-//! A database that swallows the record of a claim, or hides it. Nobody else has the key, so no call may say for ever that
-//! it is in flight.
+//! A database that swallows the record of a claim, or hides it. Nobody else has the key, so no call may say for ever
+//! that it is in flight.
 
 use std::time::Duration;
 

@@ -57,7 +57,7 @@ async fn end_transaction(conn: &mut PgConnection, how: &'static str) -> Result<(
     Ok(())
 }
 
-/// A step that leaves one committed effect, whatever comes next.
+/// A step that commits one effect, and then ends as `end` says.
 async fn committing(lease: &Lease, how: &'static str, end: End) -> Result<f64, WorkError> {
     let result = lease.step("text", async |conn| -> Result<Measure, WorkError> {
         if how.starts_with("commit") {

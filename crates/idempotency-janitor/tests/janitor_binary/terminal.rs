@@ -64,8 +64,8 @@ async fn a_duration_is_written_as_people_write_it(pool: PgPool) {
     }
 }
 
-/// Runs the binary on a terminal of 40 columns. The output is what the terminal shows. `None` if the program `script` is
-/// missing, which makes the terminal.
+/// Runs the binary on a terminal of 40 columns. The output is what the terminal shows. `None` if the program `script`
+/// is missing, which makes the terminal.
 fn on_a_terminal(pool: &PgPool, arguments: &str, environment: &[(&str, &str)]) -> Option<Output> {
     let mut script = Command::new("script");
     let janitor = format!("stty rows 24 cols 40 && exec '{}' {arguments}", env!("CARGO_BIN_EXE_idempotency-janitor"));
