@@ -1,59 +1,17 @@
 //! Compares the rights of the current role with those of the roles in the guide's page `production`.
 
-use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row as _};
+use sqlx::PgConnection;
 
 use crate::Error;
-
-/// The rights of the current role on the records. A right on each column is as good as a right on the table.
-struct Rights {
-    selects: bool,
-    inserts: bool,
-    updates: bool,
-    /// Whether the role may lock a row, as a sweep does. PostgreSQL demands UPDATE on one column for this.
-    locks: bool,
-    deletes: bool,
-    /// Whether the role may write at all.
-    writes: bool,
-}
-
-impl Rights {
-    fn of(row: &PgRow) -> sqlx::Result<Self> {
-        Ok(Self {
-            selects: row.try_get("selects")?,
-            inserts: row.try_get("inserts")?,
-            updates: row.try_get("updates")?,
-            locks: row.try_get("locks")?,
-            deletes: row.try_get("deletes")?,
-            writes: row.try_get("writes")?,
-        })
-    }
-
-    /// Returns what the role lacks for each kind of role. Returns `None` if the role lacks nothing for one kind.
-    fn missing(&self) -> Option<String> {
-        let (select, delete) = (("SELECT", self.selects), ("DELETE", self.deletes));
-        let (insert, update) = (("INSERT", self.inserts), ("UPDATE", self.updates));
-        let lock = ("UPDATE (last_error)", self.locks);
-        let lacking = [
-            ("a service", &[select, insert, update][..]),
-            ("a janitor", &[select, delete, lock]),
-            ("an operator", &[select, update, delete]),
-        ]
-        .map(|(kind, rights)| {
-            let lacking: Vec<_> = rights.iter().filter(|(_, has)| !has).map(|(right, _)| *right).collect();
-            (kind, lacking)
-        });
-        let is_complete = lacking.iter().any(|(_, lacking)| lacking.is_empty());
-        let texts = lacking.map(|(kind, lacking)| format!("it lacks {} for {kind}", lacking.join(" and ")));
-        (self.writes && !is_complete).then(|| texts.join(", "))
-    }
-}
 
 /// Returns the rights that the current role lacks for each of the roles in the guide. Returns `None` if the role has
 /// all rights of one of these roles. Also returns `None` for a role that may only read, because its calls fail before
 /// they have an effect.
+///
+/// A right on each column is as good as a right on the table. To lock a row, as a sweep does, PostgreSQL demands UPDATE
+/// on one column.
 pub(crate) async fn missing_rights(conn: &mut PgConnection) -> Result<Option<String>, Error> {
-    let rights = sqlx::query(
+    let (selects, inserts, updates, locks, deletes, writes): (bool, bool, bool, bool, bool, bool) = sqlx::query_as(
         "
         select /* pg_idempotency: rights */
             pg_catalog.bool_and(pg_catalog.has_column_privilege(attrelid, attnum, 'SELECT')) as selects,
@@ -68,9 +26,22 @@ pub(crate) async fn missing_rights(conn: &mut PgConnection) -> Result<Option<Str
         ",
     )
     .persistent(false)
-    .try_map(|row: PgRow| Rights::of(&row))
     .fetch_one(conn)
     .await
     .map_err(Error::of_statement)?;
-    Ok(rights.missing())
+    let (select, delete) = (("SELECT", selects), ("DELETE", deletes));
+    let (insert, update) = (("INSERT", inserts), ("UPDATE", updates));
+    let lock = ("UPDATE (last_error)", locks);
+    let lacking = [
+        ("a service", &[select, insert, update][..]),
+        ("a janitor", &[select, delete, lock]),
+        ("an operator", &[select, update, delete]),
+    ]
+    .map(|(kind, rights)| {
+        let lacking: Vec<_> = rights.iter().filter(|(_, has)| !has).map(|(right, _)| *right).collect();
+        (kind, lacking)
+    });
+    let is_complete = lacking.iter().any(|(_, lacking)| lacking.is_empty());
+    let texts = lacking.map(|(kind, lacking)| format!("it lacks {} for {kind}", lacking.join(" and ")));
+    Ok((writes && !is_complete).then(|| texts.join(", ")))
 }
