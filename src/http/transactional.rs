@@ -98,10 +98,8 @@ async fn claim_once<'k>(layer: &IdempotencyLayer, call: &Call<'k>) -> Result<Cla
     let mut session = Session::of(&layer.pool).await?;
     match call.begin(&mut session).await {
         Ok(Claimed::Won(won)) => Ok(Claimed::Won((session, won))),
-        Ok(Claimed::Replayed(stored)) => {
-            commit_unwatched(layer, session);
-            Ok(Claimed::Replayed(stored))
-        }
+        // The drop of the session rolls back its transaction, which has no writes.
+        Ok(Claimed::Replayed(stored)) => Ok(Claimed::Replayed(stored)),
         Err(error) => {
             session.note(&error);
             roll_back(layer, session).await;
@@ -180,14 +178,6 @@ async fn commit(
         roll_back(layer, session).await;
     }
     committed.map_err(Rejection::of_completion)
-}
-
-/// Starts a task that commits the transaction of a replay, which has no writes. The answer does not wait for this task.
-fn commit_unwatched(layer: &IdempotencyLayer, mut session: Session) {
-    if session.is_open() {
-        let committing = async move { session.commit().await };
-        tokio::spawn(or_closed(layer.answer_time(), committing));
-    }
 }
 
 /// The longest time for one try to claim: the `acquire_timeout` of the pool, and the time for the statements.

@@ -81,10 +81,6 @@ impl Session {
         self.unchecked_since
     }
 
-    pub(crate) fn is_open(&self) -> bool {
-        depth(&self.conn) > 0
-    }
-
     /// Fails if sqlx would not send a COMMIT for the whole transaction. The cause is a forgotten guard of a nested
     /// transaction, or a nested `begin` that the service's code has dropped while it waited.
     pub(crate) fn check_depth(&self) -> Result<(), Error> {

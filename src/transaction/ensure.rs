@@ -194,8 +194,9 @@ impl Idempotency {
     }
 
     /// Does the same as [`ensure`](Self::ensure), for callers without a transaction. The call takes a connection from
-    /// the pool, begins a transaction, runs `perform` or replays, and commits. A duplicate that
-    /// [waits](crate::OnDuplicate::Wait) holds its connection.
+    /// the pool, begins a transaction, runs `perform`, and commits. A duplicate that
+    /// [waits](crate::OnDuplicate::Wait) holds its connection. A replay has written nothing and ends with a ROLLBACK,
+    /// which `xact_rollback` of `pg_stat_database` counts.
     ///
     /// If other code has left a transaction open on the pool's connection, the crate rolls this transaction back and
     /// begins again. The guide's page `promises` names one exception. A replay under
