@@ -9,7 +9,7 @@ mod swallowed;
 use sqlx::PgConnection;
 
 use crate::limits::Patience;
-use crate::outcome::Response;
+use crate::outcome::StoredResponse;
 use crate::record::{CalledAt, Claim, Record, Terms, Tried, wait_for_row};
 use crate::{Error, observe};
 
@@ -26,7 +26,7 @@ const LOOKS: usize = 10;
 pub(crate) enum Claimed<W = Claim> {
     Won(W),
     /// Another call has completed the operation, with this response.
-    Replayed(Response),
+    Replayed(StoredResponse),
 }
 
 /// Claims the key, or finds the response of an earlier call with the key.

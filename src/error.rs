@@ -1,5 +1,6 @@
 //! The errors of the crate: one variant for each way in which the caller can react.
 
+mod failure;
 mod nested;
 mod place;
 mod setup;
@@ -16,6 +17,7 @@ use chrono::{DateTime, Utc};
 use crate::state::{UnknownMode, Version};
 use crate::{InvalidBody, InvalidKey, Key, Mode};
 
+pub(crate) use failure::Failure;
 pub use nested::{Incompatible, InvalidRequest, InvalidStep, Misuse};
 pub(crate) use nested::{MAX_NAME_BYTES, MAX_RESULT_BYTES, MAX_STEPS, MAX_STEPS_BYTES};
 pub use setup::{SettleError, SetupError};

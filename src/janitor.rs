@@ -13,8 +13,8 @@ use crate::background::{Next, Passes, Shutdown, begin_anywhere, unless};
 use crate::error::sqlstate;
 use crate::limits::{RETENTION, is_in};
 use crate::operator::{State, stats};
-use crate::record::{self, Deleted, Part};
-use crate::session::{Opening, ended_or_closed, in_pooled_transaction};
+use crate::record::{self, Deleted, Opening, Part};
+use crate::session::{ended_or_closed, in_pooled_transaction};
 use crate::{Error, migrate, observe};
 
 /// A batch of this size takes milliseconds, so a claim of a swept key hardly waits.
@@ -361,7 +361,7 @@ impl Janitor {
         work: impl AsyncFnOnce(&mut PgConnection) -> Result<R, Error>,
     ) -> Result<R, Error> {
         let limit = self.interval.clamp(*BATCH_TIME.start(), *BATCH_TIME.end());
-        let work = in_pooled_transaction(&self.pool, Opening::AllRows, work);
+        let work = in_pooled_transaction(&self.pool, Opening::ALL_ROWS, work);
         ended_or_closed(shutdown.or_after(limit, LAST_BATCH), work).await.unwrap_or(Err(Error::Unanswered))
     }
 

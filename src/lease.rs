@@ -56,18 +56,18 @@
 
 mod call;
 mod handle;
+mod memory;
 mod options;
 mod owner;
 mod reconcile;
 mod reconciler;
 mod resume;
-mod step;
 mod steps;
 mod unbegun;
 
 pub use call::Acquired;
 #[cfg(feature = "http")]
-pub(crate) use call::Call;
+pub(crate) use call::LeaseCall;
 pub use handle::Lease;
 pub use options::{LeaseOptions, Policy};
 pub use owner::LeaseOwner;
@@ -75,5 +75,5 @@ pub use reconciler::{Effect, Finding, InDoubt, Reconciler, Visit};
 pub use resume::Resumer;
 #[cfg(feature = "http")]
 pub(crate) use resume::{INTERVAL, Search, assert_interval};
-pub use step::Step;
-pub(crate) use step::encode_result;
+pub use steps::Step;
+pub(crate) use steps::encode_result;

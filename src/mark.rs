@@ -56,7 +56,7 @@ use tracing::Instrument as _;
 
 use crate::claim::{Claimed, RETRY_AFTER, Swallowed, contend};
 use crate::limits::{Patience, RETENTION, assert_retention, assert_wait, check_wait, in_range};
-use crate::observe::{call_span, claiming, counted, spanned};
+use crate::observe::{call_span, counted, spanned, timed_claim};
 use crate::record::{CalledAt, MarkBatch, MarkOf, Record, Terms, Tried, wait_for_row};
 use crate::session::or_prepare_again;
 use crate::{Error, Key, Misuse, Mode, OnDuplicate, observe};
@@ -197,7 +197,7 @@ impl MarkOptions {
             })
         };
         let operation = key.operation();
-        let mark = async { claiming(Mode::Mark, operation, pin!(mark)).await };
+        let mark = async { timed_claim(Mode::Mark, operation, pin!(mark)).await };
         counted(Mode::Mark, operation, pin!(mark.instrument(span)), outcome).await
     }
 }

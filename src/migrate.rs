@@ -14,7 +14,8 @@ use sqlx::migrate::{Migration, MigrationType, Migrator};
 use sqlx::{Executor, PgConnection, PgPool, SqlSafeStr as _};
 
 use crate::error::sqlstate;
-use crate::session::{Opening, in_pooled_transaction};
+use crate::record::Opening;
+use crate::session::in_pooled_transaction;
 use crate::{Error, SetupError, record};
 
 pub use crate::record::OnEscape;
@@ -177,7 +178,7 @@ pub fn any_language_sql() -> String {
 
 async fn install(pool: &PgPool, any_language: bool) -> Result<(), SetupError> {
     let once = async || {
-        in_pooled_transaction(pool, Opening::ReadCommitted, async |conn| apply(conn, any_language).await).await
+        in_pooled_transaction(pool, Opening::READ_COMMITTED, async |conn| apply(conn, any_language).await).await
     };
     // sqlx's migrator takes a different lock, so it may run at the same time as this call. The migrator creates first
     // the schema, then the table, and this call may lose a race for each of them. An untrusted role may also create the

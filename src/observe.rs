@@ -2,14 +2,13 @@
 //! the text of an error never contains the value or the scope of a key. The value may be a secret. The value or the
 //! scope in a label would create a time series for each client.
 
-use std::panic::resume_unwind;
 use std::pin::{Pin, pin};
 use std::time::{Duration, Instant};
 
 use tracing::Span;
 use tracing::instrument::{Instrument as _, Instrumented};
 
-use crate::background::Panic;
+use crate::error::Failure;
 use crate::{Error, Key, Mode, Outcome};
 
 /// Makes the span of one call. `call_span` is a macro, because the name of a span is part of its static metadata.
@@ -62,14 +61,14 @@ pub(crate) async fn counted<R, E>(
 }
 
 /// Measures a claim that was won or lost. The time includes the wait for a connection and for another owner.
-pub(crate) async fn claiming<R>(mode: Mode, operation: &str, claim: Pin<&mut impl Future<Output = R>>) -> R {
+pub(crate) async fn timed_claim<R>(mode: Mode, operation: &str, claim: Pin<&mut impl Future<Output = R>>) -> R {
     let started = Instant::now();
     let ended = claim.await;
     claimed(mode, operation, started.elapsed());
     ended
 }
 
-pub(crate) async fn performing<R>(mode: Mode, operation: &str, work: Pin<&mut impl Future<Output = R>>) -> R {
+pub(crate) async fn timed_work<R>(mode: Mode, operation: &str, work: Pin<&mut impl Future<Output = R>>) -> R {
     let started = Instant::now();
     let ended = work.await;
     performed(mode, operation, started.elapsed());
@@ -131,40 +130,6 @@ impl Drop for Watch<'_> {
         if let Some(took) = self.performed {
             performed(Mode::Transaction, self.operation, took);
         }
-    }
-}
-
-/// The error of a call, before its conversion into the caller's type. The caller's type does not show the origin of the
-/// error.
-pub(crate) enum Failure<E> {
-    Crate(Error),
-    Perform(E),
-    /// The work of a lease panicked, and its attempt has failed.
-    Panicked(Panic),
-}
-
-impl<E> Failure<E> {
-    pub(crate) fn outcome(&self) -> &'static str {
-        match self {
-            Self::Crate(error) => error.outcome(),
-            Self::Perform(_) | Self::Panicked(_) => FAILED,
-        }
-    }
-}
-
-impl<E: From<Error>> Failure<E> {
-    pub(crate) fn into_callers(self) -> E {
-        match self {
-            Self::Crate(error) => error.into(),
-            Self::Perform(error) => error,
-            Self::Panicked(panic) => resume_unwind(panic),
-        }
-    }
-}
-
-impl<E> From<Error> for Failure<E> {
-    fn from(error: Error) -> Self {
-        Self::Crate(error)
     }
 }
 
@@ -293,6 +258,15 @@ impl Error {
             Self::OtherMode { .. } => "other_mode",
             Self::LeaseLost => LEASE_LOST,
             _ => ERROR,
+        }
+    }
+}
+
+impl<E> Failure<E> {
+    pub(crate) fn outcome(&self) -> &'static str {
+        match self {
+            Self::Crate(error) => error.outcome(),
+            Self::Perform(_) | Self::Panicked(_) => FAILED,
         }
     }
 }

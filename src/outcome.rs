@@ -47,13 +47,13 @@ pub enum Verdict<T> {
 /// A response as its record stores it. Usually, the response is a body of JSON text. Over HTTP, the response has a
 /// status, headers and a body. If the headers and the body must not be stored, the record contains only the status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Response {
+pub(crate) struct StoredResponse {
     pub(crate) status: Option<i16>,
     pub(crate) headers: Option<String>,
     pub(crate) body: Option<Vec<u8>>,
 }
 
-impl Response {
+impl StoredResponse {
     /// Reads the three columns of the response.
     pub(crate) fn of(row: &PgRow) -> sqlx::Result<Self> {
         Ok(Self {
@@ -67,14 +67,14 @@ impl Response {
 /// Encodes a response, and decodes it again, because a response that cannot be replayed must not commit. (For example,
 /// `skip_serializing` loses a field. Without this check, every retry would get `Undecodable` until the key expires.) A
 /// response that is too large ends here, because the server would cut the connection, and the caller would try again.
-pub(crate) fn encode<T: Serialize + DeserializeOwned>(response: &T) -> Result<Response, Error> {
+pub(crate) fn encode<T: Serialize + DeserializeOwned>(response: &T) -> Result<StoredResponse, Error> {
     let encoded = to_json(response)?;
     if encoded.len() > LARGEST_RESPONSE {
         let source = format!("the JSON text has {} bytes, and a record stores at most 256 MiB", encoded.len());
         return Err(Error::Unencodable { source: source.into() });
     }
     serde_json::from_slice::<T>(&encoded).map_err(unencodable)?;
-    Ok(Response { body: Some(encoded), ..Response::default() })
+    Ok(StoredResponse { body: Some(encoded), ..StoredResponse::default() })
 }
 
 pub(crate) fn to_json<T: Serialize + ?Sized>(response: &T) -> Result<Vec<u8>, Error> {
@@ -85,7 +85,7 @@ fn unencodable(error: serde_json::Error) -> Error {
     Error::Unencodable { source: error.into() }
 }
 
-pub(crate) fn decode<T: DeserializeOwned>(response: &Response) -> Result<T, Error> {
+pub(crate) fn decode<T: DeserializeOwned>(response: &StoredResponse) -> Result<T, Error> {
     serde_json::from_slice(response.body.as_deref().unwrap_or_default())
         .map_err(|error| Error::Undecodable { step: None, source: error.into() })
 }

@@ -6,7 +6,7 @@ mod waits;
 
 pub use nesting::commit;
 pub(crate) use nesting::{Savepoint, depth, in_callers_transaction, or_prepare_again, roll_back_to};
-pub(crate) use own::{Opening, Session, in_pooled_transaction};
+pub(crate) use own::{Session, in_pooled_transaction};
 #[cfg(feature = "http")]
 pub(crate) use waits::Pauses;
 pub use waits::bounded;

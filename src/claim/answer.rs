@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::fingerprint::Comparison;
-use crate::outcome::Response;
+use crate::outcome::StoredResponse;
 use crate::record::{Found, Terms, are_used_up};
 use crate::state::State;
 use crate::{Error, Incompatible, Key, Misuse, Mode};
@@ -18,7 +18,7 @@ pub(crate) enum Answer {
     /// Take the claim over, as the attempt with this number.
     TakeOver { attempt: i32 },
     /// Return this response.
-    Replay(Response),
+    Replay(StoredResponse),
 }
 
 /// Decides as the table of DESIGN.md does: the first row that matches gives the answer.

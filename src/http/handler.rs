@@ -16,7 +16,7 @@ use super::rejection::{Denied, Mistake, Rejection};
 use super::replay::{IDEMPOTENT_REPLAYED, to_record};
 use crate::Error;
 use crate::background::{Panic, caught};
-use crate::outcome::Response as Stored;
+use crate::outcome::StoredResponse;
 
 /// A response of unknown length that does not end within this time counts as a stream. The transaction is open during
 /// this time. If the length of a response is known to be within the `response_limit`, the response is not a stream, and
@@ -113,7 +113,7 @@ impl<R> Ran<R> {
 pub(super) enum Conclusion<R> {
     /// The operation is done: the layer stores the response, then sends it. If `undo`, the handler's writes are undone.
     Store {
-        stored: Stored,
+        stored: StoredResponse,
         response: Response<LayerBody<R>>,
         undo: bool,
     },

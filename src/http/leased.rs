@@ -14,8 +14,8 @@ use super::places::Turn;
 use super::rejection::Rejection;
 use super::replay::replay;
 use super::request::Ticket;
-use crate::lease::{Acquired, Call, Lease, LeaseOptions, LeaseOwner};
-use crate::observe::performing;
+use crate::lease::{Acquired, Lease, LeaseCall, LeaseOptions, LeaseOwner};
+use crate::observe::timed_work;
 use crate::record::CalledAt;
 use crate::{Error, Mode};
 
@@ -28,7 +28,7 @@ pub(super) async fn run<R: ByteBody, E>(
     handler: Handler<R, E>,
 ) -> Reply<R, E> {
     let (asked, request) = (CalledAt::since(ticket.arrived), ticket.stored.as_deref().map(Cow::Borrowed));
-    let call = Call::new(options, &layer.pool, &ticket.key, ticket.fingerprint, request, asked)?;
+    let call = LeaseCall::new(options, &layer.pool, &ticket.key, ticket.fingerprint, request, asked)?;
     match call.acquire(&mut turn).await? {
         Acquired::Replayed(stored) => Ok(replay(stored)?),
         Acquired::Owner(owner) => {
@@ -61,7 +61,7 @@ pub(super) async fn perform<R: ByteBody, E>(
         conclude(layer, called, handler.call(layer.run_timeout).await?).await
     };
     let work = lease.unless_lost(work);
-    let concluded = performing(lease.mode(), lease.operation(), pin!(work)).await;
+    let concluded = timed_work(lease.mode(), lease.operation(), pin!(work)).await;
     let Some(concluded) = concluded else { return Err(owner.failed(Error::LeaseLost).into()) };
     // The layer in the service has refused the request. The service may have changed the response of that layer, but
     // even the changed response is not an answer to the request.

@@ -60,7 +60,7 @@ impl Runs {
         let mut turn = Turn {
             runs: self.clone(),
             bounds,
-            keyed: ticket.map(|ticket| (ticket, self.queue(Group::Key(ticket.key.clone()), bounds.of_one_key))),
+            keyed: ticket.map(|ticket| (ticket, self.queue(Sharers::Key(ticket.key.clone()), bounds.of_one_key))),
             until_free,
             holds_key: false,
             place_of_key: None,
@@ -77,12 +77,12 @@ impl Runs {
     pub(super) fn begin_resumed(&self, key: &Key, bounds: Bounds) -> Option<Run> {
         let Bounds { all, of_one_scope, .. } = bounds;
         let scope: Arc<str> = key.scope().into();
-        let groups = [
-            (Group::Resumed(scope.clone(), key.operation().into()), 1),
-            (Group::Scope(Some(scope), of_one_scope), of_one_scope),
-            (Group::All(all), all),
+        let shared = [
+            (Sharers::Resumed(scope.clone(), key.operation().into()), 1),
+            (Sharers::Scope(Some(scope), of_one_scope), of_one_scope),
+            (Sharers::All(all), all),
         ];
-        let places = groups.into_iter().map(|(group, most)| self.queue(group, most).free_place());
+        let places = shared.into_iter().map(|(sharers, most)| self.queue(sharers, most).free_place());
         Some(self.begin(places.collect::<Option<_>>()?))
     }
 
@@ -91,18 +91,18 @@ impl Runs {
         Run { count: self.count.clone(), _places: places }
     }
 
-    fn queue(&self, group: Group, most: usize) -> Arc<Queue> {
+    fn queue(&self, sharers: Sharers, most: usize) -> Arc<Queue> {
         let mut queues = locked(&self.queues);
-        if let Some(queue) = queues.get(&group).and_then(Weak::upgrade) {
+        if let Some(queue) = queues.get(&sharers).and_then(Weak::upgrade) {
             return queue;
         }
         let queue = Arc::new(Queue {
-            group: group.clone(),
+            sharers: sharers.clone(),
             queues: self.queues.clone(),
             places: Semaphore::new(most.min(Semaphore::MAX_PERMITS)),
             holder: watch::Sender::default(),
         });
-        queues.insert(group, Arc::downgrade(&queue));
+        queues.insert(sharers, Arc::downgrade(&queue));
         queue
     }
 }
@@ -128,7 +128,7 @@ pub(super) struct Bounds {
 /// The requests that share a queue. A clone of the layer with other bounds has its own queues for scopes and for all
 /// requests.
 #[derive(Clone, PartialEq, Eq, Hash)]
-enum Group {
+enum Sharers {
     All(usize),
     /// A scope, or `None` for all requests without a key.
     Scope(Option<Arc<str>>, usize),
@@ -137,12 +137,12 @@ enum Group {
     Resumed(Arc<str>, Arc<str>),
 }
 
-/// The queues of the groups that have a request.
-type Queues = Arc<Mutex<HashMap<Group, Weak<Queue>>>>;
+/// The queues of the sharers that have a request.
+type Queues = Arc<Mutex<HashMap<Sharers, Weak<Queue>>>>;
 
 /// A queue lives as long as a request waits in it, or has a place of it.
 struct Queue {
-    group: Group,
+    sharers: Sharers,
     queues: Queues,
     places: Semaphore,
     /// The request that holds the key, if this queue is the queue of a key.
@@ -224,9 +224,9 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         let mut queues = locked(&self.queues);
-        // The group may already have its next queue.
-        if queues.get(&self.group).is_some_and(|queue| queue.strong_count() == 0) {
-            queues.remove(&self.group);
+        // The sharers may already have its next queue.
+        if queues.get(&self.sharers).is_some_and(|queue| queue.strong_count() == 0) {
+            queues.remove(&self.sharers);
         }
     }
 }
@@ -295,8 +295,8 @@ impl Turn<'_> {
         }
         let Bounds { all, of_one_scope, .. } = self.bounds;
         let scope = self.keyed.as_ref().map(|(ticket, _)| ticket.key.scope().into());
-        let of_scope = self.runs.queue(Group::Scope(scope, of_one_scope), of_one_scope);
-        let of_all = self.runs.queue(Group::All(all), all);
+        let of_scope = self.runs.queue(Sharers::Scope(scope, of_one_scope), of_one_scope);
+        let of_all = self.runs.queue(Sharers::All(all), all);
         let Some(place_of_scope) = of_scope.place(deadline).await else {
             // If the layer is full, too, the other requests of the scope may only wait for a place of the layer.
             return Err(if of_all.places.available_permits() == 0 {

@@ -6,7 +6,7 @@ use http::{HeaderName, HeaderValue, Response, StatusCode, header, response};
 use super::body::LayerBody;
 use super::rejection::Rejection;
 use super::request::{IDEMPOTENCY_KEY, as_text, headers_of};
-use crate::outcome::Response as Stored;
+use crate::outcome::StoredResponse;
 
 /// The header `Idempotent-Replayed`, which is `true` on every replay, and absent from every other response. Stripe and
 /// the agentic-commerce protocol use the same name.
@@ -57,17 +57,17 @@ pub(super) const NEVER_REPLAYED: [HeaderName; 17] = [
 
 /// Returns the record of a response. The record has the body and the headers of a replay, unless the body must not be
 /// stored. `also` are headers that the service has named.
-pub(super) fn to_record(parts: &response::Parts, body: Option<Vec<u8>>, also: &[HeaderName]) -> Stored {
+pub(super) fn to_record(parts: &response::Parts, body: Option<Vec<u8>>, also: &[HeaderName]) -> StoredResponse {
     // A `StatusCode` is at most 999.
     let status = Some(parts.status.as_u16().cast_signed());
-    let Some(body) = body else { return Stored { status, headers: None, body: None } };
+    let Some(body) = body else { return StoredResponse { status, headers: None, body: None } };
     let kept = parts.headers.iter().filter(|(name, _)| describes(name, parts.status) || also.contains(name));
     let headers: Vec<_> = kept.map(|(name, value)| (name.as_str(), as_text(value.as_bytes()))).collect();
     // Pairs of strings always have a JSON form.
-    Stored { status, headers: serde_json::to_string(&headers).ok(), body: Some(body) }
+    StoredResponse { status, headers: serde_json::to_string(&headers).ok(), body: Some(body) }
 }
 
-pub(super) fn replay<B>(stored: Stored) -> Result<Response<LayerBody<B>>, Rejection> {
+pub(super) fn replay<B>(stored: StoredResponse) -> Result<Response<LayerBody<B>>, Rejection> {
     let status = stored.status.and_then(|status| StatusCode::from_u16(status.cast_unsigned()).ok());
     let not_replayable = || Rejection::NotReplayable { status };
     let body = stored.body.ok_or_else(not_replayable)?;

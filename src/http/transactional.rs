@@ -16,9 +16,10 @@ use super::rejection::{Mistake, Rejection};
 use super::replay::replay;
 use super::request::Ticket;
 use crate::claim::Claimed;
-use crate::observe::{call_span, claiming, counted};
-use crate::outcome::Response as Stored;
-use crate::session::{Opening, Polls, Session, bounded, or_closed};
+use crate::observe::{call_span, counted, timed_claim};
+use crate::outcome::StoredResponse;
+use crate::record::Opening;
+use crate::session::{Polls, Session, bounded, or_closed};
 use crate::transaction::{Call, Won};
 use crate::{Error, Idempotency, Mode, OnDuplicate, observe};
 
@@ -33,7 +34,7 @@ const ROLLBACK_TIME: Duration = Duration::from_secs(1);
 pub(super) async fn run_without_key<R: ByteBody, E>(layer: &IdempotencyLayer, handler: Handler<R, E>) -> Reply<R, E> {
     let beginning = async {
         let mut session = Session::of(&layer.pool).await?;
-        session.begin(&Opening::Exempt).await?;
+        session.begin(&Opening::EXEMPT).await?;
         Ok::<_, Error>(session)
     };
     let session = bounded(claim_limit(layer), beginning).await?;
@@ -50,7 +51,7 @@ pub(super) async fn run<R: ByteBody, E>(
 ) -> Reply<R, E> {
     let (mode, operation) = (Mode::Transaction, ticket.key.operation());
     let running = async {
-        let claimed = claiming(mode, operation, pin!(claim(layer, options, ticket, &mut turn))).await?;
+        let claimed = timed_claim(mode, operation, pin!(claim(layer, options, ticket, &mut turn))).await?;
         match claimed {
             Claimed::Won((session, won)) => {
                 turn.hold_key();
@@ -166,7 +167,7 @@ async fn commit(
     layer: &IdempotencyLayer,
     mut session: Session,
     won: Option<Won<'_>>,
-    stored: &Stored,
+    stored: &StoredResponse,
     undo: bool,
 ) -> Result<(), Rejection> {
     let committed = match won {

@@ -13,13 +13,14 @@ use tracing::Instrument as _;
 
 use super::handle::Lease;
 use super::options::LeaseOptions;
-use super::owner::{LeaseOwner, Won};
+use super::owner::{LeaseOwner, WonLease};
 use super::unbegun::Unbegun;
 use crate::claim::{Claimed, contend};
-use crate::observe::{CLAIMED, Failure, REPLAYED, call_span, claiming, counted, spanned};
-use crate::outcome::{Response, decode};
-use crate::record::{CalledAt, Claim, Record, StoredSteps, Terms};
-use crate::session::{ANSWER_TIME, Opening, Polls, PollsUntil, bounded, in_pooled_transaction};
+use crate::error::Failure;
+use crate::observe::{CLAIMED, REPLAYED, call_span, counted, spanned, timed_claim};
+use crate::outcome::{StoredResponse, decode};
+use crate::record::{CalledAt, Claim, Opening, Record, StoredSteps, Terms};
+use crate::session::{ANSWER_TIME, Polls, PollsUntil, bounded, in_pooled_transaction};
 use crate::{Body, Error, Fingerprint, Key, Misuse, Mode, OnDuplicate, Outcome};
 
 /// How long a claim waits for an open transaction that has the key. A claim takes a millisecond. A longer wait means
@@ -120,9 +121,9 @@ impl LeaseOptions {
         })
     }
 
-    fn call<'c, B: Body + ?Sized>(self, pool: &'c PgPool, key: &'c Key, body: &B) -> Result<Call<'c>, Error> {
+    fn call<'c, B: Body + ?Sized>(self, pool: &'c PgPool, key: &'c Key, body: &B) -> Result<LeaseCall<'c>, Error> {
         let request = if self.stored_request { body.json().transpose()? } else { None };
-        Call::new(self, pool, key, body.fingerprint()?, request.map(Cow::Owned), CalledAt::now())
+        LeaseCall::new(self, pool, key, body.fingerprint()?, request.map(Cow::Owned), CalledAt::now())
     }
 
     fn polls(&self) -> PollsUntil {
@@ -139,7 +140,7 @@ impl LeaseOptions {
 }
 
 /// One call in lease mode, with the request that its claim stores and the time of the call.
-pub(crate) struct Call<'c> {
+pub(crate) struct LeaseCall<'c> {
     options: LeaseOptions,
     pool: &'c PgPool,
     key: &'c Key,
@@ -148,7 +149,7 @@ pub(crate) struct Call<'c> {
     asked: CalledAt,
 }
 
-impl<'c> Call<'c> {
+impl<'c> LeaseCall<'c> {
     pub(crate) fn new(
         options: LeaseOptions,
         pool: &'c PgPool,
@@ -171,10 +172,10 @@ impl<'c> Call<'c> {
     }
 
     /// Claims the key, or finds the stored response. While another caller has the key, this function polls.
-    pub(crate) async fn acquire(self, polls: &mut impl Polls) -> Result<Acquired<Response>, Error> {
+    pub(crate) async fn acquire(self, polls: &mut impl Polls) -> Result<Acquired<StoredResponse>, Error> {
         let (mode, operation) = (self.options.policy.mode(), self.key.operation());
         let span = call_span!("lease.acquire", mode, self.key);
-        let claim = async { claiming(mode, operation, pin!(self.claim_when_free(polls))).await };
+        let claim = async { timed_claim(mode, operation, pin!(self.claim_when_free(polls))).await };
         let ended = |acquired: &Result<_, Error>| match acquired {
             Ok(Acquired::Owner(_)) => CLAIMED,
             Ok(Acquired::Replayed(_)) => REPLAYED,
@@ -183,7 +184,7 @@ impl<'c> Call<'c> {
         counted(mode, operation, pin!(claim.instrument(span)), ended).await
     }
 
-    async fn claim_when_free(mut self, polls: &mut impl Polls) -> Result<Acquired<Response>, Error> {
+    async fn claim_when_free(mut self, polls: &mut impl Polls) -> Result<Acquired<StoredResponse>, Error> {
         let _ = tokio::runtime::Handle::current();
         loop {
             // The clock is read before the claim is sent, because the owner's deadline must come before the end of the
@@ -198,8 +199,8 @@ impl<'c> Call<'c> {
         }
     }
 
-    async fn claim_once(&mut self) -> Result<Claimed<Won>, Error> {
-        in_pooled_transaction(self.pool, Opening::Durable, async |conn| {
+    async fn claim_once(&mut self) -> Result<Claimed<WonLease>, Error> {
+        in_pooled_transaction(self.pool, Opening::DURABLE, async |conn| {
             let claim = match self.claim(conn, OnDuplicate::Wait(CLAIM_WAIT)).await? {
                 Claimed::Won(claim) => claim,
                 Claimed::Replayed(response) => return Ok(Claimed::Replayed(response)),
@@ -225,8 +226,8 @@ impl<'c> Call<'c> {
         contend(conn, self.record(), &terms, &mut self.asked).await
     }
 
-    /// Makes the [`Won`] of a claim, right before the claiming transaction commits.
-    pub(super) async fn won(&self, conn: &mut PgConnection, claim: Claim) -> Result<Won, Error> {
+    /// Makes the [`WonLease`] of a claim, right before the claiming transaction commits.
+    pub(super) async fn won(&self, conn: &mut PgConnection, claim: Claim) -> Result<WonLease, Error> {
         let policy = self.options.policy;
         // The steps are read under the new token. Before the take-over, the earlier owner could still store a step.
         let steps = if claim.attempt > 1 && policy.mode() == Mode::InSteps {
@@ -234,10 +235,10 @@ impl<'c> Call<'c> {
         } else {
             StoredSteps::default()
         };
-        Ok(Won { claim, steps, unbegun: Unbegun::of(self.pool, self.record(), claim.token, policy.lease()) })
+        Ok(WonLease { claim, steps, unbegun: Unbegun::of(self.pool, self.record(), claim.token, policy.lease()) })
     }
 
-    pub(super) fn owner(&self, won: Won, claimed_at: Instant) -> LeaseOwner {
+    pub(super) fn owner(&self, won: WonLease, claimed_at: Instant) -> LeaseOwner {
         LeaseOwner::new(self.options, self.pool, self.key, self.fingerprint, won, claimed_at)
     }
 

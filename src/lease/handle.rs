@@ -9,11 +9,11 @@ use sqlx::{PgConnection, PgPool};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
+use super::memory::Memory;
 use super::options::LeaseOptions;
-use super::step::Memory;
 use crate::background::{jittered, unless};
-use crate::record::Record;
-use crate::session::{ANSWER_TIME, Opening, bounded, in_pooled_transaction};
+use crate::record::{Opening, Record};
+use crate::session::{ANSWER_TIME, bounded, in_pooled_transaction};
 use crate::{Error, Fingerprint, Key, Misuse, Mode};
 
 /// The lease under which the work runs, with its key, its token and the steps of the operation. All clones belong to
@@ -103,7 +103,7 @@ impl Lease {
     /// Declares that the work had no effect, so that a retry is allowed also under `AtMostOnce`. Returns the error, so
     /// you can write `return Err(lease.not_performed(error))`.
     ///
-    /// **The declaration is for the whole work, and it is final.** Call this method only if the work ends with this
+    /// **The declaration is for the whole work, and it is final.** LeaseCall this method only if the work ends with this
     /// error. Do not call `not_performed` for a failed try if the work then tries again.
     pub fn not_performed<E>(&self, error: E) -> E {
         self.note_use();
@@ -155,7 +155,7 @@ impl Lease {
     }
 
     pub(super) fn durable(&self) -> Opening {
-        Opening::Durable
+        Opening::DURABLE
     }
 }
 

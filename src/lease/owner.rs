@@ -15,14 +15,15 @@ use tokio::time::{Instant, sleep_until};
 use tracing::Instrument as _;
 
 use super::handle::{Deadline, Lease, committed, time_to_end, within_a_lease};
+use super::memory::Memory;
 use super::options::LeaseOptions;
-use super::step::Memory;
 use super::unbegun::Unbegun;
 use crate::background::caught;
-use crate::observe::{Failure, call_span, counted};
-use crate::outcome::{Response, encode};
-use crate::record::{Claim, StoredSteps};
-use crate::session::{ANSWER_TIME, Opening, bounded, in_pooled_transaction};
+use crate::error::Failure;
+use crate::observe::{call_span, counted};
+use crate::outcome::{StoredResponse, encode};
+use crate::record::{Claim, Opening, StoredSteps};
+use crate::session::{ANSWER_TIME, bounded, in_pooled_transaction};
 use crate::{Error, Fingerprint, Key, observe};
 
 /// The right and the duty to do the work of one key. A task renews the lease until the lease is completed, released or
@@ -40,7 +41,7 @@ pub struct LeaseOwner {
     unbegun: Unbegun,
 }
 
-pub(super) struct Won {
+pub(super) struct WonLease {
     pub(super) claim: Claim,
     /// The steps of earlier attempts.
     pub(super) steps: StoredSteps,
@@ -62,10 +63,10 @@ impl LeaseOwner {
         pool: &PgPool,
         key: &Key,
         fingerprint: Fingerprint,
-        won: Won,
+        won: WonLease,
         claimed_at: Instant,
     ) -> Self {
-        let Won { claim, steps, unbegun } = won;
+        let WonLease { claim, steps, unbegun } = won;
         let lease = Lease {
             leasing,
             pool: pool.clone(),
@@ -101,7 +102,7 @@ impl LeaseOwner {
             work(&lease).await
         };
         let working = lease.unless_lost(caught(working));
-        let worked = observe::performing(lease.mode(), lease.key.operation(), pin!(working)).await;
+        let worked = observe::timed_work(lease.mode(), lease.key.operation(), pin!(working)).await;
         match worked {
             None => Err(self.failed(Error::LeaseLost).into()),
             Some(Ok(Ok(response))) => {
@@ -143,14 +144,14 @@ impl LeaseOwner {
         async move { self.complete_encoded(&encoded?).await }
     }
 
-    pub(crate) async fn complete_encoded(self, encoded: &Response) -> Result<(), Error> {
+    pub(crate) async fn complete_encoded(self, encoded: &StoredResponse) -> Result<(), Error> {
         let (mode, key) = (self.mode(), self.key.clone());
         let span = call_span!("lease.complete", mode, key);
         let outcome = |stored: &Result<_, Error>| stored.as_ref().map_or_else(Error::outcome, |()| observe::PERFORMED);
         counted(mode, key.operation(), pin!(self.store(encoded).instrument(span)), outcome).await
     }
 
-    async fn store(mut self, encoded: &Response) -> Result<(), Error> {
+    async fn store(mut self, encoded: &StoredResponse) -> Result<(), Error> {
         let LeaseOptions { policy, retention, .. } = self.leasing;
         let (record, token) = (self.record(), self.token);
         observe::token(token);
@@ -357,7 +358,7 @@ fn longest_try(lease: Duration, left: Duration) -> Duration {
 /// Renews the lease once, on a connection of its own, and as durably as the claim. If the server lost an acknowledged
 /// renewal, the lease in the database would end before the owner's deadline.
 async fn heartbeat(lease: &Lease) -> Result<bool, Error> {
-    in_pooled_transaction(&lease.pool, Opening::Durable, async |conn| {
+    in_pooled_transaction(&lease.pool, Opening::DURABLE, async |conn| {
         lease.record().heartbeat(conn, lease.token, lease.leasing.policy.lease()).await
     })
     .await

@@ -8,8 +8,8 @@ use sqlx::{PgConnection, PgPool};
 use super::handle::within_a_lease;
 use super::reconciler::{Effect, Finding, InDoubt, Reconciler, Visit};
 use crate::background::{begin_anywhere, caught};
-use crate::record::{Decision, Doubt, Grants, Probed, Shown, ShownProbes};
-use crate::session::{Opening, bounded, in_pooled_transaction};
+use crate::record::{Doubt, Grants, Opening, Probed, Settlement, Shown, ShownProbes};
+use crate::session::{bounded, in_pooled_transaction};
 use crate::state::State;
 use crate::{Error, Misuse, observe};
 
@@ -56,7 +56,7 @@ impl Reconciler {
     {
         let (persistent, mode) = (self.leasing.persistent, self.leasing.policy.mode());
         let search = async |conn: &mut PgConnection| Doubt::all(conn, persistent, &self.operation, mode).await;
-        let mut doubts = self.transaction(pool, Opening::AllRows, search).await?;
+        let mut doubts = self.transaction(pool, Opening::ALL_ROWS, search).await?;
         // A jump of the server's clock may have ended the lease too early. In this case, the owner may still work.
         // Before one more lease of real time has passed, the owner either renews the lease, which ends these
         // probes, or stops by its own clock.
@@ -65,7 +65,7 @@ impl Reconciler {
         // The first visits come before any probe, because a record without a first visit may expire soon.
         for doubt in doubts.iter().filter(|doubt| doubt.shown.probes.is_empty()) {
             let first_visit = async |conn: &mut PgConnection| doubt.visit_first(conn, after, retention).await;
-            noted |= self.transaction(pool, Opening::Durable, first_visit).await?;
+            noted |= self.transaction(pool, Opening::DURABLE, first_visit).await?;
         }
         if noted {
             return Ok(Visit::Noted);
@@ -101,7 +101,7 @@ impl Reconciler {
     async fn reserve<'d>(&self, pool: &PgPool, due: Due<'d>) -> Result<Option<(Due<'d>, Vec<u8>)>, Error> {
         let (begun, shown) = (due.probes.begun(), &due.doubt.shown);
         let after = self.distance_after(&begun).max(self.time_out);
-        let opening = Opening::Durable;
+        let opening = Opening::DURABLE;
         let request = self
             .transaction(pool, opening, async |conn| {
                 if !self.write(conn, &due, &begun, Some(after)).await? {
@@ -162,7 +162,7 @@ impl Reconciler {
         let releases = found_no_trace && probes.no_trace >= self.no_trace;
         let given_up = !releases && probes.probes >= self.most_probes;
         let after = (!given_up).then(|| self.distance_after(probes));
-        let opening = Opening::Durable;
+        let opening = Opening::DURABLE;
         let visit = self
             .transaction(pool, opening, async |conn| {
                 // The write locks the record, so no later probe can store another finding before the release.
@@ -174,8 +174,8 @@ impl Reconciler {
                 }
                 let reason = format!("a reconciler found no trace of it, at {} probes", probes.no_trace);
                 let decision = match &probes.step {
-                    None => Decision::Release { reason: &reason },
-                    Some(step) => Decision::ReleaseStep { step, reason: &reason, grants: Grants::Nothing },
+                    None => Settlement::Release { reason: &reason },
+                    Some(step) => Settlement::ReleaseStep { step, reason: &reason, grants: Grants::Nothing },
                 };
                 Ok(doubt.shown.settle(conn, decision).await?.map_or(Visit::Overtaken, |_| Visit::Released))
             })
@@ -217,11 +217,11 @@ impl Reconciler {
         let result =
             due.probes.step.as_ref().map(|step| effect.of_step(step).map(|result| (step, result))).transpose()?;
         let decision = match &result {
-            None => Decision::Resolve { response: &effect.0, retention: self.leasing.retention },
-            Some((step, result)) => Decision::ResolveStep { step, result },
+            None => Settlement::Resolve { response: &effect.0, retention: self.leasing.retention },
+            Some((step, result)) => Settlement::ResolveStep { step, result },
         };
         within_a_lease(self.leasing.policy.lease(), || {
-            let opening = Opening::Durable;
+            let opening = Opening::DURABLE;
             in_pooled_transaction(pool, opening, async move |conn| -> Result<_, Error> {
                 let mut shown = due.doubt.shown.clone();
                 while shown.settle(conn, decision).await?.is_none() {

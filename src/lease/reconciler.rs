@@ -10,10 +10,10 @@ use serde::de::DeserializeOwned;
 use sqlx::PgPool;
 
 use super::options::{LeaseOptions, Policy};
-use super::step::fits_a_step;
+use super::steps::fits_a_step;
 use crate::background::{Next, Passes, caught};
 use crate::limits::{RETENTION, in_range, is_in};
-use crate::outcome::{Response, encode, unquoted};
+use crate::outcome::{StoredResponse, encode, unquoted};
 use crate::route::{check_operation, has_names};
 use crate::{Error, Key, Misuse};
 
@@ -140,14 +140,14 @@ impl Finding {
     }
 
     #[cfg(feature = "http")]
-    pub(crate) fn of_response(response: Response) -> Self {
+    pub(crate) fn of_response(response: StoredResponse) -> Self {
         Self::TookEffect(Effect(response))
     }
 }
 
 /// An answer in the form in which it is stored: see [`Finding::took_effect`].
 #[derive(Debug)]
-pub struct Effect(pub(super) Response);
+pub struct Effect(pub(super) StoredResponse);
 
 impl Effect {
     /// Returns the answer as the result of a step, in JSON text.

@@ -14,20 +14,21 @@ use sqlx::PgConnection;
 use sqlx::PgPool;
 use tokio::time::Instant;
 
-use super::call::Call;
+use super::call::LeaseCall;
 use super::handle::Lease;
 use super::options::LeaseOptions;
 use super::owner::LeaseOwner;
 use crate::background::{Next, Passes, Shutdown, begin_anywhere, caught};
 use crate::claim::Claimed;
+use crate::error::Failure;
 use crate::limits::is_in;
-use crate::observe::{EXHAUSTED, FAILED, Failure, PERFORMED};
+use crate::observe::{EXHAUSTED, FAILED, PERFORMED};
 use crate::outcome::unquoted;
 #[cfg(feature = "http")]
 use crate::record::Record;
-use crate::record::{Candidate, StoredAs};
+use crate::record::{Candidate, Opening, StoredAs};
 use crate::route::check_operation;
-use crate::session::{Opening, bounded, ended_or_closed, in_pooled_transaction};
+use crate::session::{bounded, ended_or_closed, in_pooled_transaction};
 use crate::{Error, Incompatible, Misuse, OnDuplicate, observe};
 
 /// The default pause after a search that found nothing. A search is one statement on a small index.
@@ -247,7 +248,7 @@ impl<'s> Search<'s> {
                 return Ok(Some(candidate));
             }
             let Some(skipped) = self.skipped else { break };
-            let page = in_pooled_transaction(self.pool, Opening::AllRows, async |conn| {
+            let page = in_pooled_transaction(self.pool, Opening::ALL_ROWS, async |conn| {
                 let (mode, after) = (policy.mode(), resume_after);
                 Candidate::page(conn, persistent, operation, mode, max_attempts, after, stored_as, skipped).await
             });
@@ -271,7 +272,7 @@ impl<'s> Search<'s> {
         F: AsyncFnOnce(Record<'_>, &mut PgConnection) -> Result<R, Error>,
     {
         let record = Record { key: &candidate.key, persistent: self.options.persistent };
-        let work = in_pooled_transaction(self.pool, Opening::Plain, async |conn| statement(record, conn).await);
+        let work = in_pooled_transaction(self.pool, Opening::PLAIN, async |conn| statement(record, conn).await);
         bounded(self.options.claim_limit(self.pool), work).await
     }
 
@@ -315,11 +316,11 @@ impl<'s> Search<'s> {
         stored: Option<&[u8]>,
     ) -> Result<(LeaseOwner, Vec<u8>), Error> {
         let options = self.options;
-        let mut call = Call::again(options, self.pool, &candidate.key, candidate.fingerprint);
+        let mut call = LeaseCall::again(options, self.pool, &candidate.key, candidate.fingerprint);
         // This error rolls the claim back if the operation has changed.
         let changed = || Error::InFlight { retry_after: options.resume_after };
         let claimed_at = Instant::now();
-        let claiming = in_pooled_transaction(self.pool, Opening::Durable, async |conn| {
+        let claiming = in_pooled_transaction(self.pool, Opening::DURABLE, async |conn| {
             let Claimed::Won(claim) = call.claim(conn, OnDuplicate::Reject).await? else { return Err(changed()) };
             // Since the search, another attempt has ended, or the retention has ended. If the retention has ended, this
             // claim is the first claim of a new operation.

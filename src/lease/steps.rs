@@ -2,21 +2,53 @@
 //! performed at least once or at most once.
 
 use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::PgConnection;
 
 use super::handle::{Lease, committed, time_to_end, within_a_lease};
-use super::step::{Asked, Known, Step, decoded, encode_result, invalid};
+use super::memory::{Recalled, StepState};
 use crate::background::{Panic, caught};
-use crate::error::MAX_NAME_BYTES;
-use crate::session::{Opening, Session, bounded, in_pooled_transaction, or_closed};
+use crate::error::{MAX_NAME_BYTES, MAX_RESULT_BYTES};
+use crate::outcome::encode;
+use crate::record::Opening;
+use crate::session::{Session, bounded, in_pooled_transaction, or_closed};
 use crate::{Error, InvalidStep, Misuse, Mode, observe, record};
 
 tokio::task_local! {
     /// The current future runs inside steps of the operations with these tokens.
-    static PERFORMING: Vec<i64>;
+    static INSIDE_STEPS_OF: Vec<i64>;
+}
+
+/// A step outside the database, as its closure sees it.
+#[derive(Debug)]
+pub struct Step {
+    downstream_key: String,
+    pub(super) took_no_effect: AtomicBool,
+}
+
+impl Step {
+    pub(super) fn new(downstream_key: String) -> Self {
+        Self { downstream_key, took_no_effect: false.into() }
+    }
+
+    /// Returns a key for the next service: the same key in every attempt of this step, and another key for each other
+    /// step. The key consists of 32 hexadecimal digits of a SHA-256 of the key, the fingerprint and the step's name.
+    #[must_use]
+    pub fn downstream_key(&self) -> &str {
+        &self.downstream_key
+    }
+
+    /// Declares that the step had no effect, so that the step may be performed again. Without this declaration, a
+    /// failed [`step_at_most_once`](super::Lease::step_at_most_once) is in doubt. Returns the error, so you can write
+    /// `return Err(step.not_performed(error))`. **The declaration is final**, so call this method only if the step ends
+    /// with this error.
+    pub fn not_performed<E>(&self, error: E) -> E {
+        self.took_no_effect.store(true, Ordering::Relaxed);
+        error
+    }
 }
 
 /// A step that is being performed. The drop of this value notes how the step has ended.
@@ -24,7 +56,7 @@ struct OpenStep<'l> {
     lease: &'l Lease,
     name: &'l str,
     /// The state of the step after the drop of this value.
-    ended: Known,
+    ended: StepState,
 }
 
 enum Asking<'l, T> {
@@ -125,7 +157,7 @@ impl Lease {
         match unfinished {
             Unfinished::Failed(error) => Err(error),
             Unfinished::Panicked(panic) => resume_unwind(panic),
-            Unfinished::NotStored if matches!(asked.ended, Known::InDoubt) => {
+            Unfinished::NotStored if matches!(asked.ended, StepState::InDoubt) => {
                 Err(Error::Misuse(Misuse::NotInTransaction).into())
             }
             Unfinished::NotStored => match self.stored_result(&mut asked).await? {
@@ -217,8 +249,8 @@ impl Lease {
             Asking::Perform(asked) => asked,
         };
         // From now on, the step may be stored as begun, even if the statement below fails.
-        asked.ended = Known::InDoubt;
-        self.steps.note(name, Known::Performing { begun: true });
+        asked.ended = StepState::InDoubt;
+        self.steps.note(name, StepState::Performing { begun: true });
         // Without this limit, the statement could wait on a vanished connection for ever, because the renewal has
         // connections of its own and would keep the lease.
         let beginning = bounded(self.leasing.claim_limit(&self.pool), self.begin_step(name));
@@ -233,7 +265,7 @@ impl Lease {
                     // Nothing was performed, so the step is retracted. If the retraction fails, the step stays in
                     // doubt.
                     if bounded(time_to_end(self.leasing.policy.lease()), self.retract_step(name)).await.is_ok() {
-                        asked.ended = Known::Ended;
+                        asked.ended = StepState::Ended;
                     }
                     Err(begun.err().unwrap_or(Error::LeaseLost).into())
                 }
@@ -246,7 +278,7 @@ impl Lease {
                 if step.took_no_effect.into_inner()
                     && within_a_lease(self.leasing.policy.lease(), || self.retract_step(name)).await.is_ok()
                 {
-                    asked.ended = Known::Ended;
+                    asked.ended = StepState::Ended;
                 }
                 Err(error)
             }
@@ -262,23 +294,23 @@ impl Lease {
         if name.is_empty() || name.len() > MAX_NAME_BYTES || name.contains('\0') {
             return Err(invalid(name, InvalidStep::Name));
         }
-        if PERFORMING.try_with(|tokens| tokens.contains(&self.token)).unwrap_or(false) {
+        if INSIDE_STEPS_OF.try_with(|tokens| tokens.contains(&self.token)).unwrap_or(false) {
             return Err(invalid(name, InvalidStep::Nested));
         }
         let before = match self.steps.ask(name)? {
-            Asked::Replayed(value) => {
+            Recalled::Replayed(value) => {
                 observe::step(self.key.operation(), observe::REPLAYED);
                 return Ok(Asking::Replayed(value));
             }
-            Asked::Perform { before } => before,
+            Recalled::Perform { before } => before,
         };
-        let mut asked = OpenStep { lease: self, name, ended: Known::Ended };
+        let mut asked = OpenStep { lease: self, name, ended: StepState::Ended };
         if let Some(before) = before {
             asked.ended = before;
             if let Some(value) = self.stored_result(&mut asked).await? {
                 return Ok(Asking::Replayed(value));
             }
-            asked.ended = Known::Ended;
+            asked.ended = StepState::Ended;
         }
         Ok(Asking::Perform(asked))
     }
@@ -287,7 +319,7 @@ impl Lease {
     /// error if the step is in doubt, or if the claim is gone.
     async fn stored_result<T: DeserializeOwned>(&self, asked: &mut OpenStep<'_>) -> Result<Option<T>, Error> {
         let token = self.token;
-        let stored = in_pooled_transaction(&self.pool, Opening::Plain, async |conn| -> Result<_, Error> {
+        let stored = in_pooled_transaction(&self.pool, Opening::PLAIN, async |conn| -> Result<_, Error> {
             self.record().steps(conn, token).await
         });
         let mut steps = bounded(self.leasing.claim_limit(&self.pool), stored).await?.ok_or(Error::LeaseLost)?;
@@ -296,12 +328,12 @@ impl Lease {
         match found {
             Some(Some(result)) => {
                 let value = decoded(asked.name, &result)?;
-                asked.ended = Known::Returned;
+                asked.ended = StepState::Returned;
                 observe::step(self.key.operation(), observe::REPLAYED);
                 Ok(Some(value))
             }
             Some(None) => {
-                asked.ended = Known::InDoubt;
+                asked.ended = StepState::InDoubt;
                 Err(Error::StepInDoubt { step: asked.name.to_owned() })
             }
             None => Ok(None),
@@ -318,9 +350,9 @@ impl Lease {
 
     /// Runs the closure of a step, so that a call of a step inside this closure is noticed.
     async fn inside_a_step<R>(&self, performing: impl Future<Output = R>) -> R {
-        let mut tokens = PERFORMING.try_with(Vec::clone).unwrap_or_default();
+        let mut tokens = INSIDE_STEPS_OF.try_with(Vec::clone).unwrap_or_default();
         tokens.push(self.token);
-        PERFORMING.scope(tokens, performing).await
+        INSIDE_STEPS_OF.scope(tokens, performing).await
     }
 
     /// Stores the result of a step outside the database, and returns the stored value. If an earlier call of this
@@ -351,8 +383,8 @@ impl Lease {
     /// may perform the step again, as after a crash at this moment.
     async fn leave_in_doubt(&self, asked: &mut OpenStep<'_>) {
         // If the statement fails or is dropped, the owner at least does not release the claim.
-        asked.ended = Known::InDoubt;
-        self.steps.note(asked.name, Known::Performing { begun: true });
+        asked.ended = StepState::InDoubt;
+        self.steps.note(asked.name, StepState::Performing { begun: true });
         let (record, token, attempt, name) = (self.record(), self.token, self.attempt, asked.name);
         let retention = self.leasing.retention;
         let noted = within_a_lease(self.leasing.policy.lease(), || {
@@ -386,9 +418,30 @@ impl Lease {
     }
 
     async fn retract_step(&self, name: &str) -> Result<(), Error> {
-        committed(&self.pool, Opening::Plain, async |conn| self.record().retract_step(conn, self.token, name).await)
+        committed(&self.pool, Opening::PLAIN, async |conn| self.record().retract_step(conn, self.token, name).await)
             .await
     }
+}
+
+pub(super) fn decoded<T: DeserializeOwned>(name: &str, result: &str) -> Result<T, Error> {
+    serde_json::from_str(result)
+        .map_err(|error| Error::Undecodable { step: Some(name.to_owned()), source: error.into() })
+}
+
+pub(crate) fn encode_result<T: Serialize + DeserializeOwned>(name: &str, value: &T) -> Result<String, Error> {
+    fits_a_step(name, encode(value)?.body.unwrap_or_default())
+}
+
+/// Returns the JSON text of a result, or an error if the result is too large.
+pub(super) fn fits_a_step(name: &str, result: Vec<u8>) -> Result<String, Error> {
+    if result.len() > MAX_RESULT_BYTES {
+        return Err(invalid(name, InvalidStep::TooLarge));
+    }
+    String::from_utf8(result).map_err(|error| Error::Unencodable { source: error.into() })
+}
+
+pub(super) fn invalid(step: &str, problem: InvalidStep) -> Error {
+    Error::Misuse(Misuse::Step { step: step.to_owned(), problem })
 }
 
 /// How often a step whose `perform` has failed is asked whether its transaction is gone. One statement whose future
@@ -412,16 +465,16 @@ async fn is_gone(conn: &mut PgConnection) -> bool {
 
 impl OpenStep<'_> {
     fn performed(&mut self) {
-        self.ended = Known::Returned;
+        self.ended = StepState::Returned;
         observe::step(self.lease.key.operation(), observe::PERFORMED);
     }
 }
 
 impl Drop for OpenStep<'_> {
     fn drop(&mut self) {
-        let ended = std::mem::replace(&mut self.ended, Known::Ended);
+        let ended = std::mem::replace(&mut self.ended, StepState::Ended);
         // The metric counts a step in doubt here, because a dropped future also leaves the step in doubt.
-        if matches!(ended, Known::InDoubt) {
+        if matches!(ended, StepState::InDoubt) {
             observe::step(self.lease.key.operation(), observe::IN_DOUBT);
         }
         self.lease.steps.note(self.name, ended);

@@ -15,8 +15,8 @@ use tokio::time::Instant;
 
 use super::handle::time_to_end;
 use crate::background::jittered;
-use crate::record::{Record, Unclaimed};
-use crate::session::{ANSWER_TIME, Opening, bounded, in_pooled_transaction};
+use crate::record::{Opening, Record, Unclaimed};
+use crate::session::{ANSWER_TIME, bounded, in_pooled_transaction};
 use crate::{Error, Key};
 
 /// How many releases may run at the same time in this process. A release follows a COMMIT without an answer, and each
@@ -121,7 +121,7 @@ impl Given {
 
     async fn try_once(&self) -> Result<Unclaimed, Error> {
         let record = Record { key: &self.key, persistent: self.persistent };
-        in_pooled_transaction(&self.pool, Opening::ReadCommitted, async |conn| {
+        in_pooled_transaction(&self.pool, Opening::READ_COMMITTED, async |conn| {
             record.release_unbegun(conn, self.token).await
         })
         .await

@@ -3,8 +3,8 @@
 use sqlx::PgPool;
 
 use crate::SetupError;
-use crate::record::{self, OnEscape};
-use crate::session::{Opening, in_pooled_transaction};
+use crate::record::{self, OnEscape, Opening};
+use crate::session::in_pooled_transaction;
 
 /// Makes the database refuse each write to this table that is made outside an idempotent operation, or warn of such a
 /// write. A write is outside an operation if it goes through another connection of the pool, runs in autocommit, comes
@@ -45,7 +45,7 @@ use crate::session::{Opening, in_pooled_transaction};
 ///
 /// The whole call is one transaction, which takes effect completely or not at all.
 pub async fn protect(pool: &PgPool, table: &str, on_escape: OnEscape) -> Result<(), SetupError> {
-    in_pooled_transaction(pool, Opening::Plain, async |conn| {
+    in_pooled_transaction(pool, Opening::PLAIN, async |conn| {
         super::current(conn).await?;
         record::protect(conn, table, on_escape).await
     })
@@ -63,7 +63,7 @@ pub async fn protect(pool: &PgPool, table: &str, on_escape: OnEscape) -> Result<
 ///
 /// The whole call is one transaction, which takes effect completely or not at all.
 pub async fn unprotect(pool: &PgPool, table: &str) -> Result<(), SetupError> {
-    in_pooled_transaction(pool, Opening::Plain, async |conn| {
+    in_pooled_transaction(pool, Opening::PLAIN, async |conn| {
         super::current(conn).await?;
         record::unprotect(conn, table).await
     })

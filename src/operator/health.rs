@@ -6,8 +6,8 @@ use std::time::Duration;
 use sqlx::{PgConnection, PgPool};
 
 use crate::migrate::{IN_SEARCH_PATH, OUT_OF_SEARCH_PATH, Standing};
-use crate::record::{CommitSetting, Placement};
-use crate::session::{Opening, in_pooled_transaction};
+use crate::record::{CommitSetting, Opening, Placement};
+use crate::session::in_pooled_transaction;
 use crate::{Error, OnEscape, migrate, record};
 
 /// A part of the set-up that breaks a promise of this crate, or will break a promise later.
@@ -190,7 +190,7 @@ impl std::fmt::Display for Warning {
 /// [`Error::SchemaMissing`] if the table is missing or too old, [`Incompatible::Schema`](crate::Incompatible::Schema)
 /// if its migration was applied with another text, and [`Error::Database`]. The call only reads.
 pub async fn health(pool: &PgPool, lag: Duration) -> Result<Vec<Warning>, Error> {
-    in_pooled_transaction(pool, Opening::AllRows, async |conn| warnings(conn, lag).await).await
+    in_pooled_transaction(pool, Opening::ALL_ROWS, async |conn| warnings(conn, lag).await).await
 }
 
 /// Returns the [protected](crate::protect()) tables, with the names of their schemas. A partition counts as a part of
@@ -201,7 +201,7 @@ pub async fn health(pool: &PgPool, lag: Duration) -> Result<Vec<Warning>, Error>
 /// [`Error::SchemaMissing`] if the table is missing or too old, [`Incompatible::Schema`](crate::Incompatible::Schema)
 /// if the schema [cannot be trusted](Warning::UntrustedSchema), and [`Error::Database`]. The call only reads.
 pub async fn protected(pool: &PgPool) -> Result<BTreeMap<String, OnEscape>, Error> {
-    in_pooled_transaction(pool, Opening::AllRows, async |conn| {
+    in_pooled_transaction(pool, Opening::ALL_ROWS, async |conn| {
         migrate::current(conn).await?;
         record::protected(conn).await
     })

@@ -7,8 +7,8 @@ use std::time::Duration;
 use sqlx::{PgConnection, PgPool};
 
 use crate::limits::RETENTION;
-use crate::record::{self, Group, Record, Shown};
-use crate::session::{Opening, in_pooled_transaction};
+use crate::record::{self, Group, Opening, Record, Shown};
+use crate::session::in_pooled_transaction;
 use crate::{Error, Key, migrate};
 
 /// Lists at most `limit` records that an operator has to settle, the oldest claim first:
@@ -43,7 +43,7 @@ pub async fn unsettled(
         migrate::trusted(conn).await?;
         record::unsettled(conn, limit, most, abandoned_for).await
     };
-    in_pooled_transaction(pool, Opening::AllRows, listing).await
+    in_pooled_transaction(pool, Opening::ALL_ROWS, listing).await
 }
 
 /// Shows the record of a key, without its response. `None` means that there is no record.
@@ -52,7 +52,7 @@ pub async fn unsettled(
 ///
 /// As [`unsettled`].
 pub async fn show(pool: &PgPool, key: &Key) -> Result<Option<Shown>, Error> {
-    in_pooled_transaction(pool, Opening::AllRows, async |conn| {
+    in_pooled_transaction(pool, Opening::ALL_ROWS, async |conn| {
         migrate::trusted(conn).await?;
         Record::unprepared(key).show(conn).await
     })
@@ -82,7 +82,7 @@ pub async fn search(
     if [scope, operation, Some(beginning)].into_iter().flatten().any(|part| part.contains('\0')) {
         return Ok(Vec::new());
     }
-    in_pooled_transaction(pool, Opening::AllRows, async |conn| {
+    in_pooled_transaction(pool, Opening::ALL_ROWS, async |conn| {
         migrate::trusted(conn).await?;
         record::limit_time(conn, within).await?;
         record::search(conn, scope, operation, beginning, limit).await
@@ -121,7 +121,7 @@ pub struct Stats {
 ///
 /// As [`unsettled`].
 pub async fn stats(pool: &PgPool) -> Result<Stats, Error> {
-    in_pooled_transaction(pool, Opening::AllRows, async |conn| {
+    in_pooled_transaction(pool, Opening::ALL_ROWS, async |conn| {
         migrate::trusted(conn).await?;
         let size = record::size(conn).await?;
         // A table that was never analyzed is small, or too young for a useful sample. In this case, all records of the

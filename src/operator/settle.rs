@@ -9,8 +9,8 @@ use sqlx::{PgConnection, PgPool, PgTransaction};
 use crate::lease::encode_result;
 use crate::limits::{RETENTION, in_range};
 use crate::outcome::encode;
-use crate::record::{Decision, Grants, Shown};
-use crate::session::{Opening, in_callers_transaction, in_pooled_transaction};
+use crate::record::{Grants, Opening, Settlement, Shown};
+use crate::session::{in_callers_transaction, in_pooled_transaction};
 use crate::{SettleError, migrate};
 
 /// What a verb of [`Shown`] runs on: a transaction of its own (`&pool`, the usual choice), or your transaction
@@ -52,7 +52,7 @@ impl PoolOrTransaction<'_> {
             decision(conn).await
         };
         match self {
-            Self::Pool(pool) => in_pooled_transaction(pool, Opening::DurableAllRows, decided).await,
+            Self::Pool(pool) => in_pooled_transaction(pool, Opening::DURABLE_ALL_ROWS, decided).await,
             Self::Transaction(conn) => in_callers_transaction(conn, decided).await,
         }
     }
@@ -82,7 +82,7 @@ impl Shown {
     ) -> Result<Self, SettleError> {
         let retention = in_range("retention", retention, RETENTION)?;
         let response = encode(response)?;
-        self.decided(on.into(), Decision::Resolve { response: &response, retention }).await
+        self.decided(on.into(), Settlement::Resolve { response: &response, retention }).await
     }
 
     /// Releases an [indeterminate](crate::Error::Indeterminate) operation that did not take effect. If attempts are
@@ -103,7 +103,7 @@ impl Shown {
     /// lease or is under one now. The other errors, and the effect of a cancellation, are those of
     /// [`resolve`](Self::resolve).
     pub async fn release(self, on: impl Into<PoolOrTransaction<'_>>, reason: &str) -> Result<Self, SettleError> {
-        self.decided(on.into(), Decision::Release { reason }).await
+        self.decided(on.into(), Settlement::Release { reason }).await
     }
 
     /// Permits one more attempt of an operation that was released or has lapsed, even if the attempt exceeds
@@ -122,7 +122,7 @@ impl Shown {
     /// first claim never began. The other errors, and the effect of a cancellation, are those of
     /// [`resolve`](Self::resolve).
     pub async fn grant(self, on: impl Into<PoolOrTransaction<'_>>, reason: &str) -> Result<Self, SettleError> {
-        self.decided(on.into(), Decision::Grant { reason }).await
+        self.decided(on.into(), Settlement::Grant { reason }).await
     }
 
     /// Deletes the record before it expires. **The next call with its key performs the operation again**, including the
@@ -166,7 +166,7 @@ impl Shown {
         StepInDoubt { shown: self, name }
     }
 
-    async fn decided(self, on: PoolOrTransaction<'_>, decision: Decision<'_>) -> Result<Self, SettleError> {
+    async fn decided(self, on: PoolOrTransaction<'_>, decision: Settlement<'_>) -> Result<Self, SettleError> {
         let settling = async |conn: &mut PgConnection| self.settle(conn, decision).await?.ok_or(SettleError::Changed);
         on.decide(settling).await
     }
@@ -193,7 +193,7 @@ impl StepInDoubt<'_> {
         T: Serialize + DeserializeOwned,
     {
         let result = encode_result(self.name, result)?;
-        self.shown.decided(on.into(), Decision::ResolveStep { step: self.name, result: &result }).await
+        self.shown.decided(on.into(), Settlement::ResolveStep { step: self.name, result: &result }).await
     }
 
     /// Decides that the step took no effect. The next attempt performs the step. The record keeps the first 2000
@@ -203,7 +203,7 @@ impl StepInDoubt<'_> {
     ///
     /// As [`resolve`](Self::resolve).
     pub async fn release(self, on: impl Into<PoolOrTransaction<'_>>, reason: &str) -> Result<Shown, SettleError> {
-        let decision = Decision::ReleaseStep { step: self.name, reason, grants: Grants::OneAttempt };
+        let decision = Settlement::ReleaseStep { step: self.name, reason, grants: Grants::OneAttempt };
         self.shown.decided(on.into(), decision).await
     }
 }

@@ -9,7 +9,7 @@ use sqlx::PgConnection;
 
 use super::statement::{Record, changes_a_row, draw_token, interval, not_expired};
 use super::tried::Claim;
-use crate::outcome::Response;
+use crate::outcome::StoredResponse;
 use crate::{Error, Misuse};
 
 impl Record<'_> {
@@ -21,7 +21,7 @@ impl Record<'_> {
         self,
         conn: &mut PgConnection,
         claim: Claim,
-        response: &Response,
+        response: &StoredResponse,
     ) -> Result<(), Error> {
         let update = self
             .query(concat! {
@@ -129,7 +129,7 @@ impl Record<'_> {
         self,
         conn: &mut PgConnection,
         token: i64,
-        response: &Response,
+        response: &StoredResponse,
         retention: Duration,
     ) -> Result<bool, Error> {
         let update = self
@@ -154,7 +154,7 @@ impl Record<'_> {
     }
 
     /// Whether this response is stored under this token.
-    async fn has_stored(self, conn: &mut PgConnection, token: i64, response: &Response) -> Result<bool, Error> {
+    async fn has_stored(self, conn: &mut PgConnection, token: i64, response: &StoredResponse) -> Result<bool, Error> {
         self.query(
             "
             select /* pg_idempotency: has stored */
@@ -279,7 +279,7 @@ impl Record<'_> {
     /// lock. There are two reasons why the update may then find no row: either no claim with this token was committed,
     /// or another call has taken the claim over. The update is a separate statement, because its snapshot must be newer
     /// than the lock. The transaction must be at READ COMMITTED
-    /// ([`Opening::ReadCommitted`](crate::session::Opening)), where each statement has a new snapshot.
+    /// ([`Opening::READ_COMMITTED`](crate::record::Opening)), where each statement has a new snapshot.
     pub(crate) async fn release_unbegun(self, conn: &mut PgConnection, token: i64) -> Result<Unclaimed, Error> {
         let lock =
             sqlx::query_scalar("select /* pg_idempotency: try lock */ pg_catalog.pg_try_advisory_xact_lock($1::int8)")

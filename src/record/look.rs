@@ -9,7 +9,7 @@ use sqlx::{PgConnection, Postgres, Row as _};
 
 use super::statement::{Record, age};
 use super::tried::{CalledAt, Found, Now, Terms, Tried, columns};
-use crate::outcome::Response;
+use crate::outcome::StoredResponse;
 use crate::{Error, Fingerprint, Mode, observe};
 
 impl Record<'_> {
@@ -81,7 +81,7 @@ impl<'k> Record<'k> {
         conn: &mut PgConnection,
         terms: &Terms,
         asked: &mut CalledAt,
-    ) -> Result<Option<Response>, Error> {
+    ) -> Result<Option<StoredResponse>, Error> {
         let statement = response!("response", ", pg_catalog.clock_timestamp() - pg_catalog.now() as age", "");
         let row = self.replaying(statement, terms).fetch_optional(conn).await.map_err(Error::of_statement)?;
         let Some(row) = row else { return Ok(None) };
@@ -94,7 +94,7 @@ impl<'k> Record<'k> {
     /// statement fails. The claim that follows meets the same state, and returns the answer or the error. Also returns
     /// `None` if the connection is in an open transaction that has written something. Such a transaction may see a
     /// record that is not committed.
-    pub(crate) async fn select_first(self, conn: &mut PgConnection, terms: &Terms) -> Option<Response> {
+    pub(crate) async fn select_first(self, conn: &mut PgConnection, terms: &Terms) -> Option<StoredResponse> {
         let statement = response!(
             "select first",
             "",
@@ -114,8 +114,8 @@ impl<'k> Record<'k> {
     }
 }
 
-fn replayed(row: &PgRow) -> sqlx::Result<Response> {
-    let response = Response::of(row)?;
+fn replayed(row: &PgRow) -> sqlx::Result<StoredResponse> {
+    let response = StoredResponse::of(row)?;
     observe::token(row.try_get("token")?);
     Ok(response)
 }

@@ -1,9 +1,10 @@
 //! The messages that begin a transaction of the crate, and the checks that a transaction is still the one that the
-//! crate began. [`Opening`](crate::session::Opening) describes the purpose of each message.
+//! crate began.
 
 use sqlx::PgConnection;
 
 use crate::Error;
+use crate::error::sqlstate;
 
 /// The first part of the value of the setting `idempotency.claim` in a transaction of the crate. The first part
 /// consists of a word and the start time of the transaction. The word is `step` in a durable transaction, such as the
@@ -45,19 +46,6 @@ macro_rules! check {
     };
 }
 
-pub(crate) const BEGIN: &str = concat!(check!("opening"), "; begin");
-pub(crate) const BEGIN_ALL_ROWS: &str =
-    concat!(check!("opening"), ", pg_catalog.set_config('row_security', 'off', true); begin");
-/// After the first query of a transaction, PostgreSQL refuses to set the mode `deferrable`, whatever its value is. So
-/// this message fails in a foreign transaction that has run a query.
-pub(crate) const BEGIN_BEFORE_CLAIM: &str = "begin /* pg_idempotency: opening before claim */ not deferrable";
-#[cfg(feature = "http")]
-pub(crate) const BEGIN_EXEMPT: &str = concat!(
-    check!("opening exempt"),
-    ", pg_catalog.set_config('idempotency.claim', ",
-    own_transaction!("exempt"),
-    ", true); begin"
-);
 /// Sets `synchronous_commit` to `on` if its value is weaker.
 macro_rules! durable {
     () => {
@@ -67,28 +55,96 @@ macro_rules! durable {
     };
 }
 
-pub(crate) const BEGIN_DURABLE: &str = concat!(
-    check!("opening durable"),
-    ", ",
-    durable!(),
-    ", pg_catalog.set_config('idempotency.claim', ",
-    own_transaction!("step"),
-    ", true); begin"
-);
-pub(crate) const BEGIN_DURABLE_ALL_ROWS: &str = concat!(
-    check!("opening of decision"),
-    ", pg_catalog.set_config('row_security', 'off', true), ",
-    durable!(),
-    "; begin"
-);
-/// Begins a transaction at READ COMMITTED, without the check of the other openings. The check is a query, so it would
-/// take a snapshot at the session's isolation level. A BEGIN after a snapshot may not set another level. Instead of the
-/// check, a ROLLBACK ends a transaction that may be open. This ROLLBACK counts in `pg_stat_database`. Only migrations
-/// and the release of a claim after a failed call pay for this ROLLBACK.
-pub(crate) const BEGIN_READ_COMMITTED: &str =
-    "begin; rollback; begin /* pg_idempotency: opening at read committed */ isolation level read committed";
+/// How a transaction of the crate begins.
+#[derive(Debug)]
+pub(crate) struct Opening {
+    pub(crate) sql: &'static str,
+    /// Whether the message detects every foreign transaction that sqlx does not count.
+    pub(crate) is_checked: bool,
+}
 
-/// Fails outside a transaction that began with [`Opening::Exempt`](crate::session::Opening).
+impl Opening {
+    /// Begins with the session's settings, and checks that no foreign transaction is open.
+    pub(crate) const PLAIN: Self = Self::checked_by(concat!(check!("opening"), "; begin"));
+
+    /// Begins like [`PLAIN`](Self::PLAIN), but without the check, for a claim that returns the age of its transaction.
+    /// After the first query of a transaction, PostgreSQL refuses to set the mode `deferrable`, whatever its value is.
+    /// So this message detects a foreign transaction only if that transaction has run a query, has a savepoint, or is
+    /// aborted. The caller of the claim detects every other foreign transaction by its age, unless that transaction
+    /// began shortly before the call.
+    pub(crate) const BEFORE_CLAIM: Self =
+        Self { sql: "begin /* pg_idempotency: opening before claim */ not deferrable", is_checked: false };
+
+    /// Begins a transaction for a handler without a key. The handler claims nothing, and may write the tables that are
+    /// protected ([`protect`](crate::protect())).
+    #[cfg(feature = "http")]
+    pub(crate) const EXEMPT: Self = Self::checked_by(concat!(
+        check!("opening exempt"),
+        ", pg_catalog.set_config('idempotency.claim', ",
+        own_transaction!("exempt"),
+        ", true); begin"
+    ));
+
+    /// Sets `synchronous_commit` to `on` if the session has a weaker setting. This opening is for a claim that guards
+    /// an effect outside the database. If the server lost such a claim, a second caller could repeat the effect.
+    ///
+    /// Until this transaction ends, the setting `idempotency.claim` begins with [`own_transaction`]. So a step, which
+    /// claims nothing, may write the tables that are protected. A later statement can check whether it is still in this
+    /// transaction.
+    pub(crate) const DURABLE: Self = Self::checked_by(concat!(
+        check!("opening durable"),
+        ", ",
+        durable!(),
+        ", pg_catalog.set_config('idempotency.claim', ",
+        own_transaction!("step"),
+        ", true); begin"
+    ));
+
+    /// Begins like [`PLAIN`](Self::PLAIN), for a search by the crate. If row level security could hide a record from
+    /// the role, the server refuses the statement with an error of privileges (SQLSTATE 42501). Without this error, an
+    /// empty result would not prove that no record exists.
+    ///
+    /// The setting `row_security` is local to the transaction, because the connection belongs to the service or a
+    /// pooler. The setting applies to all tables, so no code of the service may run in such a transaction.
+    pub(crate) const ALL_ROWS: Self =
+        Self::checked_by(concat!(check!("opening"), ", pg_catalog.set_config('row_security', 'off', true); begin"));
+
+    /// Begins like [`DURABLE`](Self::DURABLE) and [`ALL_ROWS`](Self::ALL_ROWS) together, for the decision of an
+    /// operator, but without the setting `idempotency.claim`.
+    pub(crate) const DURABLE_ALL_ROWS: Self = Self::checked_by(concat!(
+        check!("opening of decision"),
+        ", pg_catalog.set_config('row_security', 'off', true), ",
+        durable!(),
+        "; begin"
+    ));
+
+    /// Begins at READ COMMITTED, whatever the session's own level is, and without a snapshot. The first statement takes
+    /// a lock, and the second statement must see everything that was committed before the lock.
+    ///
+    /// The check of the other openings is a query, so it would take a snapshot at the session's isolation level, and a
+    /// BEGIN after a snapshot may not set another level. Instead of the check, a ROLLBACK ends a transaction that may
+    /// be open. This ROLLBACK counts in `pg_stat_database`. Only migrations and the release of a claim after a failed
+    /// call pay for this ROLLBACK.
+    pub(crate) const READ_COMMITTED: Self = Self::checked_by(
+        "begin; rollback; begin /* pg_idempotency: opening at read committed */ isolation level read committed",
+    );
+
+    const fn checked_by(sql: &'static str) -> Self {
+        Self { sql, is_checked: true }
+    }
+
+    /// Whether this opening has failed because the pool gave out a connection with a foreign transaction. The error has
+    /// aborted the foreign transaction, or it was aborted before.
+    pub(crate) fn is_refused_by_a_foreign_transaction(&self, error: &sqlx::Error) -> bool {
+        match sqlstate(error).as_deref() {
+            Some(sqlstate::ACTIVE_TRANSACTION) => !self.is_checked,
+            Some(sqlstate::DIVISION_BY_ZERO | sqlstate::IN_FAILED_TRANSACTION) => true,
+            _ => false,
+        }
+    }
+}
+
+/// Fails outside a transaction that began with [`Opening::EXEMPT`].
 #[cfg(feature = "http")]
 pub(crate) const IS_EXEMPT: &str = concat!(
     "savepoint pg_idempotency; release savepoint pg_idempotency; select /* pg_idempotency: is exempt */ 1 / ",
@@ -96,7 +152,7 @@ pub(crate) const IS_EXEMPT: &str = concat!(
     "::int"
 );
 
-/// Gives the caller's transaction the settings of [`BEGIN_DURABLE_ALL_ROWS`]. Returns the previous `row_security`.
+/// Gives the caller's transaction the settings of [`Opening::DURABLE_ALL_ROWS`]. Returns the previous `row_security`.
 pub(crate) async fn prepare_decision(conn: &mut PgConnection) -> Result<String, Error> {
     sqlx::query_scalar(concat!(
         "
@@ -124,7 +180,7 @@ pub(crate) async fn put_back(conn: &mut PgConnection, row_security: &str) -> Res
         .map_err(Error::of_statement)
 }
 
-/// Whether the connection is still in the transaction that began with [`Opening::Durable`](crate::session::Opening).
+/// Whether the connection is still in the transaction that began with [`Opening::DURABLE`].
 pub(crate) async fn is_open(conn: &mut PgConnection) -> Result<bool, Error> {
     sqlx::query_scalar(concat!("select /* pg_idempotency: is open */ ", is_own_transaction!("step")))
         .persistent(false)

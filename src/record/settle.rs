@@ -13,15 +13,15 @@ use super::statement::{
     Record, changes_a_row, draw_token, interval, may_be_retried, no_live_lease, not_expired, readable, steps_hash,
 };
 use crate::error::MAX_STEPS_BYTES;
-use crate::outcome::Response;
+use crate::outcome::StoredResponse;
 use crate::state::State;
 use crate::{Error, InvalidStep, Misuse};
 
 /// A decision about an operation, or about one of its steps.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Decision<'a> {
+pub(crate) enum Settlement<'a> {
     /// The operation took effect, with this response.
-    Resolve { response: &'a Response, retention: Duration },
+    Resolve { response: &'a StoredResponse, retention: Duration },
     /// The step took effect, with this result as JSON text.
     ResolveStep { step: &'a str, result: &'a str },
     /// The operation took no effect, and no step in doubt took effect.
@@ -66,24 +66,28 @@ impl Shown {
     ///
     /// Each decision gives the record a new token, so an owner that was only suspended is fenced. If the transaction of
     /// a decision is rolled back, a record that was shown in that transaction cannot be used to settle anything.
-    pub(crate) async fn settle(&self, conn: &mut PgConnection, decision: Decision<'_>) -> Result<Option<Self>, Error> {
+    pub(crate) async fn settle(
+        &self,
+        conn: &mut PgConnection,
+        decision: Settlement<'_>,
+    ) -> Result<Option<Self>, Error> {
         // The owner may have sent its request after the record was shown. A lapse of the lease does not change the
         // version, so the statement would not notice.
         if self.state == State::InFlight {
             return Ok(None);
         }
         let update = match decision {
-            Decision::Resolve { response, retention } => self.resolving(response, retention)?,
-            Decision::ResolveStep { step, result } => self.resolving_step(step, result)?,
-            Decision::Release { reason } => self.releasing(reason)?,
-            Decision::ReleaseStep { step, reason, grants } => self.releasing_step(step, reason, grants)?,
-            Decision::Grant { reason } => self.granting(reason)?,
+            Settlement::Resolve { response, retention } => self.resolving(response, retention)?,
+            Settlement::ResolveStep { step, result } => self.resolving_step(step, result)?,
+            Settlement::Release { reason } => self.releasing(reason)?,
+            Settlement::ReleaseStep { step, reason, grants } => self.releasing_step(step, reason, grants)?,
+            Settlement::Grant { reason } => self.granting(reason)?,
         };
         if !changes_a_row(&mut *conn, update).await? {
             return Ok(None);
         }
         let next = self.record().show(conn).await?;
-        if let (Some(next), Decision::ResolveStep { step, .. }) = (&next, decision) {
+        if let (Some(next), Settlement::ResolveStep { step, .. }) = (&next, decision) {
             let bytes: u64 = next.steps.iter().filter_map(|step| step.result_bytes).sum();
             // The size is checked after the update, which has locked the record. The error rolls the update back.
             if bytes > MAX_STEPS_BYTES as u64 {
@@ -111,7 +115,7 @@ impl Shown {
     /// retention, `expires_at` stays unchanged.
     fn resolving<'a>(
         &'a self,
-        response: &'a Response,
+        response: &'a StoredResponse,
         retention: Duration,
     ) -> Result<Query<'a, Postgres, PgArguments>, Error> {
         let sql = concat! {

@@ -8,7 +8,7 @@ use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
 use super::step::in_doubt;
-use crate::outcome::Response;
+use crate::outcome::StoredResponse;
 use crate::state::{State, UnknownMode, Version};
 use crate::{Error, Fingerprint, Misuse, Mode, OnDuplicate};
 
@@ -113,7 +113,7 @@ pub(crate) struct Found {
     pub(crate) state: State,
     /// The time that is left of a live lease.
     pub(crate) lease_left: Option<Duration>,
-    pub(crate) response: Response,
+    pub(crate) response: StoredResponse,
     pub(crate) last_error: Option<String>,
     /// The names of the steps that were begun and have no result.
     pub(crate) steps_in_doubt: Vec<String>,
@@ -199,7 +199,7 @@ impl Found {
             claimed_by_this_transaction: now.has_claimed_with(token),
             state,
             lease_left,
-            response: Response::of(row)?,
+            response: StoredResponse::of(row)?,
             last_error: row.try_get("last_error")?,
             steps_in_doubt,
             granted_attempt: row.try_get("granted_attempt")?,

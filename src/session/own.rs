@@ -16,7 +16,7 @@ use sqlx::{Executor as _, PgConnection, PgPool, Postgres};
 
 use super::nesting::{begin, commit_innermost, depth, queue_rollbacks, roll_back_to};
 use crate::error::{MayContainError, sqlstate};
-use crate::record::opening;
+use crate::record::{IS_EXEMPT, Opening};
 use crate::{Error, Misuse};
 
 /// A connection of the pool, with the transaction that the crate may have begun on this connection. If the session is
@@ -61,7 +61,7 @@ impl Session {
             Err(error) if opening.is_refused_by_a_foreign_transaction(&error) => {
                 self.conn.execute("rollback").await?;
                 // After the ROLLBACK no foreign transaction is left, so an error has another cause.
-                self.send(opening.checked()).await
+                self.send(if opening.is_checked { opening } else { &Opening::PLAIN }).await
             }
             begun => begun,
         };
@@ -71,12 +71,12 @@ impl Session {
     }
 
     async fn send(&mut self, opening: &Opening) -> sqlx::Result<()> {
-        self.unchecked_since = (!opening.is_checked()).then(Instant::now);
-        begin(&mut self.conn, opening.sql()).await
+        self.unchecked_since = (!opening.is_checked).then(Instant::now);
+        begin(&mut self.conn, opening.sql).await
     }
 
     /// When the BEGIN was sent. `None` if the age of the transaction is not needed to show that this BEGIN began the
-    /// transaction: see [`Opening::BeforeClaim`].
+    /// transaction: see [`Opening::BEFORE_CLAIM`].
     pub(crate) fn unchecked_since(&self) -> Option<Instant> {
         self.unchecked_since
     }
@@ -97,7 +97,7 @@ impl Session {
         Ok(commit_innermost(&mut self.conn).await?)
     }
 
-    /// Commits a transaction that began as [`Opening::Exempt`]. The transaction has no claim, so no completion detects
+    /// Commits a transaction that began as [`Opening::EXEMPT`]. The transaction has no claim, so no completion detects
     /// that the transaction is aborted or has ended. So this method first checks that the transaction is not aborted,
     /// because PostgreSQL answers the COMMIT of an aborted transaction with a ROLLBACK. The method also checks that the
     /// setting of the opening is still there. If the handler has ended the transaction and begun another one, the
@@ -105,7 +105,7 @@ impl Session {
     #[cfg(feature = "http")]
     pub(crate) async fn commit_exempt(&mut self) -> Result<(), Error> {
         self.check_depth()?;
-        self.conn.execute(opening::IS_EXEMPT).await.map_err(|error| match sqlstate(&error).as_deref() {
+        self.conn.execute(IS_EXEMPT).await.map_err(|error| match sqlstate(&error).as_deref() {
             Some(sqlstate::DIVISION_BY_ZERO | sqlstate::NO_ACTIVE_TRANSACTION) => {
                 Error::Misuse(Misuse::NotInTransaction)
             }
@@ -184,77 +184,4 @@ where
         }
     }
     worked
-}
-
-/// How a transaction begins.
-#[derive(Clone, Debug)]
-pub(crate) enum Opening {
-    /// Begins with the session's settings, and checks that no foreign transaction is open.
-    Plain,
-    /// Begins like `Plain`, but without the check, for a claim that returns the age of its transaction. This BEGIN
-    /// detects a foreign transaction only if that transaction has run a query, has a savepoint, or is aborted. The
-    /// caller of the claim detects every other foreign transaction by its age, unless that transaction began shortly
-    /// before the call.
-    BeforeClaim,
-    /// Begins a transaction for a handler without a key. The handler claims nothing, and may write the tables that are
-    /// protected ([`protect`](crate::protect())).
-    #[cfg(feature = "http")]
-    Exempt,
-    /// Sets `synchronous_commit` to `on` if the session has a weaker setting. This opening is for a claim that guards
-    /// an effect outside the database. If the server lost such a claim, a second caller could repeat the effect.
-    ///
-    /// Until this transaction ends, the setting `idempotency.claim` begins with
-    /// [`own_transaction`](opening::own_transaction). So a step, which claims nothing, may write the tables that are
-    /// protected. A later statement can check whether it is still in this transaction.
-    Durable,
-    /// Begins like `Plain`, for a search by the crate. If row level security could hide a record from the role, the
-    /// server refuses the statement with an error of privileges (SQLSTATE 42501). Without this error, an empty result
-    /// would not prove that no record exists.
-    ///
-    /// The setting `row_security` is local to the transaction, because the connection belongs to the service or a
-    /// pooler. The setting applies to all tables, so no code of the service may run in such a transaction.
-    AllRows,
-    /// Begins like `Durable` and `AllRows` together, for the decision of an operator, but without the setting
-    /// `idempotency.claim`.
-    DurableAllRows,
-    /// Begins at READ COMMITTED, whatever the session's own level is, and without a snapshot. The first statement takes
-    /// a lock, and the second statement must see everything that was committed before the lock.
-    ReadCommitted,
-}
-
-impl Opening {
-    fn sql(&self) -> &'static str {
-        match self {
-            Self::Plain => opening::BEGIN,
-            Self::BeforeClaim => opening::BEGIN_BEFORE_CLAIM,
-            #[cfg(feature = "http")]
-            Self::Exempt => opening::BEGIN_EXEMPT,
-            Self::Durable => opening::BEGIN_DURABLE,
-            Self::AllRows => opening::BEGIN_ALL_ROWS,
-            Self::DurableAllRows => opening::BEGIN_DURABLE_ALL_ROWS,
-            Self::ReadCommitted => opening::BEGIN_READ_COMMITTED,
-        }
-    }
-
-    /// The opening of the same transaction, with the check for a foreign transaction.
-    fn checked(&self) -> &Self {
-        match self {
-            Self::BeforeClaim => &Self::Plain,
-            checked => checked,
-        }
-    }
-
-    fn is_checked(&self) -> bool {
-        !matches!(self, Self::BeforeClaim)
-    }
-
-    /// Whether this opening has failed because the pool gave out a connection with a foreign transaction. The error has
-    /// aborted the foreign transaction, or it was aborted before.
-    fn is_refused_by_a_foreign_transaction(&self, error: &sqlx::Error) -> bool {
-        match sqlstate(error).as_deref() {
-            Some(sqlstate::ACTIVE_TRANSACTION) => matches!(self, Self::BeforeClaim),
-            Some(sqlstate::DIVISION_BY_ZERO | sqlstate::IN_FAILED_TRANSACTION) => true,
-            _ => false,
-        }
-    }
 }

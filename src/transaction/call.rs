@@ -9,11 +9,10 @@ use sqlx::{Connection as _, PgConnection, PgPool};
 
 use super::Idempotency;
 use crate::claim::{Claimed, contend};
-use crate::error::sqlstate;
-use crate::observe::Failure;
-use crate::outcome::{Outcome, Response, Verdict, decode, encode};
-use crate::record::{CalledAt, Claim, Record, Terms};
-use crate::session::{Opening, Savepoint, Session, depth, or_prepare_again, roll_back_to};
+use crate::error::{Failure, sqlstate};
+use crate::outcome::{Outcome, StoredResponse, Verdict, decode, encode};
+use crate::record::{CalledAt, Claim, Opening, Record, Terms};
+use crate::session::{Savepoint, Session, depth, or_prepare_again, roll_back_to};
 use crate::{Error, Fingerprint, Key, Misuse, Mode, OnDuplicate};
 
 pub(crate) struct Call<'k> {
@@ -131,11 +130,11 @@ impl<'k> Call<'k> {
         {
             return Ok(Claimed::Replayed(stored));
         }
-        session.begin(&Opening::BeforeClaim).await?;
+        session.begin(&Opening::BEFORE_CLAIM).await?;
         let unchecked_since = session.unchecked_since();
         match self.claim(session, unchecked_since).await {
             Err(error) if unchecked_since.is_some() && may_be_of_a_foreign_transaction(&error) => {
-                session.begin(&Opening::Plain).await?;
+                session.begin(&Opening::PLAIN).await?;
                 self.claim(session, None).await
             }
             claimed => claimed,
@@ -176,7 +175,7 @@ impl Won<'_> {
         &mut self,
         conn: &mut PgConnection,
         perform: impl AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, Failure<E>>,
-    ) -> Result<(T, Response), Failure<E>> {
+    ) -> Result<(T, StoredResponse), Failure<E>> {
         let before = depth(conn);
         let performed = perform(&mut *conn).await;
         if depth(conn) > before {
@@ -222,7 +221,7 @@ impl Won<'_> {
     }
 
     /// Stores the response, and releases the savepoint, which is not needed any more.
-    async fn complete(&self, conn: &mut PgConnection, response: &Response) -> Result<(), Error> {
+    async fn complete(&self, conn: &mut PgConnection, response: &StoredResponse) -> Result<(), Error> {
         self.record.complete(conn, self.claim, response).await?;
         match self.savepoint {
             Some(savepoint) => savepoint.release(conn).await,
@@ -235,7 +234,7 @@ impl Won<'_> {
     pub(crate) async fn undo_and_commit(
         &self,
         session: &mut Session,
-        response: &Response,
+        response: &StoredResponse,
         undo: bool,
     ) -> Result<(), Error> {
         if undo {
@@ -245,7 +244,7 @@ impl Won<'_> {
     }
 
     /// Stores the response and commits. The COMMIT also ends the savepoint. After an error, the caller rolls back.
-    async fn complete_and_commit(&self, session: &mut Session, response: &Response) -> Result<(), Error> {
+    async fn complete_and_commit(&self, session: &mut Session, response: &StoredResponse) -> Result<(), Error> {
         session.check_depth()?;
         self.record.complete(session, self.claim, response).await?;
         session.commit().await

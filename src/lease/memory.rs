@@ -1,67 +1,14 @@
-//! The `Step` that the closure of a step outside the database receives, the results of steps as text, and the steps
-//! that one attempt knows.
+//! The steps that one attempt of an operation knows.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::error::{MAX_RESULT_BYTES, MAX_STEPS, MAX_STEPS_BYTES};
-use crate::outcome::encode;
+use super::steps::{decoded, invalid};
+use crate::error::{MAX_STEPS, MAX_STEPS_BYTES};
 use crate::record::StoredSteps;
-use crate::{Error, InvalidStep, Misuse};
-
-/// A step outside the database, as its closure sees it.
-#[derive(Debug)]
-pub struct Step {
-    downstream_key: String,
-    pub(super) took_no_effect: AtomicBool,
-}
-
-impl Step {
-    pub(super) fn new(downstream_key: String) -> Self {
-        Self { downstream_key, took_no_effect: false.into() }
-    }
-
-    /// Returns a key for the next service: the same key in every attempt of this step, and another key for each other
-    /// step. The key consists of 32 hexadecimal digits of a SHA-256 of the key, the fingerprint and the step's name.
-    #[must_use]
-    pub fn downstream_key(&self) -> &str {
-        &self.downstream_key
-    }
-
-    /// Declares that the step had no effect, so that the step may be performed again. Without this declaration, a
-    /// failed [`step_at_most_once`](super::Lease::step_at_most_once) is in doubt. Returns the error, so you can write
-    /// `return Err(step.not_performed(error))`. **The declaration is final**, so call this method only if the step ends
-    /// with this error.
-    pub fn not_performed<E>(&self, error: E) -> E {
-        self.took_no_effect.store(true, Ordering::Relaxed);
-        error
-    }
-}
-
-pub(super) fn decoded<T: DeserializeOwned>(name: &str, result: &str) -> Result<T, Error> {
-    serde_json::from_str(result)
-        .map_err(|error| Error::Undecodable { step: Some(name.to_owned()), source: error.into() })
-}
-
-pub(crate) fn encode_result<T: Serialize + DeserializeOwned>(name: &str, value: &T) -> Result<String, Error> {
-    fits_a_step(name, encode(value)?.body.unwrap_or_default())
-}
-
-/// Returns the JSON text of a result, or an error if the result is too large.
-pub(super) fn fits_a_step(name: &str, result: Vec<u8>) -> Result<String, Error> {
-    if result.len() > MAX_RESULT_BYTES {
-        return Err(invalid(name, InvalidStep::TooLarge));
-    }
-    String::from_utf8(result).map_err(|error| Error::Unencodable { source: error.into() })
-}
-
-pub(super) fn invalid(step: &str, problem: InvalidStep) -> Error {
-    Error::Misuse(Misuse::Step { step: step.to_owned(), problem })
-}
+use crate::{Error, InvalidStep};
 
 /// The steps that one attempt knows, by their names. An attempt knows the steps that earlier attempts have stored, and
 /// the steps that it has called itself.
@@ -73,7 +20,7 @@ pub(super) struct Memory(Mutex<BTreeMap<String, Entry>>);
 
 #[derive(Debug)]
 struct Entry {
-    known: Known,
+    state: StepState,
     /// The size of the result that the record has, or may have. The size is set before the result is stored, so that
     /// the results of concurrent steps together stay within the limit for all results. If the attempt does not know
     /// whether the result was stored, the size stays reserved.
@@ -82,7 +29,7 @@ struct Entry {
 
 /// The state of a step, as far as this attempt knows the step.
 #[derive(Debug)]
-pub(super) enum Known {
+pub(super) enum StepState {
     /// An earlier attempt has stored this result, and this attempt has not called the step.
     Stored(String),
     /// The step is being performed. For a `step_at_most_once`, `begun` is true as soon as the record may show that the
@@ -97,12 +44,12 @@ pub(super) enum Known {
     InDoubt,
 }
 
-pub(super) enum Asked<T> {
+pub(super) enum Recalled<T> {
     Replayed(T),
     /// This call performs the step. `before` is the earlier state of the step, if this or an earlier attempt has called
     /// the step.
     Perform {
-        before: Option<Known>,
+        before: Option<StepState>,
     },
 }
 
@@ -110,8 +57,8 @@ impl Memory {
     /// Creates the memory of an attempt that has not called a step yet.
     pub(super) fn of(stored: StoredSteps) -> Self {
         let entries = stored.into_iter().map(|(name, result)| match result {
-            Some(result) => (name, Entry { bytes: result.len(), known: Known::Stored(result) }),
-            None => (name, Entry { bytes: 0, known: Known::InDoubt }),
+            Some(result) => (name, Entry { bytes: result.len(), state: StepState::Stored(result) }),
+            None => (name, Entry { bytes: 0, state: StepState::InDoubt }),
         });
         Self(Mutex::new(entries.collect()))
     }
@@ -123,48 +70,48 @@ impl Memory {
 
     /// The names of the steps that may have taken effect and have no result.
     pub(super) fn in_doubt(&self) -> Vec<String> {
-        self.names_of(|known| matches!(known, Known::InDoubt | Known::Performing { begun: true }))
+        self.names_of(|state| matches!(state, StepState::InDoubt | StepState::Performing { begun: true }))
     }
 
     /// The names of the steps whose stored result this attempt has not used.
     pub(super) fn not_asked_for(&self) -> Vec<String> {
-        self.names_of(|known| matches!(known, Known::Stored(_)))
+        self.names_of(|state| matches!(state, StepState::Stored(_)))
     }
 
-    fn names_of(&self, which: impl Fn(&Known) -> bool) -> Vec<String> {
-        self.entries().iter().filter(|(_, step)| which(&step.known)).map(|(name, _)| name.clone()).collect()
+    fn names_of(&self, which: impl Fn(&StepState) -> bool) -> Vec<String> {
+        self.entries().iter().filter(|(_, step)| which(&step.state)).map(|(name, _)| name.clone()).collect()
     }
 
-    pub(super) fn ask<T: DeserializeOwned>(&self, name: &str) -> Result<Asked<T>, Error> {
+    pub(super) fn ask<T: DeserializeOwned>(&self, name: &str) -> Result<Recalled<T>, Error> {
         let mut entries = self.entries();
         let before = match entries.get_mut(name) {
-            Some(Entry { known: Known::Performing { .. } | Known::Returned, .. }) => {
+            Some(Entry { state: StepState::Performing { .. } | StepState::Returned, .. }) => {
                 return Err(invalid(name, InvalidStep::Repeated));
             }
-            Some(step) => match &step.known {
-                Known::Stored(result) => {
+            Some(step) => match &step.state {
+                StepState::Stored(result) => {
                     let value = decoded(name, result)?;
-                    step.known = Known::Returned;
-                    return Ok(Asked::Replayed(value));
+                    step.state = StepState::Returned;
+                    return Ok(Recalled::Replayed(value));
                 }
-                Known::InDoubt => Some(Known::InDoubt),
-                _ => Some(Known::Ended),
+                StepState::InDoubt => Some(StepState::InDoubt),
+                _ => Some(StepState::Ended),
             },
             None => None,
         };
         // An ended step counts towards the limit only if its result may have been stored.
         let counts =
-            |other: &str, step: &Entry| other != name && (step.bytes > 0 || !matches!(step.known, Known::Ended));
+            |other: &str, step: &Entry| other != name && (step.bytes > 0 || !matches!(step.state, StepState::Ended));
         if entries.iter().filter(|(other, step)| counts(other, step)).count() >= MAX_STEPS {
             return Err(invalid(name, InvalidStep::TooLarge));
         }
-        note(&mut entries, name, Known::Performing { begun: false });
-        Ok(Asked::Perform { before })
+        note(&mut entries, name, StepState::Performing { begun: false });
+        Ok(Recalled::Perform { before })
     }
 
     /// Replaces the state of a step, and keeps its size.
-    pub(super) fn note(&self, name: &str, known: Known) {
-        note(&mut self.entries(), name, known);
+    pub(super) fn note(&self, name: &str, state: StepState) {
+        note(&mut self.entries(), name, state);
     }
 
     /// Sets the size of a step to the size of its result in the record, or to zero if the record has no result.
@@ -188,7 +135,7 @@ impl Memory {
     }
 }
 
-fn note(entries: &mut BTreeMap<String, Entry>, name: &str, known: Known) {
+fn note(entries: &mut BTreeMap<String, Entry>, name: &str, state: StepState) {
     let bytes = entries.get(name).map_or(0, |step| step.bytes);
-    entries.insert(name.to_owned(), Entry { known, bytes });
+    entries.insert(name.to_owned(), Entry { state, bytes });
 }
