@@ -189,12 +189,13 @@ begin
             -- As src/claim/answer.rs.
             next_attempt := 1;
             outcome := case
+                when seen.mode = 'transaction' and seen.completed_at is null and seen.lease_until is null and seen.own
+                    then 'already_in_transaction'
                 when seen.expires_at <= asked and (seen.lease_until is null or seen.lease_until <= statement_timestamp())
                     then 'take over'
                 when seen.mode not in ('transaction', 'at_least_once', 'at_most_once', 'in_steps', 'mark') then 'unknown_mode'
                 when seen.mode <> 'transaction' then 'other_mode'
                 when seen.state = 'released' and (seen.attempt = 0 or seen.compared <> 'same') then 'take over'
-                when seen.state = 'indeterminate' and seen.own then 'already_in_transaction'
                 when seen.compared <> 'same' then seen.compared
                 when seen.state = 'completed' then 'replayed'
                 else seen.state

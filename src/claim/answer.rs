@@ -23,9 +23,14 @@ pub(crate) enum Answer {
 
 /// Decides as the table of DESIGN.md does: the first row that matches gives the answer.
 ///
-/// An expired record is ignored in any mode and state, so that no answer depends on when a sweep runs. `KeyReused`
-/// comes before `InFlight`, so that a client learns of its mistake without a wait.
+/// An expired record is ignored in any mode and state, so that no answer depends on when a sweep runs. An open claim of
+/// this transaction is the exception: no sweep sees its record, and a second claim would perform the operation twice in
+/// one transaction. If the call sees a record, `KeyReused` comes before `InFlight`, so that a client learns of its
+/// mistake without a wait.
 pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, Error> {
+    if terms.mode == Mode::Transaction && found.is_open_claim_of_this_transaction {
+        return Err(Error::Misuse(Misuse::AlreadyInTransaction));
+    }
     if found.state == State::Expired {
         return Ok(Answer::TakeOver { attempt: 1 });
     }
@@ -48,10 +53,6 @@ pub(crate) fn answer(found: Found, terms: &Terms, key: &Key) -> Result<Answer, E
         // key of another body.
         State::Released if comparison != Comparison::Same && !mode.repeats() => {
             return Ok(Answer::TakeOver { attempt: 1 });
-        }
-        // The owner is this transaction itself, which is still open.
-        State::Indeterminate if mode == Mode::Transaction && found.claimed_by_this_transaction => {
-            return Err(Error::Misuse(Misuse::AlreadyInTransaction));
         }
         _ => {}
     }

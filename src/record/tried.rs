@@ -107,7 +107,8 @@ pub(crate) struct Found {
     pub(crate) version: Version,
     pub(crate) attempt: i32,
     pub(crate) claimed_at: DateTime<Utc>,
-    pub(crate) claimed_by_this_transaction: bool,
+    /// Whether this transaction has claimed the key in transaction mode, and has not completed the claim.
+    pub(crate) is_open_claim_of_this_transaction: bool,
     /// The state of the record. The state is `Expired` if the retention had ended when the call was made, and if no
     /// live lease protects the record.
     pub(crate) state: State,
@@ -173,7 +174,11 @@ impl Found {
         let lease_left = lease_until.and_then(|until| (until - now.at).to_std().ok()).filter(|left| !left.is_zero());
         let mode = Mode::from_column(row.try_get("mode")?);
         let steps_in_doubt = in_doubt(row)?;
-        let completed = row.try_get("completed")?;
+        let completed: bool = row.try_get("completed")?;
+        let is_open_claim_of_this_transaction = matches!(mode, Ok(Mode::Transaction))
+            && !completed
+            && stored_until.is_none()
+            && now.has_claimed_with(token);
         let state = if expires_at <= asked && lease_left.is_none() {
             State::Expired
         } else if completed {
@@ -196,7 +201,7 @@ impl Found {
             version: Version { token, lease_until, steps_hash: row.try_get("steps_hash")?, completed },
             attempt: row.try_get("attempt")?,
             claimed_at: readable(row.try_get_unchecked("claimed_at")?),
-            claimed_by_this_transaction: now.has_claimed_with(token),
+            is_open_claim_of_this_transaction,
             state,
             lease_left,
             response: StoredResponse::of(row)?,

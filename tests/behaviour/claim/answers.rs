@@ -61,6 +61,10 @@ const ATTEMPT: i32 = 3;
 /// DESIGN.md's table, line by line.
 fn expected(state: State, asked: &str) -> Expected {
     let lease_is_live = state.lease == Some("40 s");
+    let is_open_claim = state.claimed_by_this_transaction && !state.completed && state.lease.is_none();
+    if is_open_claim && [state.mode, asked] == ["transaction"; 2] {
+        return Expected::AlreadyInTransaction;
+    }
     if state.expired && !lease_is_live {
         return Expected::TakenOver { attempt: 1 };
     }
@@ -72,9 +76,6 @@ fn expected(state: State, asked: &str) -> Expected {
     };
     if !goes_over {
         return Expected::OtherMode;
-    }
-    if !state.completed && state.claimed_by_this_transaction && state.lease.is_none() {
-        return Expected::AlreadyInTransaction;
     }
     let in_doubt = state.steps == STEPS[2];
     let released = !state.completed && state.lease == Some("-infinity");
