@@ -24,8 +24,8 @@ create table idempotency.record (
     -- An operator permits attempts up to this number, however small the service's limit is.
     granted_attempt  integer,
     -- The start of the claiming transaction. A completion requires that now() is still the same. This check detects every COMMIT
-    -- after the claim, unless both are in the same message. So `complete` also checks whether the setting idempotency.claim still
-    -- has the token.
+    -- after the claim, unless both are in the same message, which only a caller of the SQL functions can send. So the function
+    -- idempotency.complete also checks whether the setting idempotency.claim still has the token.
     claimed_at       timestamptz not null default now(),
     -- The deadline of a lease. Null if the transaction itself is the lease, and -infinity after the claim is released.
     lease_until      timestamptz,
@@ -122,7 +122,8 @@ begin
 end
 $$;
 
--- Waits until no open transaction holds the key whose advisory lock is $4, for at most $5 milliseconds. The function returns
+-- Waits until no open transaction holds the key whose advisory lock is $4, for at most $5 milliseconds. The function is volatile, so
+-- that the read after the lock has a new snapshot. The function returns
 --   'claim'    no record is there. The lock is kept, so that exactly one of the waiting calls claims the key;
 --   'look'     a record is there. The lock is kept if the record can be taken over, so that exactly one call takes it over. (Such a
 --              record had expired at $6, or is of the caller's mode $7 and is released or has lapsed.) Otherwise the lock is not

@@ -1,25 +1,26 @@
--- The protocol of transaction mode for callers in any language, in a transaction of theirs (src/guide/any_language.md). No leases: their
--- owner needs a clock and a task that renews them. No marks: in autocommit, which a function cannot detect, a mark would commit without
--- its effect. The functions run with their caller's rights, so a role that may call them may read every response: PUBLIC may not.
+-- The protocol of transaction mode as SQL functions, for callers in any language (src/guide/any_language.md). The callers begin and
+-- commit the transaction. There is no function for a lease, because an owner needs a clock and a task that renews the lease. There is
+-- no function for a mark: a function cannot detect autocommit, in which a mark would commit without its effect. The functions run with
+-- the rights of their caller. A role that may call them may read every response, so PUBLIC may not call them.
 --
--- The Rust library does not need these functions. `migrate --any-language` creates them, and then each `migrate` of a later release
--- replaces them. The file can be run again: grants survive, except those of PUBLIC.
+-- The Rust library does not need these functions. `migrate --any-language` creates the functions. After that, each `migrate` of a later
+-- release replaces them. This file can be run again. Then only the grants of PUBLIC are lost.
 
--- Each change of this file raises this number. `migrate` replaces functions with a lower number, and leaves those with a higher one.
--- It reads the number in the catalog. The names and arguments stay: only a migration adds or removes a function, because a process of
--- another release knows these by name.
+-- Each release with a changed file raises this number. `migrate` reads the number of the existing functions in the catalog. It replaces
+-- functions with a lower number, and keeps functions with a higher number. The names and the arguments stay, because processes of other
+-- releases call the functions by them. Only a migration adds or removes a function.
 create or replace function idempotency.version()
 returns int4 language sql immutable parallel safe set search_path = pg_catalog, pg_temp as 'select 1';
 
--- Version 3 of the fingerprint: SHA-256 of the bytes as they are, which every language computes alike. With a search_path of its
--- own, PostgreSQL would not inline it, and each call would take ten microseconds more. So it names the schema of everything.
+-- Version 3 of the fingerprint: the SHA-256 of the unchanged bytes, which every language computes in the same way. The function has no
+-- search_path of its own, because PostgreSQL inlines only a function without one. So the function names the schema of everything.
 create or replace function idempotency.fingerprint(request bytea)
 returns bytea language sql immutable strict parallel safe as $$
     select pg_catalog.decode('03', 'hex') operator(pg_catalog.||) pg_catalog.sha256(request)
 $$;
 
--- The claim and the completion, as `claim` and `complete` of src/record. Both name the schema of everything, so they need no search_path,
--- which every call would set and reset.
+-- The claim and the completion repeat the statements `claim` and `complete` of src/record. Each call would set and reset a search_path, so
+-- both functions name the schema of everything instead.
 
 -- Returns true if this call has won the claim.
 create or replace function idempotency.try_claim(text, text, text, int8, bytea, interval, int8)
@@ -30,14 +31,14 @@ begin
     insert into idempotency.record (mode, scope, operation, value, fingerprint, token, expires_at)
     select 'transaction', $1::text, $2::text, $3::text, $5::bytea, $4::int8, pg_catalog.statement_timestamp() + $6::interval
     where case
-        -- A replay takes no lock, and no claim waits in the insert for an update or delete of the record.
+        -- A replay takes no lock. No claim waits in the insert for an update or delete of a record that it sees.
         when exists (
             select from idempotency.record where scope = $1::text and operation = $2::text and value = $3::text
         ) then false
         when idempotency.is_plain() then pg_catalog.pg_try_advisory_xact_lock($7::int8)
     end
     on conflict (scope, operation, value) do nothing
-    -- The column, because Citus refuses a parameter here.
+    -- The token comes from the column, because Citus refuses a parameter here.
     returning pg_catalog.set_config('idempotency.claim',
         coalesce(pg_catalog.current_setting('idempotency.claim', true), '') || ' ' || record.token::text, true)
     into claims;
@@ -48,8 +49,8 @@ $$;
 create or replace function idempotency.store_response(text, text, text, int8, bytea, int2, text)
 returns void language plpgsql as $$
 declare
-    -- clock_timestamp(), because the retention may end within the statement that claims, performs and completes. A variable, because
-    -- Citus refuses a volatile function in the condition of an update.
+    -- One statement may claim, perform and complete. The retention may end within this statement, so clock_timestamp() decides. The
+    -- time is a variable, because Citus refuses a volatile function in the condition of an update.
     this_moment constant timestamptz := pg_catalog.clock_timestamp();
 begin
     update idempotency.record
@@ -70,10 +71,13 @@ begin
 end
 $$;
 
--- Claims the key, or finds the answer that src/claim/answer.rs gives; then nothing was done, and the transaction is usable. A null
--- wait is 5 seconds, or half the retention if that is shorter. statement_timestamp() stands still in a function and in a statement
--- that calls it, such as the CALL of a worker's loop, which may be hours old. So clock_timestamp() decides what has expired, from
--- when the retention counts, and what is left of the wait. Leases are judged as of the beginning of the statement, which is safe.
+-- Claims the key, or finds the answer that src/claim/answer.rs gives. With any outcome but 'claimed', nothing was done, and the
+-- transaction is usable. A null wait means 5 seconds, or half the retention if that is shorter.
+--
+-- statement_timestamp() does not change within a function, or within the statement that calls the function. Such a statement, for
+-- example the CALL of a worker's loop, may have begun hours ago. So clock_timestamp() decides whether a record has expired, when the
+-- retention begins, and how much of the wait is left. For leases, the beginning of the statement decides. A lease then seems to live
+-- longer than it does, which is safe.
 create or replace function idempotency.ensure(
     scope text, operation text, value text, fingerprint bytea,
     retention interval default '24 hours', wait interval default null,
@@ -86,16 +90,16 @@ declare
     keyed bytea := '';
     refusal text;
     patience interval;
-    -- A clock that has jumped back must not give an expired record another answer than its state.
+    -- If the clock has jumped back, the later time counts, so that the answer agrees with `state` below.
     asked constant timestamptz := greatest(clock_timestamp(), statement_timestamp());
     milliseconds int8; lock_id int8;
-    -- A hash of 122 random bits. random() is not used, because its seed is a setting.
+    -- A hash of 122 random bits. random() would not do, because a setting can fix its seed.
     drawn constant int8 := uuid_hash_extended(gen_random_uuid(), 0);
     remembered interval;
     next_attempt int4;
     may_claim boolean := true;
     looks int4 := 0;
-    -- As src/claim/swallowed.rs: what the looks have found free in a row, which is a token or 'nothing', and how often.
+    -- As in src/claim/swallowed.rs: the looks in a row that have found the same free, which is a token or 'nothing'.
     found_free text;
     times_free int4 := 0;
     seen record;
@@ -109,7 +113,7 @@ begin
         foreach part in array array[$1, $2, $3] loop
             bytes := convert_to(part, 'UTF8');
             if octet_length(bytes) between 1 and 255 and encode(bytes, 'hex') !~ '^(..)*([01].|7f|c2[89].)'
-                -- Not only white space and invisible characters, in UTF-8: the list of src/key.rs.
+                -- At least one character can be seen. The list of invisible characters, in UTF-8, is that of src/key.rs.
                 and encode(bytes, 'hex') !~ '^(20|c2a[0d]|cd8f|d89c|e185(9f|a0)|e19a80|e19eb[45]|e1a08[b-f]|e280(8.|a[89a-f])|'
                     'e281(9f|a.)|e38080|e385a4|efb88.|efbbbf|efbea0|efbfb[0-8]|f09bb2a[0-3]|f09d85b[3-9a]|f3a0....)+$'
             then
@@ -119,10 +123,9 @@ begin
             end if;
         end loop;
     end if;
-    -- In each transaction, PL/pgSQL prepares each expression anew that it evaluates, with all branches of the expression. So
-    -- the reasons of a refusal are an expression of their own.
-    -- An interval is judged by its seconds, which are used below. A comparison counts a year as 360 days, and
-    -- '-1 year 361 days' would be a day that is over.
+    -- In each transaction, PL/pgSQL prepares each expression that it evaluates, with all branches of the expression. So the reasons
+    -- of a refusal are an expression of their own, which most calls do not evaluate. The seconds of an interval are compared, because
+    -- they are used below. A comparison of intervals counts a year as 360 days.
     if (refusal is null and octet_length($4) = 33 and $6 is null
         and date_part('epoch', $5) between 0.001::float8 and 316224000::float8) is not true
     then
@@ -139,11 +142,12 @@ begin
             raise exception 'idempotency.ensure does not take these arguments' using errcode = 'IK008', hint = refusal;
         end if;
     end if;
-    -- The statements add it to the beginning of the statement. Without days, whose length would depend on the session's time zone.
+    -- The retention from the beginning of the statement, without days, whose length would depend on the session's time zone.
     remembered := make_interval(secs => date_part('epoch', $5 + (asked - statement_timestamp())));
-    -- As src/key.rs.
+    -- As in src/key.rs.
     lock_id := ('x'::text || encode(substr(sha256(keyed), 1, 8), 'hex'))::bit(64)::int8;
-    -- As src/claim.rs.
+    -- As in src/claim.rs. Within the loop, `outcome` also has the values 'held', 'locked', 'overtaken' and 'take over', which no
+    -- caller gets.
     loop
         if may_claim and idempotency.try_claim($1, $2, $3, drawn, $4, remembered, lock_id) then
             outcome := 'claimed';
@@ -154,7 +158,7 @@ begin
         looks := looks + 1;
         select
             record.*, case when record.token is null then pg_try_advisory_xact_lock(lock_id) end as mine,
-            -- As `state` of src/record, word for word.
+            -- The text is that of `state` of src/record.
             case
                 when (expires_at <= pg_catalog.statement_timestamp() and
                     (lease_until is null or lease_until <= pg_catalog.statement_timestamp())) then 'expired'
@@ -166,7 +170,7 @@ begin
                     then case lease_until when '-infinity' then 'released' else 'lapsed' end
                 else 'indeterminate'
             end as state,
-            -- As src/fingerprint.rs. Two choices of version 2 cannot be compared.
+            -- As in src/fingerprint.rs. Two fingerprints of version 2 with different choices of fields cannot be compared.
             case
                 when fingerprint = $4 then 'same'
                 when substr(fingerprint, 1, case substr($4, 1, 1) when decode('02', 'hex') then 9 else 1 end)
@@ -186,7 +190,7 @@ begin
         if seen.token is null then
             outcome := 'held';
         else
-            -- As src/claim/answer.rs.
+            -- As in src/claim/answer.rs.
             next_attempt := 1;
             outcome := case
                 when seen.mode = 'transaction' and seen.completed_at is null and seen.lease_until is null and seen.own
@@ -217,7 +221,7 @@ begin
             end if;
             select case found_free when seen.token::text then times_free + 1 else 1 end, seen.token into times_free, found_free;
             exit when times_free > 2;
-            -- As `take_over` of src/record. No lock if another call has changed the record: then this call replays.
+            -- As in `take_over` of src/record. If another call has changed the record, this call takes no lock, because it will replay.
             perform from idempotency.record as record
             where record.scope = $1 and record.operation = $2 and record.value = $3 and record.token = seen.token;
             continue when not found;
@@ -251,7 +255,7 @@ begin
             exit when milliseconds <= 0;
             outcome := idempotency.await_key($1, $2, $3, lock_id, milliseconds, asked, 'transaction');
             may_claim := outcome = 'claim';
-            -- One more look, because the owner may have ended at this moment.
+            -- After the wait, the call looks once more, because the owner may have ended at this moment.
             patience := case outcome when 'timeout' then '0' else patience end;
             looks := 0;
         elsif outcome = 'locked' and milliseconds > 0 then
@@ -259,7 +263,7 @@ begin
             looks := 0;
         end if;
     end loop;
-    if times_free > 2 and current_setting('transaction_isolation') in ('read committed', 'read uncommitted') then
+    if times_free > 2 then
         raise exception 'the idempotency key is free, but the database stores no record for it, or hides its record' using
             errcode = 'IK009',
             hint = 'Look for a BEFORE trigger that returns null, or a policy of row level security, on idempotency.record, which '
@@ -269,14 +273,14 @@ begin
 end
 $$;
 
--- Stores the response with the claim of this transaction. If it fails, nothing may be acknowledged. To the HTTP layer of the
--- library, a response with a status and no body is one that was not stored, so a status alone stores an empty body.
+-- Stores the response under the claim of this transaction. If the function fails, nothing may be acknowledged. A status without a body
+-- stores an empty body, because the HTTP layer of the library reads a missing body as a response that was not stored.
 create or replace function idempotency.complete(
     scope text, operation text, value text, token int8, status int4 default null, headers jsonb default null, body bytea default null
 )
 returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-    -- As src/http/replay.rs.
+    -- NEVER_REPLAYED of src/http/replay.rs.
     never_replayed constant text := 'authentication-info, authorization, connection, content-length, date, idempotency-key, '
         'idempotent-replayed, keep-alive, proxy-authenticate, proxy-authorization, proxy-connection, set-cookie, te, trailer, '
         'transfer-encoding, upgrade, www-authenticate';
@@ -287,7 +291,7 @@ begin
     elsif status not between 200 and 599 then
         refusal := 'a status is between 200 and 599, because a response with a lower one is not the last';
     elsif headers is not null then
-        -- A statement of its own, because calls without headers would otherwise pay for its query, too.
+        -- The query is in a statement of its own, so that calls without headers do not pay for it.
         if status is null or jsonb_typeof(headers) <> 'array' or exists (
             select from jsonb_array_elements(case jsonb_typeof(headers) when 'array' then headers end) as header
             where case
@@ -296,7 +300,7 @@ begin
                 else jsonb_typeof(header -> 0) <> 'string' or jsonb_typeof(header -> 1) <> 'string'
                     or (header ->> 0) !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'
                     or lower((header ->> 0) collate "C") = any (string_to_array(never_replayed, ', '))
-                    -- Each character of a value stands for one byte (src/http/replay.rs), and none for a control character.
+                    -- Each character of a value stands for one byte (src/http/replay.rs). Control characters are refused.
                     or encode(convert_to(header ->> 1, 'UTF8'), 'hex') ~ '^(..)*(0[0-8a-f]|1.|7f|c[4-9a-f]|[def].)'
             end
         ) then
@@ -307,8 +311,9 @@ begin
     if refusal is not null then
         raise exception 'idempotency.complete does not take these arguments' using errcode = 'IK008', hint = refusal;
     end if;
-    -- Transactions in one message share now(), the time of the claim. So that time does not show that the transaction of the claim
-    -- has ended; the setting does, which ends with the transaction. Without a token, store_response finds no claim.
+    -- Two transactions in one message have the same now(), which is the time of the claim. So now() does not show that the transaction
+    -- of the claim has ended. The setting shows it, because the setting ends with the transaction. Without a token, store_response
+    -- finds no claim.
     perform idempotency.store_response($1, $2, $3,
         case when $4::text = any (string_to_array(current_setting('idempotency.claim', true), ' ')) then $4 end,
         case when status is null then body else coalesce(body, '') end, status::int2,
@@ -316,10 +321,10 @@ begin
 end
 $$;
 
--- Both in one round trip: claims the key, calls the effect with the argument, and completes. In autocommit the statement commits
--- by itself; otherwise the transaction of the caller does. The outcome of a call that has claimed is 'performed'. The effect is a
--- function of one jsonb with the columns status int, headers jsonb and body bytea. It runs under the caller's search_path, so this
--- function has none of its own, and names the schema of everything. What the effect raises reaches the caller.
+-- Claims the key, calls the effect with the argument, and stores the response, all in one round trip. In autocommit, the statement
+-- commits by itself. The outcome of a call that has claimed is 'performed'. The effect is a function of one jsonb that returns the
+-- columns status int, headers jsonb and body bytea. The effect runs under the caller's search_path. So this function has no search_path
+-- of its own, and names the schema of everything. The caller gets the errors of the effect.
 create or replace function idempotency.run(
     scope text, operation text, value text, fingerprint bytea, effect regproc, argument jsonb,
     retention interval default '24 hours', wait interval default null,
@@ -336,8 +341,8 @@ begin
         if $5 is null then
             raise exception 'idempotency.run does not take these arguments' using errcode = 'IK008', hint = 'an effect is a function';
         end if;
-        -- regproc is written with its schema, unless the path finds this function and no other one of its name. The answer is that
-        -- of a replay, to the byte.
+        -- A regproc prints its schema, unless the search_path leads to this function alone. The first answer has the bytes of a
+        -- replay.
         execute pg_catalog.format(
             'select answer.status, case when answer.status is null then answer.headers else coalesce(answer.headers, ''[]'') end, '
             'case when answer.status is null then answer.body else coalesce(answer.body, '''') end from %s($1) as answer', $5
@@ -348,6 +353,6 @@ begin
 end
 $$;
 
--- The claim and the completion keep their grant to PUBLIC: a role without rights on the table can do nothing with them.
+-- try_claim and store_response keep their grant to PUBLIC, because a role without rights on the table can do nothing with them.
 revoke all on function idempotency.version, idempotency.fingerprint, idempotency.ensure, idempotency.complete, idempotency.run
     from public;

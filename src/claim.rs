@@ -1,5 +1,5 @@
 //! The loop in which a call of any mode wins or loses a claim. The call first tries to claim the key. If the claim
-//! fails, the call asks for the response of a replay. If there is none, the call looks at the record, and `answer`
+//! inserts no record, the call asks for the response of a replay. If there is none, the call looks at the record, and `answer`
 //! decides what the record means. If an open transaction holds the key, the call waits for the end of that transaction,
 //! and looks again.
 
@@ -10,16 +10,16 @@ use sqlx::PgConnection;
 
 use crate::limits::Patience;
 use crate::outcome::StoredResponse;
-use crate::record::{CalledAt, Claim, Record, Terms, Tried, wait_for_row};
+use crate::record::{CalledAt, Claim, Record, Terms, Tried, pause};
 use crate::{Error, observe};
 
 pub(crate) use answer::RETRY_AFTER;
 use answer::{Answer, answer};
 pub(crate) use swallowed::Swallowed;
 
-/// The greatest number of looks without a wait in between. Each look after the first means that another owner began or
-/// ended between two statements of this call, or that a sweep has locked the row. A call that needs more looks should
-/// be retried later.
+/// The greatest number of looks without a wait in between. Each look after the first means that another transaction has
+/// claimed, released or locked the record between two statements of this call. After so many looks, the call returns
+/// [`Error::InFlight`], so that its caller retries later.
 const LOOKS: usize = 10;
 
 /// How a claim ended.
@@ -33,7 +33,7 @@ pub(crate) enum Claimed<W = Claim> {
 ///
 /// The insert of a claim waits for another transaction in one case: the claim of a lease was committed after the
 /// snapshot of this insert, and the owner of the lease is already updating the new record. Only the session's
-/// `lock_timeout` bounds this wait. [`Record::await_key`] and [`wait_for_row`] wait within the limit of the terms, and
+/// `lock_timeout` bounds this wait. [`Record::await_key`] and [`pause`] wait within the limit of the terms, and
 /// leave the transaction usable.
 ///
 /// The call may not yet have [checked](CalledAt::in_transaction_since) that its BEGIN began the transaction. In this
@@ -76,7 +76,7 @@ async fn win_or_lose(
                 looks += 1;
                 let looked = record.look(conn, asked).await?;
                 if matches!(looked, Tried::Free) {
-                    swallowed.found_free(conn, None).await?;
+                    swallowed.found_free(None)?;
                 }
                 looked
             }
@@ -84,7 +84,7 @@ async fn win_or_lose(
                 let token = found.token;
                 match answer(found, terms, record.key)? {
                     Answer::TakeOver { attempt } => {
-                        swallowed.found_free(conn, Some(token)).await?;
+                        swallowed.found_free(Some(token))?;
                         record.take_over(conn, terms, asked, token, attempt).await?
                     }
                     Answer::Replay(response) => {
@@ -100,7 +100,7 @@ async fn win_or_lose(
                 swallowed.forget();
                 match record.await_key(conn, left, asked, terms.mode).await? {
                     Tried::Held => {
-                        // The time is over. The call looks once more, because the owner may have ended at this moment.
+                        // The wait is over. The call looks once more, because the owner may have ended at this moment.
                         patience.end();
                         Tried::Unread
                     }
@@ -111,9 +111,10 @@ async fn win_or_lose(
                 swallowed.forget();
                 if patience.left().is_some() {
                     looks = 0;
-                    wait_for_row(conn, record.persistent).await?;
+                    pause(conn, record.persistent).await?;
                 }
-                // The transaction that has locked the row ends soon, and may delete the record.
+                // The transaction that has locked the row ends soon, and may delete the record. Under `Reject`, the call
+                // looks again without a pause, until it has used its `LOOKS`.
                 Tried::Unread
             }
         };

@@ -57,7 +57,7 @@ use tracing::Instrument as _;
 use crate::claim::{Claimed, RETRY_AFTER, Swallowed, contend};
 use crate::limits::{Patience, RETENTION, assert_retention, assert_wait, check_wait, in_range};
 use crate::observe::{call_span, counted, spanned, timed_claim};
-use crate::record::{CalledAt, MarkBatch, MarkOf, Record, Terms, Tried, wait_for_row};
+use crate::record::{CalledAt, MarkBatch, MarkOf, Record, Terms, Tried, pause};
 use crate::session::or_prepare_again;
 use crate::{Error, Key, Misuse, Mode, OnDuplicate, observe};
 
@@ -303,7 +303,7 @@ impl<'k> Batch<'k> {
             match obstacle {
                 Some(_) => swallowed.forget(),
                 // The batch has the lock of each open key, and has marked none of them.
-                None if !self.open.is_empty() => swallowed.found_free(conn, None).await?,
+                None if !self.open.is_empty() => swallowed.found_free(None)?,
                 None => {}
             }
             match (obstacle, patience.left()) {
@@ -315,7 +315,7 @@ impl<'k> Batch<'k> {
                         patience.end();
                     }
                 }
-                (Some(_), Some(_)) => wait_for_row(conn, persistent).await?,
+                (Some(_), Some(_)) => pause(conn, persistent).await?,
                 // The next round begins at once. If a row is locked, the transaction with the lock ends soon. If no key
                 // has an obstacle, the records of the open keys changed a moment ago.
                 (Some(_) | None, _) => continue,

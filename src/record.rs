@@ -42,8 +42,8 @@ mod tried;
 pub(crate) use citus::{Placement, placement, size};
 pub(crate) use claim::{MarkBatch, MarkOf};
 pub(crate) use doubt::Doubt;
-pub(crate) use ends::Unclaimed;
-pub(crate) use look::{is_read_committed, wait_for_row};
+pub(crate) use ends::ReleaseOfUnbegun;
+pub(crate) use look::pause;
 #[cfg(feature = "http")]
 pub(crate) use opening::IS_EXEMPT;
 pub(crate) use opening::{Opening, is_open, prepare_decision, put_back};

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::handle::time_to_end;
 use crate::background::jittered;
-use crate::record::{Opening, Record, Unclaimed};
+use crate::record::{Opening, Record, ReleaseOfUnbegun};
 use crate::session::{ANSWER_TIME, bounded, in_pooled_transaction};
 use crate::{Error, Key};
 
@@ -97,7 +97,7 @@ impl Given {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let error = match bounded(left.min(ANSWER_TIME), self.try_once()).await {
-                Ok(Unclaimed::Decided { released }) => {
+                Ok(ReleaseOfUnbegun::Decided { released }) => {
                     tracing::debug!(
                         operation = self.key.operation(),
                         token = self.token,
@@ -106,7 +106,7 @@ impl Given {
                     );
                     return;
                 }
-                Ok(Unclaimed::Held) => None,
+                Ok(ReleaseOfUnbegun::Held) => None,
                 Err(error) => Some(error),
             };
             let next = Instant::now() + jittered(pause);
@@ -119,7 +119,7 @@ impl Given {
         }
     }
 
-    async fn try_once(&self) -> Result<Unclaimed, Error> {
+    async fn try_once(&self) -> Result<ReleaseOfUnbegun, Error> {
         let record = Record { key: &self.key, persistent: self.persistent };
         in_pooled_transaction(&self.pool, Opening::READ_COMMITTED, async |conn| {
             record.release_unbegun(conn, self.token).await

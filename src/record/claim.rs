@@ -16,9 +16,10 @@ use super::tried::{CalledAt, Claim, Terms, Tried};
 use crate::{Error, Fingerprint, Key, Mode};
 
 /// The tokens of the claims of this transaction, from the setting `idempotency.claim`. Each claim adds its own token.
-/// The setting ends with the transaction, and a rollback to a savepoint restores it. `claimed_at = now()` would not
-/// show which transaction has claimed, because two transactions may start in the same microsecond. `xmin` would not
-/// show the transaction either, because behind a savepoint `xmin` is the id of a subtransaction.
+/// The setting ends with the transaction, and a rollback to a savepoint restores it. A completion knows its token, so
+/// for a completion `claimed_at = now()` is enough. A look has no token, and two transactions may start in the same
+/// microsecond. `xmin` would not show the transaction either, because behind a savepoint `xmin` is the id of a
+/// subtransaction.
 macro_rules! noted_claims {
     () => {
         "coalesce(pg_catalog.current_setting('idempotency.claim', true), '')"
@@ -27,7 +28,8 @@ macro_rules! noted_claims {
 
 impl Record<'_> {
     /// Claims the key by inserting its record. A mark is complete at once. Returns [`Tried::Unread`] if the key has a
-    /// record already, or if an open transaction claims the key. If Citus distributes the table, `idempotency.is_plain`
+    /// record already, or if an open transaction claims the key. The column `claimed_at` gets its default `now()`, by
+    /// which the completion detects the end of the transaction. If Citus distributes the table, `idempotency.is_plain`
     /// refuses the statement while the server plans it.
     pub(crate) async fn claim(
         self,
@@ -47,7 +49,7 @@ impl Record<'_> {
                     pg_catalog.statement_timestamp() + $7::interval,
                     case when $8::text = 'mark' then pg_catalog.statement_timestamp() end
                 where case
-                    -- A replay takes no lock, and no claim waits in the insert for an update or delete of the record.
+                    -- A replay takes no lock. No claim waits in the insert for an update or delete of a record that it sees.
                     when exists (
                         select from idempotency.record where scope = $1::text and operation = $2::text and value = $3::text
                     ) then false
@@ -70,8 +72,8 @@ impl Record<'_> {
             .await
             .map_err(Error::of_statement)?;
         let Some(row) = inserted else { return Ok(Tried::Unread) };
-        // The statement measures the age of the transaction after the insert. If the statement measured the age before
-        // the insert, and the insert then waited, the check could miss a foreign transaction.
+        // The statement measures the age of the transaction after the insert. The age of the BEGIN, to which it is
+        // compared, also contains a wait in the insert.
         asked.judge(age(&row)?)?;
         Ok(Tried::Won(Claim { token, attempt: 1 }))
     }
@@ -79,16 +81,17 @@ impl Record<'_> {
 
 impl Record<'_> {
     /// Takes over a claim that is released or lapsed, or that had expired when the call was made. Only one of the
-    /// callers that have found `found_token` wins. The other callers look again, and do not hold the key's lock.
+    /// callers that have found `found_token` wins: the update waits for no row, and the server checks its conditions
+    /// again on the newest version of the row. The other callers look again.
     ///
-    /// If the clock has jumped back since the call was made (`$10`), the current time counts instead, because a record
-    /// must not expire before its time. `idempotency.await_key` repeats the condition of the update. For an unfinished
-    /// record, `await_key` also requires that the record has the mode of the call.
+    /// The earlier one of two times decides whether the record has expired: the time of the call (`$10`), or the
+    /// current time. So a clock that has jumped back expires no record before its time. `idempotency.await_key` repeats
+    /// the condition of the update. For an unfinished record, `await_key` also requires that the record has the mode of
+    /// the call.
     ///
-    /// A first attempt takes over an expired record or a released one, in any mode and with any body. Between the look
-    /// that has found an expired record and this statement, a suspended owner may renew its lease, and let it lapse
-    /// again. The first attempt must not take over such a record. Its token is still the token that the look has found,
-    /// but its mode and its body may differ from those of the call.
+    /// With `attempt` 1, the call begins a new operation on an expired or a released record, whose mode and body may
+    /// differ from those of the call. Between the look and this statement, a suspended owner may renew its lease under
+    /// the same token, and let it lapse again. The call must not take over such a record.
     pub(crate) async fn take_over(
         self,
         conn: &mut PgConnection,

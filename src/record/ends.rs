@@ -17,6 +17,9 @@ impl Record<'_> {
     /// (`claimed_at = now()`). So after a COMMIT or ROLLBACK inside `perform`, the function returns
     /// [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction), and nothing is acknowledged. The update also
     /// fails in an aborted transaction. The COMMIT of such a transaction would succeed without saving anything.
+    ///
+    /// If the retention is over, the function returns [`Error::OutlivedRetention`]. The response would be expired at
+    /// once, so the next call would perform the operation again.
     pub(crate) async fn complete(
         self,
         conn: &mut PgConnection,
@@ -47,7 +50,8 @@ impl Record<'_> {
         Err(Error::Misuse(Misuse::NotInTransaction))
     }
 
-    /// Whether this transaction still owns the claim. The crate calls this function only after a failed completion.
+    /// Whether this transaction still owns the claim. After a completion that has changed no row, this decides between
+    /// its two errors.
     async fn is_claimed(self, conn: &mut PgConnection, claim: Claim) -> Result<bool, Error> {
         let claimed = self
             .query(
@@ -67,7 +71,7 @@ impl Record<'_> {
 }
 
 impl Record<'_> {
-    /// Releases a claim in the transaction that made the claim, so that the next caller may claim at once. The record
+    /// Releases a claim in the transaction that made the claim. After the COMMIT, the next caller may claim. The record
     /// gets a new token, so no statement with the old token can change the record again.
     pub(crate) async fn release_in_transaction(self, conn: &mut PgConnection, claim: Claim) -> Result<(), Error> {
         let released = self
@@ -263,8 +267,8 @@ impl Record<'_> {
     }
 }
 
-/// The state of a claim after a COMMIT that got no answer.
-pub(crate) enum Unclaimed {
+/// The result of the release of a claim whose work has not begun.
+pub(crate) enum ReleaseOfUnbegun {
     /// The claim is released, was never committed, or belongs to another call.
     Decided { released: bool },
     /// An open transaction holds the key, so the COMMIT may still be on its way.
@@ -280,13 +284,13 @@ impl Record<'_> {
     /// or another call has taken the claim over. The update is a separate statement, because its snapshot must be newer
     /// than the lock. The transaction must be at READ COMMITTED
     /// ([`Opening::READ_COMMITTED`](crate::record::Opening)), where each statement has a new snapshot.
-    pub(crate) async fn release_unbegun(self, conn: &mut PgConnection, token: i64) -> Result<Unclaimed, Error> {
+    pub(crate) async fn release_unbegun(self, conn: &mut PgConnection, token: i64) -> Result<ReleaseOfUnbegun, Error> {
         let lock =
             sqlx::query_scalar("select /* pg_idempotency: try lock */ pg_catalog.pg_try_advisory_xact_lock($1::int8)")
                 .persistent(self.persistent)
                 .bind(self.key.lock_id()); // $1
         if !lock.fetch_one(&mut *conn).await.map_err(Error::of_statement)? {
-            return Ok(Unclaimed::Held);
+            return Ok(ReleaseOfUnbegun::Held);
         }
         let update = self
             .query(
@@ -303,7 +307,7 @@ impl Record<'_> {
             )
             .bind(token) // $4
             .bind(draw_token()?); // $5
-        Ok(Unclaimed::Decided { released: changes_a_row(conn, update).await? })
+        Ok(ReleaseOfUnbegun::Decided { released: changes_a_row(conn, update).await? })
     }
 }
 

@@ -47,7 +47,7 @@ impl Record<'_> {
 }
 
 /// A statement that reads the response that a call with the mode $4 and the fingerprint $5 replays. Under these
-/// conditions, [`answer`](crate::claim) permits the replay. A look finds the other replays, for example of a record
+/// conditions, `answer` of `claim/answer.rs` permits the replay. A look finds the other replays, for example of a record
 /// that has expired during the wait of the call.
 macro_rules! response {
     ($name:literal, $columns:literal, $conditions:literal) => {
@@ -103,7 +103,6 @@ impl<'k> Record<'k> {
         replayed(&self.replaying(statement, terms).fetch_optional(conn).await.ok()??).ok()
     }
 
-    /// A statement of the macro [`response`].
     fn replaying<'q>(self, statement: &'static str, terms: &'q Terms) -> Query<'q, Postgres, PgArguments>
     where
         'k: 'q,
@@ -125,13 +124,13 @@ impl Record<'_> {
     /// `lock_timeout` of the session ends the wait earlier. Returns [`Tried::Held`] when the time is over. The
     /// transaction is usable in every case.
     ///
-    /// After an owner has rolled back, exactly one of the waiting calls gets [`Tried::Free`]. In a measurement with 100
-    /// waiting calls and 20 rollbacks, the calls made 121 claims. With a variant in which every waiting call tried to
-    /// claim, the calls made 1300 claims. The wait is an SQL function, because a savepoint that the crate sent would
-    /// remain if the wait were cancelled.
+    /// After an owner has rolled back, exactly one of the waiting calls gets [`Tried::Free`]. If each waiting call
+    /// tried to claim, all but one would claim in vain. The wait is an SQL function, because a savepoint that the crate
+    /// sent would remain if the wait were cancelled.
     ///
-    /// If the key has an unfinished record in another mode, the transaction does not keep the lock. Only marks and
-    /// calls in transaction mode wait here, and they must not take over a record of another mode.
+    /// If the key has an unfinished record in another mode that has not expired, the transaction does not keep the
+    /// lock, because the call must not take such a record over. A claim of a lease waits here for at most a second, for
+    /// a transaction that is just claiming or completing the key.
     pub(crate) async fn await_key(
         self,
         conn: &mut PgConnection,
@@ -153,6 +152,7 @@ impl Record<'_> {
             Ok(match row.try_get(0)? {
                 "claim" => Tried::Free,
                 "look" => Tried::Unread,
+                // "timeout"
                 _ => Tried::Held,
             })
         })
@@ -162,26 +162,11 @@ impl Record<'_> {
     }
 }
 
-/// Whether each statement of the transaction has a snapshot of its own. PostgreSQL treats READ UNCOMMITTED in the same
-/// way as READ COMMITTED.
-pub(crate) async fn is_read_committed(conn: &mut PgConnection) -> Result<bool, Error> {
-    sqlx::query_scalar(
-        "
-        select /* pg_idempotency: isolation */
-            pg_catalog.current_setting('transaction_isolation') in ('read committed', 'read uncommitted')
-        ",
-    )
-    .persistent(false)
-    .fetch_one(conn)
-    .await
-    .map_err(Error::of_statement)
-}
-
-/// Waits 10 ms for a row that another transaction has locked without the key's advisory lock. A wait for the advisory
-/// lock would not show when such a transaction ends, but all such transactions are short. The server sleeps, because
-/// this crate does not choose the async runtime. If the server's clock is set back during the sleep, the sleep lasts
-/// until the clock shows the old time again, or until `pg_cancel_backend` ends it.
-pub(crate) async fn wait_for_row(conn: &mut PgConnection, persistent: bool) -> Result<(), Error> {
+/// Waits 10 ms, because a transaction that does not hold the key's advisory lock has locked the row. All such
+/// transactions are short. The server sleeps, because this crate does not choose the async runtime. If the server's
+/// clock is set back during the sleep, the sleep lasts until the clock shows the old time again, or until
+/// `pg_cancel_backend` ends it.
+pub(crate) async fn pause(conn: &mut PgConnection, persistent: bool) -> Result<(), Error> {
     let pause = sqlx::query("select /* pg_idempotency: pause */ pg_catalog.pg_sleep(0.01)").persistent(persistent);
     pause.execute(conn).await.map(drop).map_err(Error::of_statement)
 }

@@ -86,15 +86,14 @@ pub(crate) enum Tried {
     Won(Claim),
     /// This record is in the way of the claim.
     Found(Found),
-    /// A record is in the way. The call has not read this record, or another call has changed it since. The call has to
-    /// look.
+    /// The statement has not claimed the key, and the state of its record is not known. The call has to look.
     Unread,
     /// No record exists, and this transaction holds the key's lock. The call has to claim.
     Free,
     /// An open transaction holds the key, and its record is not committed. The call has to wait.
     Held,
-    /// The row is gone, or a sweep or an operator has locked it. The transaction of a sweep or of an operator does not
-    /// hold the key's advisory lock.
+    /// A sweep or an operator has locked the row, or has just deleted it. Their transactions do not hold the key's
+    /// advisory lock.
     Locked,
 }
 

@@ -5,7 +5,7 @@ use sha2::{Digest as _, Sha256};
 use super::{FUNCTIONS, ours};
 
 /// The digest of each file that a release has, under its number. The last line may change until a release has it.
-const RELEASED: [(u32, &str); 1] = [(1, "0fb2e0255a27823f80a545e39e725559c7230f5a35facbcd32d60eeb791259c1")];
+const RELEASED: [(u32, &str); 1] = [(1, "0dd2340234c56d033a6a2f9d3640edb4c85958f1434ad2e4aace2484dee75fea")];
 
 /// A process of another release calls the functions by these.
 const SIGNATURES: [&str; 7] = [
