@@ -147,8 +147,9 @@ pub enum Error {
     #[error(transparent)]
     Incompatible(#[from] Incompatible),
 
-    /// The call took longer than the key's retention, so another caller may have performed the operation in the
-    /// meantime. This call stored nothing.
+    /// `perform` took longer than the key's retention, so its response would be expired at once, and the next call would
+    /// perform the operation again. Nothing was stored. **Roll back.** If the caller commits instead, the effect stays,
+    /// and the key is new.
     #[error(
         "the transaction took longer than the key's retention, so the response was not stored; make the retention \
          longer"

@@ -112,6 +112,11 @@ impl Savepoint {
         command(conn, format!("release savepoint idempotency_{:016x}", self.token)).await
     }
 
+    /// Undoes everything after the savepoint, and keeps the savepoint.
+    pub(crate) async fn roll_back_to(self, conn: &mut PgConnection) -> Result<(), Error> {
+        command(conn, format!("rollback to savepoint idempotency_{:016x}", self.token)).await
+    }
+
     /// Undoes everything after the savepoint, and removes the savepoint, in one round trip.
     pub(crate) async fn undo(self, conn: &mut PgConnection) -> Result<(), Error> {
         let name = format!("idempotency_{:016x}", self.token);

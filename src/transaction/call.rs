@@ -18,7 +18,7 @@ use crate::{Error, Fingerprint, Key, Misuse, Mode, OnDuplicate};
 pub(crate) struct Call<'k> {
     pub(crate) record: Record<'k>,
     pub(crate) terms: Terms,
-    /// Whether a call in a transaction of the crate looks for a stored response before its transaction begins.
+    /// Whether `run` and the HTTP layer look for a stored response before their BEGIN.
     replay_first: bool,
     /// Whether `perform` runs behind a savepoint.
     isolated: bool,
@@ -73,7 +73,7 @@ impl<'k> Call<'k> {
             return Err(Error::Misuse(Misuse::NotInTransaction).into());
         }
         let claimed = self.claim(conn, None).await;
-        let mut won = match or_prepare_again(conn, claimed).await? {
+        let won = match or_prepare_again(conn, claimed).await? {
             Claimed::Won(won) => won,
             Claimed::Replayed(stored) => return Ok(Outcome::Replayed(decode(&stored)?)),
         };
@@ -82,7 +82,7 @@ impl<'k> Call<'k> {
             Err(error) => Err(error),
         };
         if performed.is_err() {
-            // If the undo fails, the transaction is not in the promised state, so the caller gets the error of the
+            // If the undo of an isolated call fails, the transaction is not usable, so the caller gets the error of the
             // undo.
             won.give_up(conn).await?;
         }
@@ -96,7 +96,7 @@ impl<'k> Call<'k> {
     ) -> Result<Outcome<T>, Failure<E>> {
         let mut session = Session::of(pool).await?;
         let ended = async {
-            let mut won = match self.begin(&mut session).await? {
+            let won = match self.begin(&mut session).await? {
                 Claimed::Won(won) => won,
                 // The drop of the session rolls back its transaction, which has no writes. The pool sends the ROLLBACK
                 // together with its ping, so a replay does not wait for a COMMIT.
@@ -117,13 +117,12 @@ impl<'k> Call<'k> {
         ended
     }
 
-    /// Begins a transaction of the crate and claims the key in it, or finds the stored response. After a replay, the
-    /// session has an empty transaction or no transaction.
+    /// Begins a transaction of the crate and claims the key in it, or finds the stored response.
     ///
-    /// A transaction that is older than its BEGIN may be a foreign transaction, which other code has begun. If the
-    /// claim fails because the transaction is read only or its role lacks a privilege, the transaction may also be
-    /// foreign. In both cases, the call rolls the transaction back, and begins again with the check for a foreign
-    /// transaction.
+    /// If the transaction is older than the BEGIN of this call, the BEGIN began nothing, and the transaction may be
+    /// foreign. If the claim fails because the transaction is read only, or because a `set local role` has taken a
+    /// privilege away, the transaction may also be foreign. In these cases, the call rolls the transaction back, and
+    /// begins again with the check for a foreign transaction.
     pub(crate) async fn begin(&self, session: &mut Session) -> Result<Claimed<Won<'k>>, Error> {
         if self.replay_first
             && let Some(stored) = self.record.select_first(session, &self.terms).await
@@ -172,16 +171,17 @@ fn may_be_of_a_foreign_transaction(error: &Error) -> bool {
 impl Won<'_> {
     /// Runs `perform`, and undoes its writes under `Verdict::Undo`. Returns the response and its stored form.
     async fn perform<T: Serialize + DeserializeOwned, E>(
-        &mut self,
+        &self,
         conn: &mut PgConnection,
         perform: impl AsyncFnOnce(&mut PgConnection) -> Result<Verdict<T>, Failure<E>>,
     ) -> Result<(T, StoredResponse), Failure<E>> {
         let before = depth(conn);
         let performed = perform(&mut *conn).await;
         if depth(conn) > before {
-            // `perform` has forgotten the guard of a nested transaction. sqlx would end the nested transaction instead
-            // of the outer one.
+            // `perform` has forgotten the guard of a nested transaction. The caller's COMMIT would only release the
+            // savepoint of this nested transaction.
             roll_back_to(conn, before).await;
+            // An error of `perform` comes first.
             performed?;
             return Err(Error::Misuse(Misuse::NestedTransaction).into());
         }
@@ -190,23 +190,22 @@ impl Won<'_> {
         let stored = encode(response)?;
         if let Verdict::Undo(_) = verdict {
             self.undo(conn).await?;
-            // The savepoint is set anew, so that a completion that fails can also be undone.
-            self.savepoint = Some(Savepoint::set(conn, self.claim.token).await?);
         }
         let (Verdict::Keep(response) | Verdict::Undo(response)) = verdict;
         Ok((response, stored))
     }
 
-    /// Undoes the writes of `perform`, and keeps the claim.
+    /// Undoes the writes of `perform`, and keeps the claim. The savepoint stays, so that a completion that fails can
+    /// also be undone. Only an isolated call has a savepoint, and only an isolated call undoes.
     async fn undo(&self, conn: &mut PgConnection) -> Result<(), Error> {
         match self.savepoint {
-            Some(savepoint) => savepoint.undo(conn).await,
+            Some(savepoint) => savepoint.roll_back_to(conn).await,
             None => Ok(()),
         }
     }
 
-    /// Restores the state of the transaction before `perform`, and releases the key for the next caller. Without a
-    /// savepoint, the caller has to roll the transaction back.
+    /// After a failure of an isolated call, restores the state of the transaction before `perform`, and releases the
+    /// key. Any other call undoes nothing, because its caller has to roll the transaction back.
     async fn give_up(self, conn: &mut PgConnection) -> Result<(), Error> {
         let Some(savepoint) = self.savepoint else { return Ok(()) };
         // `perform` may have dropped the future of an earlier statement. Then the first try may return the error of
@@ -216,7 +215,7 @@ impl Won<'_> {
             // error is the cause.
             savepoint.undo(conn).await.map_err(|second| if first.is_transient() { first } else { second })?;
         }
-        // On Citus, the undo succeeds even if a worker is lost, and the next statement returns the error.
+        // On Citus, the undo succeeds even if a worker is lost. The release then returns the error.
         self.record.release_in_transaction(conn, self.claim).await
     }
 

@@ -11,10 +11,11 @@ use crate::limits::check_wait;
 use crate::observe::{call_span, observed};
 use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 
-/// Performs an operation exactly once, however often it is requested, with the [default options](Idempotency::new).
+/// Performs an operation exactly once during the [retention](Idempotency::retention) of its key, however often it is
+/// requested, with the [default options](Idempotency::new).
 ///
-/// The first call with a key calls `perform` with the connection. The writes of `perform`, the claim of the key and the
-/// response commit together, or not at all. Every later call with the same key and body gets the [stored
+/// The first call with a key calls `perform` with the connection. If the caller commits only after `Ok`, the writes of
+/// `perform`, the claim of the key and the response commit together, or not at all. Every later call with the same key and body gets the [stored
 /// response](#the-response), and does not call `perform`. A call with the same key and another body returns
 /// [`Error::KeyReused`]. A concurrent duplicate waits for the first call's transaction.
 ///
@@ -84,28 +85,34 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 /// - Other errors before `perform`: [`InvalidRequest::Body`](crate::InvalidRequest::Body),
 ///   [`SchemaMissing`](Error::SchemaMissing), [`Misuse`](crate::Misuse).
 /// - The response could not be stored: [`Unencodable`](Error::Unencodable),
-///   [`OutlivedRetention`](Error::OutlivedRetention), [`Misuse`](crate::Misuse). After such an error, roll back and
-///   acknowledge nothing.
+///   [`OutlivedRetention`](Error::OutlivedRetention), [`Misuse`](crate::Misuse). **Roll back, and acknowledge
+///   nothing.** If the caller commits instead, the writes of `perform` may stay without a record.
 /// - The database failed: [`Retryable`](Error::Retryable), [`Database`](Error::Database). Nothing is committed, unless
 ///   `perform` has ended the transaction.
 ///
 /// # Cancellation
 ///
 /// Drop the transaction together with this future. An early return with `?` drops both, and a `timeout` around both
-/// drops both, too. If a caller drops only this future and then commits, the key stays indeterminate. On the server, a
-/// statement that was already sent runs until it ends, and holds the claim until then. If `perform` drops the future of
-/// a raw `copy … from stdin` and goes on, the server waits for data, and this call waits without an end. So copy with
-/// sqlx's `copy_in_raw`.
+/// drops both, too. If a caller drops only this future and then commits, the key stays indeterminate, unless the
+/// completion was already sent. The same holds if the caller catches a panic of `perform`. On the server, a statement
+/// that was already sent runs until it ends, and holds the claim until then. If `perform` drops the future of a raw
+/// `copy … from stdin` and goes on, the server waits for data, and this call waits without an end. So copy with sqlx's
+/// `copy_in_raw`.
 ///
 /// # What ends the claim early
 ///
-/// Two things inside `perform` end the transaction, and the claim with it:
+/// Three things inside `perform` end the claim:
 /// - A COMMIT or a ROLLBACK.
 /// - A nested `conn.begin()` that fails, or whose future is dropped while it waits. sqlx 0.9 then rolls back the
 ///   *outer* transaction. (`conn.begin_with` always fails inside `perform`.)
+/// - A ROLLBACK TO a savepoint that is older than the call.
 ///
-/// The call then returns [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction), so nothing is acknowledged.
-/// **Later writes of `perform` run in autocommit, and stay.** So if a nested `begin` fails, return its error.
+/// If `perform` then returns `Ok`, the call returns [`Misuse::NotInTransaction`](crate::Misuse::NotInTransaction), and
+/// nothing may be acknowledged. **Later writes of `perform` have no record.** They run in autocommit or in a
+/// transaction of the caller, and can stay. So if a nested `begin` fails, return its error.
+///
+/// After the call, a ROLLBACK TO an older savepoint undoes the effect together with its record. So acknowledge an
+/// outcome only after the COMMIT, and also commit after a replay: the first call may belong to the same transaction.
 pub async fn ensure_idempotent<T, E, B, F>(
     conn: &mut PgConnection,
     key: &Key,
@@ -151,10 +158,10 @@ impl Idempotency {
     /// Does the same as [`ensure`](Self::ensure), but runs `perform` behind a savepoint, so that the caller's
     /// transaction survives a failure.
     ///
-    /// If `perform` returns an error, only the writes of `perform` are undone, and the key is free for the next caller.
-    /// The transaction stays usable, and the caller may commit it. [`Verdict::Undo`] also undoes the writes, but
-    /// *stores* the response. Use `Undo` for a failure that every retry should get. A call takes two round trips more
-    /// than [`ensure`](Self::ensure), or four more with `Undo`.
+    /// If `perform` returns an error, only the writes of `perform` are undone, and the key is free for the next caller
+    /// once the caller's transaction ends. The transaction stays usable, and the caller may commit it.
+    /// [`Verdict::Undo`] also undoes the writes, but *stores* the response. Use `Undo` for a failure that every retry
+    /// should get. A call takes two round trips more than [`ensure`](Self::ensure), or three more with `Undo`.
     ///
     /// ```no_run
     /// # use pg_idempotency::{Error, Idempotency, Key, Verdict};
@@ -171,7 +178,8 @@ impl Idempotency {
     ///
     /// # Errors and cancellation
     ///
-    /// The errors, and the effect of a cancellation, are those of [`ensure_idempotent`].
+    /// The errors are those of [`ensure_idempotent`]. After an error, the caller may commit, unless the undo itself has
+    /// failed. The effect of a cancellation is that of [`ensure_idempotent`].
     pub async fn ensure_isolated<T, E, B, F>(
         self,
         conn: &mut PgConnection,

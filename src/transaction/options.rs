@@ -39,8 +39,9 @@ impl Idempotency {
 
     /// Sets how long a key is remembered. The retention starts at the claim, by the database's clock. The default is 24
     /// hours. **A retry after the retention performs the operation again.** Make the retention longer than your longest
-    /// transaction. A call whose transaction outlives the retention returns
-    /// [`OutlivedRetention`](crate::Error::OutlivedRetention).
+    /// transaction. If `perform` outlives the retention, the call returns
+    /// [`OutlivedRetention`](crate::Error::OutlivedRetention). The crate does not notice a COMMIT after the end of the
+    /// retention.
     ///
     /// # Panics
     ///
@@ -56,8 +57,8 @@ impl Idempotency {
     /// Sets what a call does if it is a concurrent duplicate. The default is to wait for 5 seconds, or for half the
     /// retention if that is shorter. Behind the HTTP layer the default is [`OnDuplicate::Reject`].
     ///
-    /// The wait must be shorter than the [retention](Self::retention), because the first response may be forgotten at
-    /// the end of the wait. Otherwise a call returns [`Misuse`](crate::Misuse) before any SQL runs.
+    /// The wait must be shorter than the [retention](Self::retention), because a sweep may delete the first response
+    /// before the end of the wait. Otherwise a call returns [`Misuse`](crate::Misuse) before any SQL runs.
     ///
     /// # Panics
     ///

@@ -136,6 +136,24 @@ async fn a_raw_copy_whose_future_is_dropped_holds_the_call_and_leaves_nothing(po
     Ok(())
 }
 
+/// The ROLLBACK also undoes the claim, so no record remains beside a later effect.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_rollback_to_an_older_savepoint_inside_perform_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    let mut tx = pool.begin().await?;
+    tx.execute("savepoint older").await?;
+    let perform = async |conn: &mut PgConnection| {
+        conn.execute("rollback to savepoint older").await?;
+        leave_effect(conn, "after").await
+    };
+    let ended = ensure_idempotent(&mut tx, &key("a"), "body", perform).await;
+    assert!(matches!(ended, Err(Error::Misuse(Misuse::NotInTransaction))), "{ended:?}");
+    tx.rollback().await?;
+    assert_eq!((effects(&pool).await, records(&pool).await), (0, 0));
+    assert!(!once(&pool, &key("a"), "body").await?.is_replayed());
+    Ok(())
+}
+
 /// The guide forbids such triggers.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn with_a_row_trigger_that_changes_a_column_no_call_succeeds(pool: PgPool) -> anyhow::Result<()> {
