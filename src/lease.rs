@@ -69,6 +69,7 @@ pub use call::Acquired;
 #[cfg(feature = "http")]
 pub(crate) use call::LeaseCall;
 pub use handle::Lease;
+pub(crate) use memory::encode_result;
 pub use options::{LeaseOptions, Policy};
 pub use owner::LeaseOwner;
 pub use reconciler::{Effect, Finding, InDoubt, Reconciler, Visit};
@@ -76,4 +77,3 @@ pub use resume::Resumer;
 #[cfg(feature = "http")]
 pub(crate) use resume::{INTERVAL, Search, assert_interval};
 pub use steps::Step;
-pub(crate) use steps::encode_result;

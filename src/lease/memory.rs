@@ -1,14 +1,15 @@
-//! The steps that one attempt of an operation knows.
+//! The steps that one attempt of an operation knows, and the results of steps as text.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::steps::{decoded, invalid};
-use crate::error::{MAX_STEPS, MAX_STEPS_BYTES};
+use crate::error::{MAX_RESULT_BYTES, MAX_STEPS, MAX_STEPS_BYTES};
+use crate::outcome::encode;
 use crate::record::StoredSteps;
-use crate::{Error, InvalidStep};
+use crate::{Error, InvalidStep, Misuse};
 
 /// The steps that one attempt knows, by their names. An attempt knows the steps that earlier attempts have stored, and
 /// the steps that it has called itself.
@@ -138,4 +139,25 @@ impl Memory {
 fn note(entries: &mut BTreeMap<String, Entry>, name: &str, state: StepState) {
     let bytes = entries.get(name).map_or(0, |step| step.bytes);
     entries.insert(name.to_owned(), Entry { state, bytes });
+}
+
+pub(super) fn decoded<T: DeserializeOwned>(name: &str, result: &str) -> Result<T, Error> {
+    serde_json::from_str(result)
+        .map_err(|error| Error::Undecodable { step: Some(name.to_owned()), source: error.into() })
+}
+
+pub(crate) fn encode_result<T: Serialize + DeserializeOwned>(name: &str, value: &T) -> Result<String, Error> {
+    fits_a_step(name, encode(value)?.body.unwrap_or_default())
+}
+
+/// Returns the JSON text of a result, or an error if the result is too large.
+pub(super) fn fits_a_step(name: &str, result: Vec<u8>) -> Result<String, Error> {
+    if result.len() > MAX_RESULT_BYTES {
+        return Err(invalid(name, InvalidStep::TooLarge));
+    }
+    String::from_utf8(result).map_err(|error| Error::Unencodable { source: error.into() })
+}
+
+pub(super) fn invalid(step: &str, problem: InvalidStep) -> Error {
+    Error::Misuse(Misuse::Step { step: step.to_owned(), problem })
 }

@@ -9,8 +9,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::PgPool;
 
+use super::memory::fits_a_step;
 use super::options::{LeaseOptions, Policy};
-use super::steps::fits_a_step;
 use crate::background::{Next, Passes, caught};
 use crate::limits::{RETENTION, in_range, is_in};
 use crate::outcome::{StoredResponse, encode, unquoted};

@@ -9,10 +9,9 @@ use serde::de::DeserializeOwned;
 use sqlx::PgConnection;
 
 use super::handle::{Lease, committed, time_to_end, within_a_lease};
-use super::memory::{Recalled, StepState};
+use super::memory::{Recalled, StepState, decoded, encode_result, invalid};
 use crate::background::{Panic, caught};
-use crate::error::{MAX_NAME_BYTES, MAX_RESULT_BYTES};
-use crate::outcome::encode;
+use crate::error::MAX_NAME_BYTES;
 use crate::record::Opening;
 use crate::session::{Session, bounded, in_pooled_transaction, or_closed};
 use crate::{Error, InvalidStep, Misuse, Mode, observe, record};
@@ -421,27 +420,6 @@ impl Lease {
         committed(&self.pool, Opening::PLAIN, async |conn| self.record().retract_step(conn, self.token, name).await)
             .await
     }
-}
-
-pub(super) fn decoded<T: DeserializeOwned>(name: &str, result: &str) -> Result<T, Error> {
-    serde_json::from_str(result)
-        .map_err(|error| Error::Undecodable { step: Some(name.to_owned()), source: error.into() })
-}
-
-pub(crate) fn encode_result<T: Serialize + DeserializeOwned>(name: &str, value: &T) -> Result<String, Error> {
-    fits_a_step(name, encode(value)?.body.unwrap_or_default())
-}
-
-/// Returns the JSON text of a result, or an error if the result is too large.
-pub(super) fn fits_a_step(name: &str, result: Vec<u8>) -> Result<String, Error> {
-    if result.len() > MAX_RESULT_BYTES {
-        return Err(invalid(name, InvalidStep::TooLarge));
-    }
-    String::from_utf8(result).map_err(|error| Error::Unencodable { source: error.into() })
-}
-
-pub(super) fn invalid(step: &str, problem: InvalidStep) -> Error {
-    Error::Misuse(Misuse::Step { step: step.to_owned(), problem })
 }
 
 /// How often a step whose `perform` has failed is asked whether its transaction is gone. One statement whose future
