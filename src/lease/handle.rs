@@ -27,7 +27,7 @@ use crate::{Error, Fingerprint, Key, Misuse, Mode};
 /// `http::LeasedBody`.
 #[derive(Clone, Debug)]
 pub struct Lease {
-    pub(super) leasing: LeaseOptions,
+    pub(super) options: LeaseOptions,
     pub(super) pool: PgPool,
     pub(super) key: Key,
     pub(super) fingerprint: Fingerprint,
@@ -147,11 +147,11 @@ impl Lease {
     }
 
     pub(crate) fn mode(&self) -> Mode {
-        self.leasing.policy.mode()
+        self.options.policy.mode()
     }
 
     pub(super) fn record(&self) -> Record<'_> {
-        Record { key: &self.key, persistent: self.leasing.persistent }
+        Record { key: &self.key, persistent: self.options.persistent }
     }
 
     pub(super) fn durable(&self) -> Opening {

@@ -59,7 +59,7 @@ impl Deref for LeaseOwner {
 
 impl LeaseOwner {
     pub(super) fn new(
-        leasing: LeaseOptions,
+        options: LeaseOptions,
         pool: &PgPool,
         key: &Key,
         fingerprint: Fingerprint,
@@ -68,13 +68,13 @@ impl LeaseOwner {
     ) -> Self {
         let WonLease { claim, steps, unbegun } = won;
         let lease = Lease {
-            leasing,
+            options,
             pool: pool.clone(),
             key: key.clone(),
             fingerprint,
             token: claim.token,
             attempt: claim.attempt,
-            deadline: Arc::new(Deadline::of(claimed_at, leasing.policy.lease())),
+            deadline: Arc::new(Deadline::of(claimed_at, options.policy.lease())),
             uses: Arc::default(),
             steps: Arc::new(Memory::of(steps)),
         };
@@ -152,7 +152,7 @@ impl LeaseOwner {
     }
 
     async fn store(mut self, encoded: &StoredResponse) -> Result<(), Error> {
-        let LeaseOptions { policy, retention, .. } = self.leasing;
+        let LeaseOptions { policy, retention, .. } = self.options;
         let (record, token) = (self.record(), self.token);
         observe::token(token);
         let stored = within_a_lease(policy.lease(), || {
@@ -264,7 +264,7 @@ impl LeaseOwner {
         if may_repeat && self.steps.in_doubt().is_empty() {
             return self.release_and(reason, keeps_request).await;
         }
-        let retention = self.leasing.retention;
+        let retention = self.options.retention;
         let lapsing = committed(&self.pool, self.durable(), async |conn| {
             self.record().lapse(conn, self.token, reason, retention, keeps_request).await
         });
@@ -279,7 +279,7 @@ impl LeaseOwner {
         &self,
         statement: impl Future<Output = Result<(), Error>>,
     ) -> impl Future<Output = Result<(), Error>> {
-        bounded(time_to_end(self.leasing.policy.lease()).min(ANSWER_TIME * 2), statement)
+        bounded(time_to_end(self.options.policy.lease()).min(ANSWER_TIME * 2), statement)
     }
 
     pub(crate) fn failed(&self, error: Error) -> Error {
@@ -313,7 +313,7 @@ const RETRIES: u32 = RENEWALS * 4;
 /// task tries again while there is time. For example, the pool may have no free connection, a connection of the pool
 /// may have vanished, or the database may be down.
 async fn renew(lease: Lease, claimed_at: Instant) {
-    let (time, deadline) = (lease.leasing.policy.lease(), &lease.deadline);
+    let (time, deadline) = (lease.options.policy.lease(), &lease.deadline);
     let mut next = claimed_at + time / RENEWALS;
     loop {
         let Some(at) = deadline.get() else { return };
@@ -359,7 +359,7 @@ fn longest_try(lease: Duration, left: Duration) -> Duration {
 /// renewal, the lease in the database would end before the owner's deadline.
 async fn heartbeat(lease: &Lease) -> Result<bool, Error> {
     in_pooled_transaction(&lease.pool, Opening::DURABLE, async |conn| {
-        lease.record().heartbeat(conn, lease.token, lease.leasing.policy.lease()).await
+        lease.record().heartbeat(conn, lease.token, lease.options.policy.lease()).await
     })
     .await
 }

@@ -54,13 +54,13 @@ impl Reconciler {
         E: Display,
         F: AsyncFnOnce(&InDoubt) -> Result<Finding, E>,
     {
-        let (persistent, mode) = (self.leasing.persistent, self.leasing.policy.mode());
+        let (persistent, mode) = (self.options.persistent, self.options.policy.mode());
         let search = async |conn: &mut PgConnection| Doubt::all(conn, persistent, &self.operation, mode).await;
         let mut doubts = self.transaction(pool, Opening::ALL_ROWS, search).await?;
         // A jump of the server's clock may have ended the lease too early. In this case, the owner may still work.
         // Before one more lease of real time has passed, the owner either renews the lease, which ends these
         // probes, or stops by its own clock.
-        let (after, retention) = (self.leasing.policy.lease() + self.quiet, self.leasing.retention);
+        let (after, retention) = (self.options.policy.lease() + self.quiet, self.options.retention);
         let mut noted = false;
         // The first visits come before any probe, because a record without a first visit may expire soon.
         for doubt in doubts.iter().filter(|doubt| doubt.shown.probes.is_empty()) {
@@ -93,7 +93,7 @@ impl Reconciler {
         opening: Opening,
         work: impl AsyncFnOnce(&mut PgConnection) -> Result<R, Error>,
     ) -> Result<R, Error> {
-        bounded(self.leasing.claim_limit(pool), in_pooled_transaction(pool, opening, work)).await
+        bounded(self.options.claim_limit(pool), in_pooled_transaction(pool, opening, work)).await
     }
 
     /// Reserves the probe, so that no other probe begins before the distance to the next probe has passed. Also returns
@@ -200,12 +200,12 @@ impl Reconciler {
         probes: &ShownProbes,
         after: Option<Duration>,
     ) -> Result<bool, Error> {
-        due.doubt.write_probe(conn, due.place, &due.probes, probes, after, self.leasing.retention).await
+        due.doubt.write_probe(conn, due.place, &due.probes, probes, after, self.options.retention).await
     }
 
     fn distance_after(&self, probes: &ShownProbes) -> Duration {
         let doublings = 2_u32.pow(probes.probes.saturating_sub(1).min(MOST_DOUBLINGS));
-        self.distance.saturating_mul(doublings).min(self.leasing.retention / 2)
+        self.distance.saturating_mul(doublings).min(self.options.retention / 2)
     }
 
     /// Stores the answer of a probe that found the effect. A probe may find the effect at any time, also while a later
@@ -217,10 +217,10 @@ impl Reconciler {
         let result =
             due.probes.step.as_ref().map(|step| effect.of_step(step).map(|result| (step, result))).transpose()?;
         let decision = match &result {
-            None => Settlement::Resolve { response: &effect.0, retention: self.leasing.retention },
+            None => Settlement::Resolve { response: &effect.0, retention: self.options.retention },
             Some((step, result)) => Settlement::ResolveStep { step, result },
         };
-        within_a_lease(self.leasing.policy.lease(), || {
+        within_a_lease(self.options.policy.lease(), || {
             let opening = Opening::DURABLE;
             in_pooled_transaction(pool, opening, async move |conn| -> Result<_, Error> {
                 let mut shown = due.doubt.shown.clone();

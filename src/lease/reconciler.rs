@@ -43,9 +43,9 @@ const MOST_PROBES: u32 = 10;
 /// # impl Gateway { async fn find(&self, _: &str) -> std::io::Result<Option<String>> { Ok(None) } }
 /// # async fn f(pool: sqlx::PgPool, gateway: &'static Gateway, shutdown: impl Future<Output = ()> + Send + 'static) -> anyhow::Result<()> {
 /// let policy = Policy::AtMostOnce { lease: Duration::from_secs(40) };
-/// let leasing = LeaseOptions::new(policy).store_request(true);
+/// let options = LeaseOptions::new(policy).store_request(true);
 /// // No request of a dead process takes effect later than two minutes after its lease has lapsed.
-/// let reconciler = Reconciler::new(leasing, "sms.arrived", Duration::from_secs(120))?;
+/// let reconciler = Reconciler::new(options, "sms.arrived", Duration::from_secs(120))?;
 /// tokio::spawn(async move {
 ///     reconciler.run(&pool, shutdown, async |asked: &InDoubt| {
 ///         Ok::<_, anyhow::Error>(match gateway.find(&asked.downstream_key).await? {
@@ -59,7 +59,7 @@ const MOST_PROBES: u32 = 10;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Reconciler {
-    pub(super) leasing: LeaseOptions,
+    pub(super) options: LeaseOptions,
     pub(super) operation: String,
     pub(super) quiet: Duration,
     pub(super) distance: Duration,
@@ -220,16 +220,16 @@ impl Reconciler {
     /// Returns [`Misuse`] in these cases:
     /// - The policy is [`AtLeastOnce`](Policy::AtLeastOnce).
     /// - The options do not [store the request](LeaseOptions::store_request).
-    /// - Settings of `leasing` contradict each other.
+    /// - The `options` contradict each other.
     /// - No [`Key`](crate::Key) can have this operation.
     /// - The quiet time is under a millisecond, or over half of the difference between retention and lease.
-    pub fn new(leasing: LeaseOptions, operation: &str, quiet: Duration) -> Result<Self, Error> {
-        leasing.check()?;
-        if matches!(leasing.policy, Policy::AtLeastOnce { .. }) {
+    pub fn new(options: LeaseOptions, operation: &str, quiet: Duration) -> Result<Self, Error> {
+        options.check()?;
+        if matches!(options.policy, Policy::AtLeastOnce { .. }) {
             let problem = "under Policy::AtLeastOnce nothing is in doubt; run a Resumer";
             return Err(Misuse::options(problem));
         }
-        if !leasing.stored_request {
+        if !options.stored_request {
             // The search needs an index that contains only records with a stored request.
             let problem = "the claims do not store their requests; set LeaseOptions::store_request";
             return Err(Misuse::options(problem));
@@ -245,12 +245,12 @@ impl Reconciler {
         // Each visit starts the retention of the record anew. Between the first visit and the first probe, one lease
         // and the quiet time pass. The sum of these two times must be shorter than the retention.
         let quiet =
-            in_range("quiet time", quiet, Duration::from_millis(1)..=(leasing.retention - leasing.policy.lease()) / 2)?;
+            in_range("quiet time", quiet, Duration::from_millis(1)..=(options.retention - options.policy.lease()) / 2)?;
         // The record of a killed owner is remembered for one lease after the lapse. The first visit must come within
         // this time, although it may have to wait for the look-up of another key.
-        let longest = leasing.policy.lease() / 2;
+        let longest = options.policy.lease() / 2;
         Ok(Self {
-            leasing,
+            options,
             operation: operation.to_owned(),
             quiet,
             distance: quiet,

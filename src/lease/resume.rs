@@ -43,7 +43,7 @@ pub(crate) fn assert_interval(interval: Duration) {
 /// Finishes the operations whose callers do not come back. `examples/ride.rs` is a program with a resumer.
 #[derive(Clone, Debug)]
 pub struct Resumer {
-    leasing: LeaseOptions,
+    options: LeaseOptions,
     operation: String,
     interval: Duration,
 }
@@ -57,10 +57,10 @@ impl Resumer {
     ///
     /// Returns [`Error::Misuse`] under `AtMostOnce`, without [`LeaseOptions::max_attempts`], or for an operation that
     /// no [`Key`](crate::Key) can have.
-    pub fn new(leasing: LeaseOptions, operation: &str) -> Result<Self, Error> {
-        leasing.resumable_attempts()?;
+    pub fn new(options: LeaseOptions, operation: &str) -> Result<Self, Error> {
+        options.resumable_attempts()?;
         check_operation(operation)?;
-        Ok(Self { leasing, operation: operation.to_owned(), interval: INTERVAL })
+        Ok(Self { options, operation: operation.to_owned(), interval: INTERVAL })
     }
 
     /// Sets the pause after a search that found nothing. The default is 10 seconds.
@@ -97,7 +97,7 @@ impl Resumer {
         let mut passes = Passes::of("resuming an operation", Some(operation), self.interval, shutdown);
         while passes.next().await {
             let pass = async {
-                let taken = self.leasing.take_one(pool, operation, &mut passes.shutdown).await?;
+                let taken = self.options.take_one(pool, operation, &mut passes.shutdown).await?;
                 let Some(taken) = taken else { return Ok(Next::LATER) };
                 Ok(match attempt(taken, work.clone()).await {
                     Ok(_) => Next::AtOnce,
@@ -209,7 +209,7 @@ impl Lease {
     /// Counts the end of a resumed attempt. If the last permitted attempt has failed, the operation counts as exhausted.
     /// An attempt that an operator has permitted beyond the limit is also the last attempt.
     pub(crate) fn count_resumed(&self, outcome: &'static str) {
-        let was_the_last = self.leasing.max_attempts.is_some_and(|most| self.attempt() >= most.get());
+        let was_the_last = self.options.max_attempts.is_some_and(|most| self.attempt() >= most.get());
         // If a step is in doubt, the operation is not exhausted, because the operator who settles the step permits
         // another attempt.
         let is_exhausted = outcome == FAILED && was_the_last && self.steps.in_doubt().is_empty();

@@ -150,7 +150,7 @@ impl Lease {
             is_gone
         };
         // Not under the lease: after the loss of the lease, too, the step must not be performed again.
-        if or_closed(self.leasing.claim_limit(&self.pool), asking_and_ending).await == Some(true) {
+        if or_closed(self.options.claim_limit(&self.pool), asking_and_ending).await == Some(true) {
             self.leave_in_doubt(&mut asked).await;
         }
         match unfinished {
@@ -252,7 +252,7 @@ impl Lease {
         self.steps.note(name, StepState::Performing { begun: true });
         // Without this limit, the statement could wait on a vanished connection for ever, because the renewal has
         // connections of its own and would keep the lease.
-        let beginning = bounded(self.leasing.claim_limit(&self.pool), self.begin_step(name));
+        let beginning = bounded(self.options.claim_limit(&self.pool), self.begin_step(name));
         let begun = self.unless_lost(beginning).await.unwrap_or(Err(Error::LeaseLost));
         if !matches!(begun, Ok(true)) || self.is_lost() {
             return match begun {
@@ -263,7 +263,7 @@ impl Lease {
                 begun => {
                     // Nothing was performed, so the step is retracted. If the retraction fails, the step stays in
                     // doubt.
-                    if bounded(time_to_end(self.leasing.policy.lease()), self.retract_step(name)).await.is_ok() {
+                    if bounded(time_to_end(self.options.policy.lease()), self.retract_step(name)).await.is_ok() {
                         asked.ended = StepState::Ended;
                     }
                     Err(begun.err().unwrap_or(Error::LeaseLost).into())
@@ -275,7 +275,7 @@ impl Lease {
             Ok(value) => Ok(self.finish_step(asked, value).await?),
             Err(error) => {
                 if step.took_no_effect.into_inner()
-                    && within_a_lease(self.leasing.policy.lease(), || self.retract_step(name)).await.is_ok()
+                    && within_a_lease(self.options.policy.lease(), || self.retract_step(name)).await.is_ok()
                 {
                     asked.ended = StepState::Ended;
                 }
@@ -321,7 +321,7 @@ impl Lease {
         let stored = in_pooled_transaction(&self.pool, Opening::PLAIN, async |conn| -> Result<_, Error> {
             self.record().steps(conn, token).await
         });
-        let mut steps = bounded(self.leasing.claim_limit(&self.pool), stored).await?.ok_or(Error::LeaseLost)?;
+        let mut steps = bounded(self.options.claim_limit(&self.pool), stored).await?.ok_or(Error::LeaseLost)?;
         let found = steps.remove(asked.name);
         self.steps.resize(asked.name, found.iter().flatten().map(String::len).sum());
         match found {
@@ -363,7 +363,7 @@ impl Lease {
         let (name, token) = (asked.name, self.token);
         let result = self.encoded_result(name, &value)?;
         let (record, attempt, text) = (self.record(), self.attempt, result.as_str());
-        let is_new = within_a_lease(self.leasing.policy.lease(), || {
+        let is_new = within_a_lease(self.options.policy.lease(), || {
             in_pooled_transaction(&self.pool, self.durable(), async move |conn| -> Result<_, Error> {
                 record.finish_step(conn, token, attempt, name, text).await
             })
@@ -385,8 +385,8 @@ impl Lease {
         asked.ended = StepState::InDoubt;
         self.steps.note(asked.name, StepState::Performing { begun: true });
         let (record, token, attempt, name) = (self.record(), self.token, self.attempt, asked.name);
-        let retention = self.leasing.retention;
-        let noted = within_a_lease(self.leasing.policy.lease(), || {
+        let retention = self.options.retention;
+        let noted = within_a_lease(self.options.policy.lease(), || {
             committed(&self.pool, self.durable(), async move |conn| {
                 record.leave_step_in_doubt(conn, token, attempt, name, retention).await
             })
@@ -411,7 +411,7 @@ impl Lease {
 
     async fn begin_step(&self, name: &str) -> Result<bool, Error> {
         in_pooled_transaction(&self.pool, self.durable(), async |conn| -> Result<_, Error> {
-            self.record().begin_step(conn, self.token, self.attempt, name, self.leasing.retention).await
+            self.record().begin_step(conn, self.token, self.attempt, name, self.options.retention).await
         })
         .await
     }
