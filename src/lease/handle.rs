@@ -103,7 +103,7 @@ impl Lease {
     /// Declares that the work had no effect, so that a retry is allowed also under `AtMostOnce`. Returns the error, so
     /// you can write `return Err(lease.not_performed(error))`.
     ///
-    /// **The declaration is for the whole work, and it is final.** LeaseCall this method only if the work ends with this
+    /// **The declaration is for the whole work, and it is final.** Call this method only if the work ends with this
     /// error. Do not call `not_performed` for a failed try if the work then tries again.
     pub fn not_performed<E>(&self, error: E) -> E {
         self.note_use();
