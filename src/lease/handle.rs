@@ -153,10 +153,6 @@ impl Lease {
     pub(super) fn record(&self) -> Record<'_> {
         Record { key: &self.key, persistent: self.options.persistent }
     }
-
-    pub(super) fn durable(&self) -> Opening {
-        Opening::DURABLE
-    }
 }
 
 /// The owner stops when a tenth of the lease is left. This tenth is for the part of the work that is under way, and for

@@ -156,7 +156,7 @@ impl LeaseOwner {
         let (record, token) = (self.record(), self.token);
         observe::token(token);
         let stored = within_a_lease(policy.lease(), || {
-            committed(&self.pool, self.durable(), async move |conn| {
+            committed(&self.pool, Opening::DURABLE, async move |conn| {
                 record.complete_lease(conn, token, encoded, retention).await
             })
         })
@@ -206,7 +206,7 @@ impl LeaseOwner {
     async fn release_and(mut self, reason: &str, keeps_request: bool) -> Result<(), Error> {
         // Another owner may work as soon as the release has committed, even before this owner gets the answer.
         self.deadline.end();
-        let giving_up = committed(&self.pool, self.durable(), async |conn| {
+        let giving_up = committed(&self.pool, Opening::DURABLE, async |conn| {
             self.record().release_lease(conn, self.token, reason, keeps_request).await
         });
         let released = self.for_a_lease(giving_up).await;
@@ -245,7 +245,7 @@ impl LeaseOwner {
             return self.release_or_lapse(reason, keeps_request).await;
         }
         let freeing =
-            committed(&self.pool, self.durable(), async |conn| self.record().free(conn, self.token, reason).await);
+            committed(&self.pool, Opening::DURABLE, async |conn| self.record().free(conn, self.token, reason).await);
         let freed = self.for_a_lease(freeing).await;
         self.ended = freed.is_ok();
         freed
@@ -265,7 +265,7 @@ impl LeaseOwner {
             return self.release_and(reason, keeps_request).await;
         }
         let retention = self.options.retention;
-        let lapsing = committed(&self.pool, self.durable(), async |conn| {
+        let lapsing = committed(&self.pool, Opening::DURABLE, async |conn| {
             self.record().lapse(conn, self.token, reason, retention, keeps_request).await
         });
         let lapsed = self.for_a_lease(lapsing).await;

@@ -130,8 +130,7 @@ impl Lease {
             Asking::Replayed(value) => return Ok(value),
             Asking::Perform(asked) => asked,
         };
-        let opening = self.durable();
-        let begun = self.unless_lost(Session::begun(&self.pool, &opening)).await;
+        let begun = self.unless_lost(Session::begun(&self.pool, &Opening::DURABLE)).await;
         let mut session = begun.unwrap_or(Err(Error::LeaseLost))?;
         let unfinished = match self.unless_lost(caught(self.perform_and_finish(&mut session, name, perform))).await {
             None => return Err(Error::LeaseLost.into()),
@@ -364,7 +363,7 @@ impl Lease {
         let result = self.encoded_result(name, &value)?;
         let (record, attempt, text) = (self.record(), self.attempt, result.as_str());
         let is_new = within_a_lease(self.options.policy.lease(), || {
-            in_pooled_transaction(&self.pool, self.durable(), async move |conn| -> Result<_, Error> {
+            in_pooled_transaction(&self.pool, Opening::DURABLE, async move |conn| -> Result<_, Error> {
                 record.finish_step(conn, token, attempt, name, text).await
             })
         });
@@ -387,7 +386,7 @@ impl Lease {
         let (record, token, attempt, name) = (self.record(), self.token, self.attempt, asked.name);
         let retention = self.options.retention;
         let noted = within_a_lease(self.options.policy.lease(), || {
-            committed(&self.pool, self.durable(), async move |conn| {
+            committed(&self.pool, Opening::DURABLE, async move |conn| {
                 record.leave_step_in_doubt(conn, token, attempt, name, retention).await
             })
         });
@@ -410,7 +409,7 @@ impl Lease {
     }
 
     async fn begin_step(&self, name: &str) -> Result<bool, Error> {
-        in_pooled_transaction(&self.pool, self.durable(), async |conn| -> Result<_, Error> {
+        in_pooled_transaction(&self.pool, Opening::DURABLE, async |conn| -> Result<_, Error> {
             self.record().begin_step(conn, self.token, self.attempt, name, self.options.retention).await
         })
         .await
