@@ -155,9 +155,9 @@ impl Lease {
     }
 }
 
-/// The owner stops when a tenth of the lease is left. This tenth is for the part of the work that is under way, and for
-/// clocks that run at different rates.
-const SPARE: u32 = 10;
+/// The owner stops when the lease divided by this number is left. This tenth of the lease is for the part of the work
+/// that is under way, and for clocks that run at different rates.
+const SPARE_DIVISOR: u32 = 10;
 
 /// The time until which the owner may work, by its own clock. The lease and its renewal task share the deadline.
 #[derive(Debug)]
@@ -214,13 +214,14 @@ impl Deadline {
 }
 
 fn end(sent_at: Instant, lease: Duration) -> Instant {
-    sent_at + lease - lease / SPARE
+    sent_at + lease - lease / SPARE_DIVISOR
 }
 
-/// How many tries of a statement fit into one lease if each try takes its longest time.
-const TRIES: u32 = 3;
-/// The longest pause between two tries is the lease divided by this number. For a lease of 40 s, this is 2 s.
-const PAUSES: u32 = 20;
+/// A try of a statement may take the [`time_to_end`] divided by this number. So this many tries have time even if each
+/// of them takes its longest time.
+const TRY_DIVISOR: u32 = 3;
+/// The longest pause between two tries is the [`time_to_end`] divided by this number. For a lease of 40 s, this is 2 s.
+const PAUSE_DIVISOR: u32 = 20;
 
 /// The shortest [`time_to_end`]. Each of its tries then has a second, because the server may be busy.
 const SHORTEST_TIME_TO_END: Duration = Duration::from_secs(3);
@@ -239,18 +240,18 @@ where
     // With `AsyncFn`, the future of the caller would not be `Send`.
     F: Future<Output = Result<R, Error>>,
 {
-    let lease = time_to_end(lease);
-    let deadline = Instant::now() + lease;
+    let limit = time_to_end(lease);
+    let deadline = Instant::now() + limit;
     loop {
         // Each try has a limit, because a network that drops all packets must not use up the time of the next try.
-        match bounded((lease / TRIES).min(ANSWER_TIME * 2), statement()).await {
+        match bounded((limit / TRY_DIVISOR).min(ANSWER_TIME * 2), statement()).await {
             Ok(value) => return Ok(value),
             // Another try would get the same error.
             Err(error @ (Error::LeaseLost | Error::SchemaMissing { .. } | Error::Misuse(Misuse::Step { .. }))) => {
                 return Err(error);
             }
             Err(error) if Instant::now() >= deadline => return Err(error),
-            Err(_) => tokio::time::sleep(jittered(lease / PAUSES)).await,
+            Err(_) => tokio::time::sleep(jittered(limit / PAUSE_DIVISOR)).await,
         }
     }
 }

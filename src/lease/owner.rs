@@ -304,17 +304,18 @@ impl Drop for LeaseOwner {
     }
 }
 
-/// The time from a renewal to the next renewal is a third of the lease. The time from a failed renewal to the next try
-/// is a twelfth of the lease.
-const RENEWALS: u32 = 3;
-const RETRIES: u32 = RENEWALS * 4;
+/// The time from a renewal to the next renewal is the lease divided by this number.
+const RENEWAL_DIVISOR: u32 = 3;
+/// The time from a failed renewal to the next try is the lease divided by this number. So four tries fit into the time
+/// between two renewals.
+const RETRY_DIVISOR: u32 = RENEWAL_DIVISOR * 4;
 
 /// Renews the claim after each third of its lease, until the deadline is past or the claim is gone. After an error, the
 /// task tries again while there is time. For example, the pool may have no free connection, a connection of the pool
 /// may have vanished, or the database may be down.
 async fn renew(lease: Lease, claimed_at: Instant) {
     let (time, deadline) = (lease.options.policy.lease(), &lease.deadline);
-    let mut next = claimed_at + time / RENEWALS;
+    let mut next = claimed_at + time / RENEWAL_DIVISOR;
     loop {
         let Some(at) = deadline.get() else { return };
         sleep_until(next.min(at)).await;
@@ -326,7 +327,7 @@ async fn renew(lease: Lease, claimed_at: Instant) {
         }
         match bounded(longest_try(time, left), heartbeat(&lease)).await {
             Ok(true) => {
-                next = sent_at + time / RENEWALS;
+                next = sent_at + time / RENEWAL_DIVISOR;
                 deadline.prolong(sent_at, time);
             }
             Ok(false) => {
@@ -341,7 +342,7 @@ async fn renew(lease: Lease, claimed_at: Instant) {
                     "a lease could not be renewed"
                 );
                 // After a try that took a twelfth of the lease or longer, the next try follows at once.
-                next = sent_at + time / RETRIES;
+                next = sent_at + time / RETRY_DIVISOR;
             }
         }
     }
@@ -352,7 +353,7 @@ async fn renew(lease: Lease, claimed_at: Instant) {
 /// connection. So a try may take half of the time that is left. If a twelfth of the lease is longer than this half, a
 /// try may take the twelfth, because the server may be alive, but slow. After a minute, the server counts as lost.
 fn longest_try(lease: Duration, left: Duration) -> Duration {
-    (left / 2).max(lease / RETRIES).min(left).min(ANSWER_TIME * 2)
+    (left / 2).max(lease / RETRY_DIVISOR).min(left).min(ANSWER_TIME * 2)
 }
 
 /// Renews the lease once, on a connection of its own, and as durably as the claim. If the server lost an acknowledged
