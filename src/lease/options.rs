@@ -183,13 +183,8 @@ impl LeaseOptions {
         Self { resume_after, ..self }
     }
 
-    /// Sets whether each connection keeps the crate's statements prepared. The default is `true`. With `false`, the
-    /// crate prepares a statement again for each use, which costs one more round trip.
-    ///
-    /// **Set `false` behind PgBouncer in transaction mode**, unless PgBouncer tracks prepared statements
-    /// (`max_prepared_statements`, from version 1.21). Without tracking, the name of a prepared statement may mean
-    /// another statement on another server connection. Without tracking, your own statements also need
-    /// `.persistent(false)`.
+    /// Sets whether each connection keeps the crate's statements prepared. The default is `true`. Behind PgBouncer in
+    /// transaction mode, `false` may be necessary: see [`Idempotency::persistent`](crate::Idempotency::persistent).
     #[must_use]
     pub const fn persistent(self, persistent: bool) -> Self {
         Self { persistent, ..self }
