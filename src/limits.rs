@@ -1,5 +1,6 @@
-//! The limits of retentions and waits. Setters and calls check these limits, because a `lock_timeout` of zero would
-//! mean no limit, and a retention of zero would protect nothing.
+//! The limits of retentions and waits, which setters and calls check. The shortest time is a millisecond, because a
+//! `lock_timeout` of zero would mean no limit, and a retention of zero would protect nothing. Each range below has the
+//! reason for its longest time.
 
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
@@ -43,6 +44,9 @@ pub enum OnDuplicate {
     /// back during a wait, the wait lasts longer.
     Wait(Duration),
     /// Return [`Error::InFlight`](crate::Error::InFlight) at once, and leave the transaction usable.
+    ///
+    /// In lease mode, the call nevertheless waits for up to a second if an open transaction has the key. Usually,
+    /// another call is just claiming the key in this transaction. The call holds its connection during this wait.
     Reject,
 }
 

@@ -140,7 +140,8 @@ impl LeaseOptions {
     }
 
     /// Sets what a call does while another owner holds the key. The default is [`OnDuplicate::Reject`]. A waiting call
-    /// polls with jitter, and holds no connection between two polls.
+    /// polls with jitter, and holds no connection between two polls. Under both values, each try to claim waits for up
+    /// to a second for an open transaction that has the key, such as the claim of another call.
     ///
     /// The wait must be shorter than the [retention](Self::retention). A call with a wait of at least
     /// the retention returns [`Misuse`] and runs no SQL.
