@@ -88,12 +88,15 @@ pub enum Error {
     #[error("the operation is in flight elsewhere; retry with the same key after {retry_after:?}")]
     #[non_exhaustive]
     InFlight {
-        /// The time to wait before the next attempt: the rest of the lease, or one second.
+        /// The time to wait before the next attempt. If the call has read the live lease of the owner, this time is
+        /// the rest of the lease. Otherwise this time is one second. For example, no lease is known in transaction
+        /// mode, or if the HTTP layer refuses a duplicate of a request of its own process.
         retry_after: Duration,
     },
 
-    /// The operation was claimed and never completed, its owner is gone, and its outcome is unknown. The key stays
-    /// indeterminate until an operator or a [`Reconciler`](crate::lease::Reconciler) settles it, or its retention ends.
+    /// The operation was claimed and never completed, no live lease shows an owner, and its outcome is unknown. The key
+    /// stays indeterminate until an operator or a [`Reconciler`](crate::lease::Reconciler) settles it, or its retention
+    /// ends.
     ///
     /// In transaction mode, the cause is one of three mistakes: the caller committed although the call failed,
     /// `perform` sent a COMMIT, or a program in another language called `idempotency.ensure` in autocommit.

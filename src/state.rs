@@ -85,8 +85,9 @@ pub enum State {
     Released,
     /// The lease has lapsed, and the policy lets the next caller do the work again.
     Lapsed,
-    /// The owner is gone, and the outcome of the operation or of one of its steps is unknown. An operator has to settle
-    /// the operation. In lease mode, a [`Reconciler`](crate::lease::Reconciler) may also settle the operation.
+    /// No live lease shows an owner, no result is stored, and the outcome of the operation or of one of its steps is
+    /// unknown. An operator has to settle the operation. In lease mode, a [`Reconciler`](crate::lease::Reconciler) may
+    /// also settle the operation.
     Indeterminate,
     /// The retention has ended. The key is new, even if no sweep has deleted the record yet.
     Expired,
