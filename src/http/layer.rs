@@ -68,10 +68,10 @@ pub struct IdempotencyLayer {
     pub(super) fingerprint: FingerprintChoice,
     // The response.
     pub(super) stored_errors: Vec<StatusCode>,
-    /// The headers that a replay repeats, beside those that describe the result.
+    /// The headers of a response that a replay repeats, beside those that describe the result.
     pub(super) replayed_headers: Vec<HeaderName>,
-    /// The headers that are stored with a request.
-    pub(super) stored_headers: Vec<HeaderName>,
+    /// The headers of a request that are stored with the request.
+    pub(super) stored_request_headers: Vec<HeaderName>,
     pub(super) rejection: Arc<ResponseOf>,
     // The bounds.
     pub(super) held: HeldBytes,
@@ -154,7 +154,7 @@ impl IdempotencyLayer {
             fingerprint: FingerprintChoice::default(),
             stored_errors: Vec::new(),
             replayed_headers: Vec::new(),
-            stored_headers: STORED.to_vec(),
+            stored_request_headers: STORED.to_vec(),
             rejection: Arc::new(problem),
             held: HeldBytes::default(),
             request_limit: BODY_LIMIT,
@@ -305,7 +305,7 @@ impl IdempotencyLayer {
             !NEVER_STORED.contains(&name),
             "the header {name} must not be stored: it proves who the client is, now"
         );
-        self.stored_headers.push(name);
+        self.stored_request_headers.push(name);
         self
     }
 }

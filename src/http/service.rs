@@ -257,7 +257,7 @@ fn stored(layer: &IdempotencyLayer, parts: &Parts, body: &[u8]) -> Result<Option
     match layer.mode {
         LayerMode::Leased(options) if options.stores_requests() => {
             let of_fingerprint = &layer.fingerprint.headers;
-            let kept = |name: &_| layer.stored_headers.contains(name) || of_fingerprint.contains(name);
+            let kept = |name: &_| layer.stored_request_headers.contains(name) || of_fingerprint.contains(name);
             Ok(Some(to_store(parts, body, kept)?))
         }
         _ => Ok(None),
