@@ -472,12 +472,12 @@ impl IdempotencyLayer {
         Self { max_runs: runs, ..self }
     }
 
-    /// Sets the greatest number of [runs](crate::http#runs) of one scope at a time, so that no account takes the places
-    /// of other accounts. All requests without a key count as one scope. The default is seven eighths of the places. In
-    /// a transactional layer, each run has a connection. If a transactional layer has fewer connections than places,
-    /// the default is seven eighths of the connections. If there are two or more of these places or connections, at
-    /// least one is left to other scopes. **If a transactional layer has one connection, no connection is left to other
-    /// scopes.**
+    /// Sets the greatest number of [runs](crate::http#runs) of one scope at a time, so that no account takes the runs
+    /// of other accounts. All requests without a key count as one scope. The default is seven eighths of
+    /// [`max_runs`](Self::max_runs). In a transactional layer, each run has a connection. If a transactional layer has
+    /// fewer connections than `max_runs`, the default is seven eighths of the connections. If there are two or more of
+    /// these runs or connections, at least one is left to other scopes. **If a transactional layer has one connection,
+    /// no connection is left to other scopes.**
     ///
     /// Until its handler runs, a request of a client also needs a place among the requests with its key. A replay needs
     /// this place until the replay ends. A key has seven eighths of the places of its scope, but not more places than
@@ -502,10 +502,11 @@ impl IdempotencyLayer {
     /// The layer's own statements also have limits, because a connection can vanish without an error:
     ///
     /// - In a transactional layer, a claim, a completion with its COMMIT, and a ROLLBACK may each take as long as
-    ///   `limit`, but at least 1 and at most 30 seconds. A claim may also wait for the pool's `acquire_timeout`.
+    ///   `limit`, but at least 1 and at most 30 seconds.
     /// - Under a lease, a claim has the length of the lease as its limit, but at least 2 and at most 30 seconds. If the
     ///   statement that stores the response fails, the layer retries this statement for the length of the lease, but at
     ///   least for 3 seconds.
+    /// - In both layers, a claim may also wait for a connection, for the pool's `acquire_timeout`.
     ///
     /// If such a limit is exceeded, the answer is [`Unavailable`](Rejection::Unavailable), the request no longer holds
     /// the key in this process, and the connection is closed. **If the COMMIT was already sent, the outcome of the
@@ -586,9 +587,9 @@ impl IdempotencyLayer {
         }
     }
 
-    /// Returns how many bytes the bodies that arrive or wait may hold together: the `request_limit` for each place.
-    /// Room for more requests would not help, because these requests would wait for a place in vain. At least two
-    /// places count, because one scope may hold only half of the bytes, and needs room for one largest body.
+    /// Returns how many bytes the bodies that arrive or wait may hold together: the `request_limit` times `max_runs`.
+    /// Room for more requests would not help, because these requests would wait for a place in vain. `max_runs` counts
+    /// as two at least, because one scope may hold only half of the bytes, and needs room for one largest body.
     pub(super) fn most_held(&self) -> usize {
         self.request_limit.saturating_mul(self.max_runs.max(2))
     }
@@ -600,7 +601,7 @@ impl IdempotencyLayer {
     }
 }
 
-/// If there are two places or more, at least one is left to others. At least one place is taken.
+/// If there are two places or more, at least one place is left to others. The result is at least one.
 fn seven_eighths(places: usize) -> usize {
     (places - places.div_ceil(8)).max(1)
 }
