@@ -47,7 +47,7 @@ impl Runs {
         let _ = self.count.subscribe().wait_for(|count| *count == 0).await;
     }
 
-    /// Waits for the run of a request. The channel `client` closes when the client hangs up.
+    /// Waits until the request may begin its run. The channel `client` closes when the client hangs up.
     pub(super) async fn turn<'t>(
         &self,
         bounds: Bounds,
@@ -154,8 +154,8 @@ struct Queue {
 enum Holder {
     /// A request of this process runs its handler.
     Here(Fingerprint),
-    /// A poll has found the key in flight. Before this time, a duplicate of this process polls again only at the end of
-    /// its own wait.
+    /// A poll has found the key in flight. Before this time, a duplicate of this process sleeps. If its own wait ends
+    /// earlier, the duplicate polls once more then.
     Elsewhere(Instant),
 }
 
@@ -172,8 +172,9 @@ impl Queue {
         Some(Place(self.clone()))
     }
 
-    /// Waits for a place among the requests with this key, while this process knows no holder of the key. The request
-    /// waits for a holder until `until_free`.
+    /// Waits for a place among the requests with this key. While another request of this process holds the key, this
+    /// request waits until the turn of the holder ends, but at most until `until_free`. The error is the answer to this
+    /// request.
     async fn place_of_key(
         self: &Arc<Self>,
         ticket: &Ticket,
@@ -282,7 +283,8 @@ impl Turn<'_> {
             Some(client) => unless(client, pin!(self.take_places(deadline))).await,
             None => None,
         };
-        // If the client has gone, this error is never read.
+        // This error stands for a client that has gone. No client gets this error, and a caller only learns that the
+        // request has no run.
         let begun = begun.ok_or_else(|| Rejection::of(Error::Unanswered))?;
         self.client = client;
         begun
@@ -298,7 +300,7 @@ impl Turn<'_> {
         let of_scope = self.runs.queue(Sharers::Scope(scope, of_one_scope), of_one_scope);
         let of_all = self.runs.queue(Sharers::All(all), all);
         let Some(place_of_scope) = of_scope.place(deadline).await else {
-            // If the layer is full, too, the other requests of the scope may only wait for a place of the layer.
+            // If the layer is full, too, perhaps all other requests of the scope only wait for a place of the layer.
             return Err(if of_all.places.available_permits() == 0 {
                 Rejection::Overloaded { limit: all }
             } else {
@@ -324,8 +326,8 @@ impl Turn<'_> {
 }
 
 impl Polls for Turn<'_> {
-    /// Gives the places back, so that the request holds no place during a pause. Until the end of the pause, another
-    /// request with the key polls only at the end of its own wait.
+    /// Gives the places back, so that the request holds no place during a pause. Until the end of the pause, the other
+    /// requests with the key sleep, too, as [`Holder::Elsewhere`] describes.
     async fn rest(&mut self) -> bool {
         self.run = None;
         let now = Instant::now();
