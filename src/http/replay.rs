@@ -43,9 +43,9 @@ fn describes(name: &HeaderName, status: StatusCode) -> bool {
         || *name == header::RETRY_AFTER && status == StatusCode::ACCEPTED
 }
 
-/// The headers that no replay may repeat. Each of these headers contains the session or the challenge of the first
-/// request, belongs to one connection (RFC 9110, section 7.6.1), or is computed for each response by the server or the
-/// layer. The SQL function `idempotency.complete` refuses the same names.
+/// The headers that [`replay_header`](super::IdempotencyLayer::replay_header) and the SQL function
+/// `idempotency.complete` refuse. Each of these headers contains the session or the challenge of the first request,
+/// belongs to one connection (RFC 9110, section 7.6.1), or is computed for each response by the server or the layer.
 #[rustfmt::skip]
 pub(super) const NEVER_REPLAYED: [HeaderName; 17] = [
     header::AUTHORIZATION, header::CONNECTION, header::CONTENT_LENGTH, header::DATE, header::PROXY_AUTHENTICATE,
@@ -86,3 +86,7 @@ pub(super) fn replay<B>(stored: StoredResponse) -> Result<Response<LayerBody<B>>
     response.headers_mut().insert(IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"));
     Ok(response)
 }
+
+#[cfg(test)]
+#[path = "../../tests/unit/http/replay.rs"]
+mod tests;
