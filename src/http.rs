@@ -37,7 +37,8 @@
 //!    reads the body of this request (rule 4), and gives the request a place (rule 5).
 //! 2. If the scope function returns an error, this error is the response.
 //! 3. If the key is missing, the answer is 400 `missing-key`. If the key is malformed, or there are several keys, the
-//!    answer is 400 `malformed-key`. The quoted `"abc"` and the bare `abc` are the same key.
+//!    answer is 400 `malformed-key`. The quoted `"abc"` and the bare `abc` are the same key. Whether the key is [long
+//!    enough](IdempotencyLayer::shortest_key) is checked after rule 4.
 //! 4. If the body cannot be used, the layer refuses the request. No key is claimed yet. The request holds neither a
 //!    place nor a connection, however slow its upload is.
 //!    - If the body is over the limit of the layer or of an outer layer, the answer is 413 `body-too-large`. If the
@@ -50,8 +51,11 @@
 //!      `too-many-requests` if these requests are of the same scope.
 //! 5. The request becomes a *run*, which is a task of its own and claims the key. **If the client hangs up, a run that
 //!    has its [place](#runs) continues**, and a retry of the client gets the answer.
+//!    - A duplicate of a request that this process is performing needs no place. Rules 6 and 7 decide about this
+//!      duplicate before rule 5.
 //!    - If no place becomes free in time, because the limit of the runs of this scope is reached, the answer is 429
-//!      `too-many-requests`. If the limit of all runs is reached, the answer is 503 `overloaded`.
+//!      `too-many-requests`. If the limit of all runs is reached, the answer is 503 `overloaded`. If too many other
+//!      requests with the same key wait for an answer, the answer is 409 `in-flight`.
 //!    - If the database is unreachable, the answer is 503 `unavailable`, and the handler does not run.
 //!    - If the table is missing, the answer is 500 `misconfigured`. If the database refuses a statement and would
 //!      refuse it again, the answer is also 500 `misconfigured`.
@@ -112,12 +116,10 @@
 //!
 //! **Between the connection and this layer, do not move a request into a task of its own** (`tokio::spawn` in a
 //! middleware). If a client resets its upload over HTTP/2, hyper can end the body as if the upload were complete, and
-//! then drop the request. A reset with the code `NO_ERROR` has this effect, and some proxies turn every reset into a
-//! `NO_ERROR`. Up to hyper 1.9, a reset with the code `CANCEL` also has this effect. So after the end of each body, the
-//! layer gives hyper the time to drop the request before the run begins. But hyper does not drop a request that was
-//! moved into a task of its own. Without a `content-length`, nothing then shows that the body of this request is cut
-//! off. A response of another service can be cut off in the same way if it has no length. If a handler passes on such a
-//! response, the layer stores it as if it were whole.
+//! then drop the request. So the layer gives hyper the time to drop the request before the run begins. But hyper does
+//! not drop a request that was moved into a task of its own. Without a `content-length`, nothing then shows that the
+//! body of this request is cut off. A response of another service can be cut off in the same way if it has no length.
+//! If a handler passes on such a response, the layer stores it as if it were whole.
 //!
 //! **The layer holds back a response of unknown length until its end, for up to a second**, because only a whole
 //! response can be stored. The transaction is open during this time. A `text/event-stream` is held back for up to a
@@ -199,12 +201,12 @@
 //! runs. If several layers share a pool, choose bounds whose sum leaves a connection free.
 //!
 //! **The layer bounds the bytes of all requests that upload or wait.** The bound is the
-//! [`request_limit`](IdempotencyLayer::request_limit) times the number of places. The requests of one scope may hold at
-//! most half of these bytes. All requests without a key count as one scope. A byte counts from its arrival until the
-//! handler reads it. A request that finds no room for its bytes is refused at once. An upload may take 30 seconds, and
-//! one more second for each 16 kB that has arrived. So an account that stalls many uploads causes the refusal of its
-//! own requests. Several accounts that do this also cause the refusal of other accounts' requests. So limit the rate in
-//! an outer layer.
+//! [`request_limit`](IdempotencyLayer::request_limit) times [`max_runs`](IdempotencyLayer::max_runs). The requests of
+//! one scope may hold at most half of these bytes. All requests without a key count as one scope. A byte counts from
+//! its arrival until the handler reads it. A request that finds no room for its bytes is refused at once. An upload may
+//! take 30 seconds, and one more second for each 16 kB that has arrived. So an account that stalls many uploads causes
+//! the refusal of its own requests. Several accounts that do this also cause the refusal of other accounts' requests.
+//! So limit the rate in an outer layer.
 //!
 //! If the database is down, the layer answers 503 after the pool's `acquire_timeout`. The default of sqlx is 30
 //! seconds, but few clients wait so long. **Set the time-out to 3 seconds**:

@@ -97,9 +97,10 @@ impl<B: http_body::Body<Data = Bytes, Error: Into<BoxError>>> LayerBody<B> {
         }
         body.trailers = None;
         body.hold = Some(hold);
-        // Over HTTP/2, the body of a request that its client has reset may end as if it were whole. An outer layer may
-        // already have collected such a body. The HTTP server drops the future of such a request when the future next
-        // waits, so the future waits here once.
+        // Over HTTP/2, the body of a request that its client has reset may end as if it were whole. A reset with the
+        // code `NO_ERROR` has this effect, and some proxies turn every reset into a `NO_ERROR`. Up to hyper 1.9, a
+        // reset with the code `CANCEL` also has this effect. An outer layer may already have collected such a body. The
+        // HTTP server drops the future of such a request when the future next waits, so the future waits here once.
         yield_now().await;
         Ok(body)
     }

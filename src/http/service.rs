@@ -196,21 +196,21 @@ impl Rules {
 
 /// Checks a request that the layer covers, and makes its ticket. No key is claimed yet, so a slow or broken upload
 /// costs no connection. A check may refuse the request or end the admission, so this order decides the answer, and is a
-/// part of the contract ([the module](super) has the rules for clients):
+/// part of the contract. The numbers are those of the rules for clients in [the module](super):
 ///
-/// 1. No outer layer covers the request ([`Rules::of`]).
-/// 2. If the key is optional and the header is missing, the request runs without a key.
-/// 3. The scope function admits the client. It comes before the checks of the key, so that a client without access gets
-///    the refusal of this function, and not an error about its key.
-/// 4. The header has one well-formed value ([`value_of_header`]).
-/// 5. The operation has a name.
-/// 6. The body arrives, and has room ([`read`]).
-/// 7. A value that is not in the header is found ([`IdempotencyLayer::key_from`]). If the key is optional and has no
-///    value, the request runs without a key.
-/// 8. The value is long enough, and the key is valid ([`Rules::key`]).
-/// 9. A resumed request has the key of its record, and is passed on ([`Rules::passes_on`]).
-/// 10. The body has a fingerprint.
-/// 11. The request can be stored, if the layer stores requests ([`stored`]).
+/// - No outer layer covers the request ([`Rules::of`]).
+/// - Rule 1 applies to a header that is missing.
+/// - Rule 2 applies. It comes before rule 3, so that a client without access gets the refusal of the scope function,
+///   and not an error about its key.
+/// - Rule 3 applies to the header ([`value_of_header`]), and the operation has a name.
+/// - Rule 4 applies while the body arrives ([`read`]).
+/// - Rules 1 and 3 apply to a value that is not in the header ([`IdempotencyLayer::key_from`]).
+/// - Rule 3 applies to the length of the value and to the whole key ([`Rules::key`]).
+/// - A resumed request has the key of its record, and is passed on ([`Rules::passes_on`]).
+/// - Rule 4 applies to a body that has no fingerprint.
+/// - The request can be stored, if the layer stores requests ([`stored`]).
+///
+/// The other rules apply in [`run_in_task`].
 async fn admit_covered<B: ByteBody, E>(
     layer: &IdempotencyLayer,
     operation: Option<&str>,
