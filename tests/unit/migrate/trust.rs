@@ -1,4 +1,5 @@
-//! Tests that a change of `migrations/any-language.sql` raises its number, and leaves the names and the arguments.
+//! Tests that a release with a changed `migrations/any-language.sql` has another number, and that a change leaves the
+//! names and the arguments.
 
 use sha2::{Digest as _, Sha256};
 
