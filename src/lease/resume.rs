@@ -1,5 +1,6 @@
-//! The resumer, which finishes operations whose callers do not come back: its loop, the search for these operations, and
-//! the take-over of one operation. A resumer of the HTTP layer shares the search, the take-over, and the end of an attempt.
+//! The resumer, which finishes operations whose callers do not come back: its loop, the search for these operations,
+//! and the take-over of one operation. A resumer of the HTTP layer shares the search, the take-over, and the end of an
+//! attempt.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -206,8 +207,8 @@ where
 }
 
 impl Lease {
-    /// Counts the end of a resumed attempt. If the last permitted attempt has failed, the operation counts as exhausted.
-    /// An attempt that an operator has permitted beyond the limit is also the last attempt.
+    /// Counts the end of a resumed attempt. If the last permitted attempt has failed, the operation counts as
+    /// exhausted. An attempt that an operator has permitted beyond the limit is also the last attempt.
     pub(crate) fn count_resumed(&self, outcome: &'static str) {
         let was_the_last = self.options.max_attempts.is_some_and(|most| self.attempt() >= most.get());
         // If a step is in doubt, the operation is not exhausted, because the operator who settles the step permits
