@@ -18,8 +18,9 @@ const RESUMES: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(2
 /// What the next caller does when the owner of a claim is gone. There is no default policy. The guide's page `promises`
 /// helps you to choose a policy.
 ///
-/// `lease` is the time for which a claim lasts without a renewal. After a crash, the next caller waits for one lease at
-/// most. A lease is between 10 ms and 12 hours long, and usually 40 s.
+/// `lease` is the time for which a claim lasts without a renewal. After a crash, the next callers get
+/// [`InFlight`](crate::Error::InFlight) for one lease at most. A lease is between 10 ms and 12 hours long, and usually
+/// 40 s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     /// The next caller does the work again. Use this policy for effects that may repeat, or that the other service
