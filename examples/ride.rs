@@ -22,6 +22,8 @@ use sqlx::PgPool;
 use tokio::sync::Notify;
 
 const POLICY: Policy = Policy::InSteps { lease: Duration::from_secs(40) };
+/// A week for a person who settles a step in doubt. After the retention, a retry books, charges and announces again.
+const RETENTION: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// A ride that fails each time is left to an operator after ten attempts.
 const ATTEMPTS: NonZeroU32 = NonZeroU32::new(10).expect("ten");
 /// Here the client never comes back. The default of a minute gives it time for a retry.
@@ -102,8 +104,8 @@ async fn main() -> anyhow::Result<()> {
     sqlx::raw_sql(table).execute(&pool).await?;
 
     let gateways = Gateways::default();
-    let leasing = LeaseOptions::new(POLICY).store_request(true).max_attempts(ATTEMPTS);
-    let leasing = leasing.resume_after(RESUME_AFTER);
+    let leasing = LeaseOptions::new(POLICY).retention(RETENTION).store_request(true);
+    let leasing = leasing.max_attempts(ATTEMPTS).resume_after(RESUME_AFTER);
     let rider = format!("user:{}", uuid::Uuid::new_v4());
     let key = Key::new(&rider, "POST /rides", "5a1d93c2")?;
     let request = Request { rider, phone: "+12025550101".to_owned(), card: "tok_4711".to_owned(), cents: 1250 };

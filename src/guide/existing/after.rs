@@ -124,6 +124,8 @@ const LIMIT: usize = 2 * 1024 * 1024;
 pub(crate) fn router(app: AppState) -> anyhow::Result<(Router, [Runs; 2])> {
     // If the process dies, a retry gets a 409 until the lease has lapsed. While the process lives, it renews the lease.
     let in_steps = LeaseOptions::new(Policy::InSteps { lease: Duration::from_secs(40) })
+        // A week for a person who settles a payment. After the retention, a retry charges again.
+        .retention(Duration::from_secs(7 * 24 * 60 * 60))
         .max_attempts(NonZeroU32::new(10).expect("not zero"));
     // A retry after a declined card gets the stored 402, and does not send the charge again.
     let leased = IdempotencyLayer::leased(app.pool.clone(), in_steps, scope)
