@@ -18,7 +18,8 @@ use serde::Serialize;
 use sqlx::PgPool;
 
 /// If this process dies during the charge, the next caller charges again. That is safe only because the gateway ignores
-/// a second request with the same downstream key. For a gateway that does not, take `Policy::AtMostOnce`.
+/// a second request with the same downstream key. For a gateway that does not, take `Policy::AtMostOnce`, as the table
+/// in `src/guide/promises.md` shows.
 const POLICY: Policy = Policy::AtLeastOnce { lease: Duration::from_secs(40) };
 
 #[derive(Serialize)]

@@ -60,8 +60,9 @@ impl Gateways {
         Ok(format!("ch_{}", 1 + self.charges.fetch_add(1, Ordering::SeqCst)))
     }
 
-    /// This gateway does not deduplicate. It refuses the first request, and promises that it has sent nothing.
-    async fn text(&self, phone: &str) -> anyhow::Result<u32> {
+    /// This gateway does not deduplicate. A person finds a text by its reference. The gateway refuses the first request,
+    /// and promises that it has sent nothing.
+    async fn text(&self, phone: &str, _reference: &str) -> anyhow::Result<u32> {
         let requests = 1 + self.text_requests.fetch_add(1, Ordering::SeqCst);
         ensure!(requests > 1, "the text gateway is busy");
         println!("the gateway sends a text to {phone}");
@@ -90,7 +91,8 @@ async fn book(gateways: &Gateways, lease: &Lease, request: &Request) -> anyhow::
     // nothing.
     let text = lease
         .step_at_most_once("text", async |step| {
-            gateways.text(&request.phone).await.map_err(|error| step.not_performed(error))
+            let sent = gateways.text(&request.phone, step.downstream_key()).await;
+            sent.map_err(|error| step.not_performed(error))
         })
         .await?;
     Ok(Ride { number, charge, text })
