@@ -56,7 +56,7 @@ async fn authenticate(headers: HeaderMap, mut request: Request, next: Next) -> R
 }
 
 fn router(pool: PgPool) -> Router {
-    // The scope is the authenticated caller, not a value from the request, so accounts cannot share a key.
+    // The scope is the authenticated account, so accounts cannot share a key.
     let idempotency = IdempotencyLayer::transactional(pool, Idempotency::new(), |request| {
         let Account(id) = request.extensions.get().ok_or(StatusCode::UNAUTHORIZED)?;
         Ok(id.clone())
