@@ -171,8 +171,8 @@
 //! By default, the layer compares the method, the path with its query, and the body, byte by byte. Requests of two
 //! scopes have two keys, and are never compared. **If the effect or the answer depends on a header that is not part of
 //! the scope** (a currency, a sub-account), [add this header](IdempotencyLayer::fingerprint_header) to the fingerprint.
-//! Otherwise a request with one value of the header gets the response to another value. The trailers of a request do not
-//! reach the handler. After a change of the settings of the fingerprint, a retry of an earlier request gets a 500
+//! Otherwise a request with one value of the header gets the response to another value. The trailers of a request do
+//! not reach the handler. After a change of the settings of the fingerprint, a retry of an earlier request gets a 500
 //! `misconfigured` until its key expires.
 //!
 //! If clients build the body anew for each attempt, choose [`canonical_json`](IdempotencyLayer::canonical_json). This
