@@ -31,7 +31,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 ///
 /// The text of an error contains neither the scope nor the value of a key. [`KeyReused`](Self::KeyReused) and
 /// [`OtherMode`](Self::OtherMode) have the key as a field. The `Debug` output of a database error contains the server's
-/// detail, which may quote a key. So log the text.
+/// detail, which may quote a key. So log the text and the sources, as the guide's page `metrics` shows.
 ///
 /// **An error at COMMIT is ambiguous.** In transaction and mark mode, the effect and its record are stored together or
 /// not at all. Under a lease, the effect may have happened although no result is stored. To learn the outcome, make the
