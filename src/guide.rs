@@ -7,7 +7,7 @@
 // definitions, Markdown uses the first definition. `tests/docs.rs` checks both definitions.
 
 macro_rules! pages {
-    ($($name:ident: $summary:literal $(, $picture:literal)* $(with $code:literal)?;)*) => {
+    ($($name:ident: $summary:literal $(, $picture:literal)* $(with $code:literal)*;)*) => {
         $(
             #[doc = $summary]
             #[doc = ""]
@@ -21,7 +21,7 @@ macro_rules! pages {
                 #[doc = "```ignore"]
                 #[doc = include_str!(concat!("guide/", $code))]
                 #[doc = "```"]
-            )?
+            )*
             pub mod $name {}
         )*
     };
@@ -37,7 +37,8 @@ pages! {
     specification: "The protocol as a specification, beside the SQL.";
     words: "The glossary.";
     axum: "The layer in an axum service.", "layers";
-    http: "The HTTP layer: batches, large answers, refusals, agents.", "http" with "http/tool_calls.rs";
+    http: "The HTTP layer: batches, large answers, refusals, agents.", "http"
+        with "http/signed_urls.rs" with "http/tool_calls.rs";
     events: "Webhooks, queues and nonces.", "lease" with "../../examples/webhook.rs";
     engines: "Inside a job queue or a durable engine." with "engines/worker.rs";
     steps: "Charge a card, and write rows around it.", "steps" with "../../examples/ride.rs";

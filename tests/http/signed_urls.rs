@@ -14,13 +14,6 @@ use crate::support::{create_effects, effects, insert, request, transactional};
 #[path = "../../src/guide/http/signed_urls.rs"]
 mod shown;
 
-/// The page shows this file in the section itself.
-#[test]
-fn the_page_shows_the_middleware_of_this_test() {
-    let page = include_str!("../../src/guide/http.md");
-    assert!(page.contains(include_str!("../../src/guide/http/signed_urls.rs")), "src/guide/http.md");
-}
-
 /// The status, and whether the answer is a replay.
 async fn ask<S>(app: &S, uri: &str) -> (StatusCode, bool)
 where
