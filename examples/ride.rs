@@ -60,8 +60,8 @@ impl Gateways {
         Ok(format!("ch_{}", 1 + self.charges.fetch_add(1, Ordering::SeqCst)))
     }
 
-    /// This gateway does not deduplicate. A person finds a text by its reference. The gateway refuses the first request,
-    /// and promises that it has sent nothing.
+    /// This gateway does not deduplicate. A person finds a text by its reference. The gateway refuses the first
+    /// request, and promises that it has sent nothing.
     async fn text(&self, phone: &str, _reference: &str) -> anyhow::Result<u32> {
         let requests = 1 + self.text_requests.fetch_add(1, Ordering::SeqCst);
         ensure!(requests > 1, "the text gateway is busy");

@@ -7,6 +7,7 @@ use tower::util::{MapRequest, MapRequestLayer};
 /// The parameters of the signature, which has been checked. Each attempt has other values.
 const OF_THE_SIGNATURE: [&str; 2] = ["expires", "signature"];
 
+/// Serve `ServiceExt::<Request>::into_make_service(without_signature(router))`, with `axum::ServiceExt`.
 pub(crate) fn without_signature(router: Router) -> MapRequest<Router, fn(Request) -> Request> {
     MapRequestLayer::new(remove_signature as fn(Request) -> Request).layer(router)
 }
