@@ -30,6 +30,8 @@ use tokio::sync::Notify;
 use tower::ServiceExt as _;
 
 const POLICY: Policy = Policy::AtLeastOnce { lease: Duration::from_secs(40) };
+/// A week for a person who settles a payment. After the retention, a retry charges again.
+const RETENTION: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// A payment that fails each time is left to an operator after ten attempts.
 const ATTEMPTS: NonZeroU32 = NonZeroU32::new(10).expect("ten");
 /// Here the client never comes back. The default of a minute gives it time for a retry.
@@ -91,7 +93,7 @@ async fn main() -> anyhow::Result<()> {
     let pool =
         PgPoolOptions::new().acquire_timeout(Duration::from_secs(3)).connect(&std::env::var("DATABASE_URL")?).await?;
     pg_idempotency::migrate(&pool).await?;
-    let leasing = LeaseOptions::new(POLICY).store_request(true).max_attempts(ATTEMPTS);
+    let leasing = LeaseOptions::new(POLICY).retention(RETENTION).store_request(true).max_attempts(ATTEMPTS);
     let layer = IdempotencyLayer::leased(pool, leasing.resume_after(RESUME_AFTER), |request| {
         let Account(id) = request.extensions.get().ok_or(StatusCode::UNAUTHORIZED)?;
         Ok(id.clone())

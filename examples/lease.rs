@@ -21,6 +21,8 @@ use sqlx::PgPool;
 /// a second request with the same downstream key. For a gateway that does not, take `Policy::AtMostOnce`, as the table
 /// in `src/guide/promises.md` shows.
 const POLICY: Policy = Policy::AtLeastOnce { lease: Duration::from_secs(40) };
+/// A week for the late retries of a charge. After the retention, a retry charges again.
+const RETENTION: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 #[derive(Serialize)]
 struct Order {
@@ -37,7 +39,8 @@ async fn charge(order: &Order, idempotency_key: &str) -> anyhow::Result<String> 
 async fn pay(pool: &PgPool, order: &Order) -> anyhow::Result<Outcome<String>> {
     let key = Key::new("shop", "order.charge", order.number.to_string())?;
     // The lease is renewed while the work runs. No connection and no transaction is held meanwhile.
-    LeaseOptions::new(POLICY).run(pool, &key, order, async |lease| charge(order, &lease.downstream_key()).await).await
+    let leasing = LeaseOptions::new(POLICY).retention(RETENTION);
+    leasing.run(pool, &key, order, async |lease| charge(order, &lease.downstream_key()).await).await
 }
 
 #[tokio::main]

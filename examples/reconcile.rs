@@ -43,7 +43,9 @@ async fn main() -> anyhow::Result<()> {
     let gateway = Gateway::default();
     // Short times, so that the example ends soon. A lease of 40 seconds and some minutes of quiet are usual.
     let policy = Policy::AtMostOnce { lease: Duration::from_secs(2) };
-    let leasing = LeaseOptions::new(policy).store_request(true);
+    // A week for a person who settles a text without a trace. After the retention, a retry sends the text again.
+    let retention = Duration::from_secs(7 * 24 * 60 * 60);
+    let leasing = LeaseOptions::new(policy).retention(retention).store_request(true);
     let reconciler = Reconciler::new(leasing, "sms.arrived", Duration::from_millis(500))?;
 
     let key = Key::new("rides", "sms.arrived", "ride-1")?;
