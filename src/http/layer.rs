@@ -99,7 +99,8 @@ impl IdempotencyLayer {
     ///
     /// `scope` returns the tenant, account or user of the request **from the authenticated identity**. An outer layer
     /// has put this identity into the request's extensions. Never use an unauthenticated part of the request as the
-    /// scope. If `scope` returns an error, this error is the response.
+    /// scope. If `scope` returns an error, this error is the response. A scope has 1 to 255 bytes, and any other text is
+    /// a mistake of the service, for which the layer answers 500.
     ///
     /// # Panics
     ///

@@ -71,7 +71,7 @@ pub enum Rejection {
     /// operator or a reconciler has to settle the key.
     #[error(
         "the first request with this Idempotency-Key began and never finished, and it is unknown whether it took \
-         effect; do not repeat it under another key before that is known"
+         effect; do not use another key, but ask the service's support, and then send the same request again"
     )]
     #[non_exhaustive]
     Indeterminate {
@@ -82,7 +82,8 @@ pub enum Rejection {
     },
     /// `exhausted`, 409: the operation has used up its attempts.
     #[error(
-        "the operation was attempted {attempts} times without an answer, which is the limit; it is not tried again"
+        "the operation was attempted {attempts} times without an answer, which is the limit; ask the service's \
+         support, and then send the same request again"
     )]
     #[non_exhaustive]
     Exhausted {
