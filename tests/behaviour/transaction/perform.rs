@@ -136,10 +136,11 @@ async fn a_raw_copy_whose_future_is_dropped_holds_the_call_and_leaves_nothing(po
     Ok(())
 }
 
-/// The ROLLBACK also undoes the claim, so no record remains beside a later effect.
+/// The ROLLBACK also undoes the claim, so no record remains beside a later effect. A protected table refuses this
+/// effect.
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
 async fn a_rollback_to_an_older_savepoint_inside_perform_is_never_acknowledged(pool: PgPool) -> anyhow::Result<()> {
-    create_effects(&pool).await;
+    create_open_effects(&pool).await;
     let mut tx = pool.begin().await?;
     tx.execute("savepoint older").await?;
     let perform = async |conn: &mut PgConnection| {
