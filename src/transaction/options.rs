@@ -92,7 +92,7 @@ impl Idempotency {
     }
 
     /// Sets whether [`run`](Self::run) and the transactional HTTP layer look for a stored response before they begin a
-    /// transaction. The default is `false`. Turn this setting on if most calls are retries. A replay then takes one
+    /// transaction. The default is `false`. Turn this setting on if most calls are retries. A replay then waits for one
     /// round trip instead of three, and a first call takes one round trip more. The answers stay the same. The setting
     /// has no effect on a call in your transaction, because your code has begun this transaction.
     ///
