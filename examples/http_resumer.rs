@@ -93,8 +93,8 @@ async fn main() -> anyhow::Result<()> {
     let pool =
         PgPoolOptions::new().acquire_timeout(Duration::from_secs(3)).connect(&std::env::var("DATABASE_URL")?).await?;
     pg_idempotency::migrate(&pool).await?;
-    let leasing = LeaseOptions::new(POLICY).retention(RETENTION).store_request(true).max_attempts(ATTEMPTS);
-    let layer = IdempotencyLayer::leased(pool, leasing.resume_after(RESUME_AFTER), |request| {
+    let options = LeaseOptions::new(POLICY).retention(RETENTION).store_request(true).max_attempts(ATTEMPTS);
+    let layer = IdempotencyLayer::leased(pool, options.resume_after(RESUME_AFTER), |request| {
         let Account(id) = request.extensions.get().ok_or(StatusCode::UNAUTHORIZED)?;
         Ok(id.clone())
     });

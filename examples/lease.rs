@@ -39,8 +39,8 @@ async fn charge(order: &Order, idempotency_key: &str) -> anyhow::Result<String> 
 async fn pay(pool: &PgPool, order: &Order) -> anyhow::Result<Outcome<String>> {
     let key = Key::new("shop", "order.charge", order.number.to_string())?;
     // The lease is renewed while the work runs. No connection and no transaction is held meanwhile.
-    let leasing = LeaseOptions::new(POLICY).retention(RETENTION);
-    leasing.run(pool, &key, order, async |lease| charge(order, &lease.downstream_key()).await).await
+    let options = LeaseOptions::new(POLICY).retention(RETENTION);
+    options.run(pool, &key, order, async |lease| charge(order, &lease.downstream_key()).await).await
 }
 
 #[tokio::main]

@@ -45,18 +45,18 @@ async fn main() -> anyhow::Result<()> {
     let policy = Policy::AtMostOnce { lease: Duration::from_secs(2) };
     // A week for a person who settles a text without a trace. After the retention, a retry sends the text again.
     let retention = Duration::from_secs(7 * 24 * 60 * 60);
-    let leasing = LeaseOptions::new(policy).retention(retention).store_request(true);
-    let reconciler = Reconciler::new(leasing, "sms.arrived", Duration::from_millis(500))?;
+    let options = LeaseOptions::new(policy).retention(retention).store_request(true);
+    let reconciler = Reconciler::new(options, "sms.arrived", Duration::from_millis(500))?;
 
     let key = Key::new("rides", "sms.arrived", "ride-1")?;
     let text = "Your car has arrived";
-    let sending = leasing.run(&pool, &key, text, async |lease: &Lease| -> anyhow::Result<String> {
+    let sending = options.run(&pool, &key, text, async |lease: &Lease| -> anyhow::Result<String> {
         gateway.send(&lease.downstream_key(), text).await?;
         anyhow::bail!("the connection broke before the answer came")
     });
     println!("the client gets an error: {:#}", sending.await.expect_err("the connection broke"));
 
-    let retry = || leasing.run(&pool, &key, text, async |_| -> anyhow::Result<String> { panic!("it was sent") });
+    let retry = || options.run(&pool, &key, text, async |_| -> anyhow::Result<String> { panic!("it was sent") });
     let told = retry().await.expect_err("no reconciler runs yet");
     println!("a retry is told that the outcome is unknown: {}", is_unknown(&told));
 

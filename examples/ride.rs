@@ -106,17 +106,17 @@ async fn main() -> anyhow::Result<()> {
     sqlx::raw_sql(table).execute(&pool).await?;
 
     let gateways = Gateways::default();
-    let leasing = LeaseOptions::new(POLICY).retention(RETENTION).store_request(true);
-    let leasing = leasing.max_attempts(ATTEMPTS).resume_after(RESUME_AFTER);
+    let options = LeaseOptions::new(POLICY).retention(RETENTION).store_request(true);
+    let options = options.max_attempts(ATTEMPTS).resume_after(RESUME_AFTER);
     let rider = format!("user:{}", uuid::Uuid::new_v4());
     let key = Key::new(&rider, "POST /rides", "5a1d93c2")?;
     let request = Request { rider, phone: "+12025550101".to_owned(), card: "tok_4711".to_owned(), cents: 1250 };
     let request_of_client =
-        async || leasing.run(&pool, &key, &request, async |lease| book(&gateways, lease, &request).await).await;
+        async || options.run(&pool, &key, &request, async |lease| book(&gateways, lease, &request).await).await;
 
     let error = request_of_client().await.expect_err("the text gateway is busy");
     println!("the client gets an error, and does not come back: {error}");
-    let resumer = Resumer::new(leasing, key.operation())?.interval(Duration::from_millis(100));
+    let resumer = Resumer::new(options, key.operation())?.interval(Duration::from_millis(100));
     // In a service this runs in a task of its own, until the service ends.
     let work = async |lease: &Lease, request: Request| book(&gateways, lease, &request).await;
     resumer.run(&pool, gateways.text_sent.notified(), work).await;

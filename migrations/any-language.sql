@@ -1,7 +1,7 @@
 -- The protocol of transaction mode as SQL functions, for callers in any language (src/guide/any_language.md). The callers begin and
 -- commit the transaction. There is no function for a lease, because an owner needs a clock and a task that renews the lease. There is
 -- no function for a mark: a function cannot detect autocommit, in which a mark would commit without its effect. The functions run with
--- the rights of their caller. A role that may call them may read every response, so PUBLIC may not call them.
+-- the rights of their caller. A role that may call `ensure`, `complete` or `run` may read every response, so PUBLIC may not.
 --
 -- The Rust library does not need these functions. `migrate --any-language` creates the functions. After that, each `migrate` of a later
 -- release replaces them. This file can be run again. Then only the grants of PUBLIC are lost.
@@ -99,7 +99,7 @@ declare
     next_attempt int4;
     may_claim boolean := true;
     looks int4 := 0;
-    -- As in src/claim/swallowed.rs: the looks in a row that have found the same free, which is a token or 'nothing'.
+    -- As in src/claim/swallowed.rs: what the last looks have found free, which is a token or 'nothing', and the number of these looks.
     found_free text;
     times_free int4 := 0;
     seen record;
@@ -146,8 +146,8 @@ begin
     remembered := make_interval(secs => date_part('epoch', $5 + (asked - statement_timestamp())));
     -- As in src/key.rs.
     lock_id := ('x'::text || encode(substr(sha256(keyed), 1, 8), 'hex'))::bit(64)::int8;
-    -- As in src/claim.rs. Within the loop, `outcome` also has the values 'held', 'locked', 'overtaken' and 'take over', which no
-    -- caller gets.
+    -- As in src/claim.rs. Within the loop, `outcome` also has the values 'held', 'locked', 'overtaken' and 'take over', and those of
+    -- await_key. No caller gets these values.
     loop
         if may_claim and idempotency.try_claim($1, $2, $3, drawn, $4, remembered, lock_id) then
             outcome := 'claimed';
@@ -300,7 +300,7 @@ begin
                 else jsonb_typeof(header -> 0) <> 'string' or jsonb_typeof(header -> 1) <> 'string'
                     or (header ->> 0) !~ '^[!#$%&''*+.^_`|~0-9A-Za-z-]+$'
                     or lower((header ->> 0) collate "C") = any (string_to_array(never_replayed, ', '))
-                    -- Each character of a value stands for one byte (src/http/replay.rs). Control characters are refused.
+                    -- Each character of a value stands for one byte (src/http/request.rs). Control characters are refused.
                     or encode(convert_to(header ->> 1, 'UTF8'), 'hex') ~ '^(..)*(0[0-8a-f]|1.|7f|c[4-9a-f]|[def].)'
             end
         ) then

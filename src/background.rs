@@ -43,7 +43,7 @@ pub(crate) struct Passes<'l> {
     interval: Duration,
     pub(crate) shutdown: Shutdown<'l>,
     retry: Duration,
-    rest: Duration,
+    pause: Duration,
 }
 
 impl<'l> Passes<'l> {
@@ -53,12 +53,12 @@ impl<'l> Passes<'l> {
         interval: Duration,
         shutdown: Pin<&'l mut (dyn Future<Output = ()> + Send)>,
     ) -> Self {
-        let (shutdown, retry, rest) = (Shutdown::When(shutdown), FIRST_RETRY, jittered(interval));
-        Self { what, operation, interval, shutdown, retry, rest }
+        let (shutdown, retry, pause) = (Shutdown::When(shutdown), FIRST_RETRY, jittered(interval));
+        Self { what, operation, interval, shutdown, retry, pause }
     }
 
     pub(crate) async fn next(&mut self) -> bool {
-        unless(&mut self.shutdown, sleep(self.rest)).await.is_some()
+        unless(&mut self.shutdown, sleep(self.pause)).await.is_some()
     }
 
     /// Notes the result that [`caught`] returned for the pass.
@@ -76,7 +76,7 @@ impl<'l> Passes<'l> {
                 Next::AfterError
             }
         };
-        self.rest = match next {
+        self.pause = match next {
             Next::AtOnce => Duration::ZERO,
             Next::AfterInterval { less } => jittered(self.interval).saturating_sub(less),
             Next::AfterError => jittered(self.retry),

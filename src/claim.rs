@@ -1,7 +1,7 @@
 //! The loop in which a call of any mode wins or loses a claim. The call first tries to claim the key. If the claim
-//! inserts no record, the call asks for the response of a replay. If there is none, the call looks at the record, and `answer`
-//! decides what the record means. If an open transaction holds the key, the call waits for the end of that transaction,
-//! and looks again.
+//! inserts no record, the call asks for the response of a replay. If there is none, the call looks at the record, and
+//! `answer` decides what the record means. If an open transaction holds the key, the call waits for the end of that
+//! transaction, and looks again.
 
 mod answer;
 mod swallowed;
@@ -113,8 +113,8 @@ async fn win_or_lose(
                     looks = 0;
                     pause(conn, record.persistent).await?;
                 }
-                // The transaction that has locked the row ends soon, and may delete the record. Under `Reject`, the call
-                // looks again without a pause, until it has used its `LOOKS`.
+                // The transaction that has locked the row ends soon, and may delete the record. A call that may not
+                // wait looks again without a pause, up to `LOOKS` times.
                 Tried::Unread
             }
         };

@@ -89,8 +89,8 @@ pub enum Error {
     #[non_exhaustive]
     InFlight {
         /// The time to wait before the next attempt. If the call has read the live lease of the owner, this time is
-        /// the rest of the lease. Otherwise this time is one second. For example, no lease is known in transaction
-        /// mode, or if the HTTP layer refuses a duplicate of a request of its own process.
+        /// the rest of the lease. Otherwise this time is one second: in transaction mode, while a claim of a lease is
+        /// not committed yet, and for a duplicate of a request of the same process over HTTP.
         retry_after: Duration,
     },
 
@@ -150,9 +150,9 @@ pub enum Error {
     #[error(transparent)]
     Incompatible(#[from] Incompatible),
 
-    /// `perform` took longer than the key's retention, so its response would be expired at once, and the next call would
-    /// perform the operation again. Nothing was stored. **Roll back.** If the caller commits instead, the effect stays,
-    /// and the key is new.
+    /// `perform` took longer than the key's retention. Its response would be expired at once, and the next call would
+    /// perform the operation again. Nothing was stored. **Roll back.** If a caller of
+    /// [`ensure_idempotent`](crate::ensure_idempotent()) commits instead, the effect stays, and the key is new.
     #[error(
         "the transaction took longer than the key's retention, so the response was not stored; make the retention \
          longer"

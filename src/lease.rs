@@ -50,7 +50,7 @@
 //! guarantees that a stale owner stores nothing.
 //!
 //! Choose a lease that is several times as long as the database outages that the work should survive. After a crash,
-//! the next attempt waits for up to one lease, so the lease must not be longer than the longest wait that you accept. A
+//! no attempt begins for up to one lease, so the lease must not be longer than the longest delay that you accept. A
 //! usual lease is 40 seconds. If a queue delivers a message again before the lease has lapsed, the call returns
 //! [`Error::InFlight`](crate::Error::InFlight).
 

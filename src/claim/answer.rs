@@ -8,8 +8,8 @@ use crate::record::{Found, Terms, are_used_up};
 use crate::state::State;
 use crate::{Error, Incompatible, Key, Misuse, Mode};
 
-/// The `retry_after` if there is no lease, so that it is unknown how long the owner will take. Transactions are short,
-/// and one retry per second is a small load.
+/// The `retry_after` without a lease, when it is unknown how long the owner will take. Transactions are short, and one
+/// retry per second is a small load. The refusals of the HTTP layer that concern no key have the same `Retry-After`.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// What a call does with the record that it met.

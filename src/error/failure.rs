@@ -10,7 +10,7 @@ use crate::Error;
 pub(crate) enum Failure<E> {
     Crate(Error),
     Perform(E),
-    /// The work of a lease panicked, and its attempt has failed.
+    /// The work of a lease panicked with this payload, and its attempt has failed.
     Panicked(Box<dyn Any + Send>),
 }
 

@@ -66,10 +66,11 @@ pub enum Misuse {
     /// - A mark, or a call with a connection, was made outside a transaction that sqlx has begun. Nothing was done.
     ///   Begin a transaction with `conn.begin()`, or use [`Idempotency::run`](crate::Idempotency::run) with a pool.
     /// - `perform` has ended the claim. The cause is a COMMIT, a ROLLBACK, a ROLLBACK TO a savepoint that is older than
-    ///   the call, or a nested `conn.begin()` that failed or was dropped before its end. The response was not stored, and nothing was
-    ///   acknowledged. **Writes that `perform` committed, or made after the end of the transaction, stay.** A
-    ///   [step](crate::lease::Lease::step) is in doubt then.
-    /// - [`commit`](crate::commit()) got a transaction that had ended in one of these ways.
+    ///   the call, or a nested `conn.begin()` that failed or was dropped before its end. The response was not stored,
+    ///   and nothing was acknowledged. **Writes that `perform` committed, or made after the end of the claim, can
+    ///   stay.** A [step](crate::lease::Lease::step) is in doubt then.
+    /// - [`commit`](crate::commit()) got a transaction that had already ended, by a COMMIT, a ROLLBACK or such a nested
+    ///   `begin`.
     #[error(
         "the connection is not in the transaction that the call needs, so no response was stored; begin a transaction \
          before the call, and do not commit, roll back or drop a pending begin inside `perform`, whose writes may stay"

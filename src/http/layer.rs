@@ -99,8 +99,8 @@ impl IdempotencyLayer {
     ///
     /// `scope` returns the tenant, account or user of the request **from the authenticated identity**. An outer layer
     /// has put this identity into the request's extensions. Never use an unauthenticated part of the request as the
-    /// scope. If `scope` returns an error, this error is the response. A scope has 1 to 255 bytes, and any other text is
-    /// a mistake of the service, for which the layer answers 500.
+    /// scope. If `scope` returns an error, this error is the response. A scope follows the rules for a part of a
+    /// [`Key`]. Any other text is a mistake of the service, for which the layer answers 500.
     ///
     /// # Panics
     ///
@@ -443,7 +443,7 @@ impl IdempotencyLayer {
 
     /// Sets the size of the largest response body that is stored, in bytes. The default is 1 MiB. A larger response is
     /// sent, and not stored. Under a lease, each try to store a response has a third of the lease, but at least a
-    /// second. So a response of many megabytes needs a long lease.
+    /// second and at most a minute. So a response of many megabytes needs a lease of minutes.
     ///
     /// # Panics
     ///
@@ -462,7 +462,8 @@ impl IdempotencyLayer {
     /// [`Overloaded`](Rejection::Overloaded), or as [`TooManyRequests`](Rejection::TooManyRequests).
     ///
     /// A replay counts as a run. A duplicate that waits for another request has a place only during a poll of the
-    /// database. A layer and its clones share their places, but a clone with another limit has places of its own.
+    /// database. A layer and its clones share their places. A clone with another limit has its own places for scopes
+    /// and for all requests.
     ///
     /// # Panics
     ///
@@ -475,10 +476,10 @@ impl IdempotencyLayer {
 
     /// Sets the greatest number of [runs](crate::http#runs) of one scope at a time, so that no account takes the runs
     /// of other accounts. All requests without a key count as one scope. The default is seven eighths of
-    /// [`max_runs`](Self::max_runs). In a transactional layer, each run has a connection. If a transactional layer has
-    /// fewer connections than `max_runs`, the default is seven eighths of the connections. If there are two or more of
-    /// these runs or connections, at least one is left to other scopes. **If a transactional layer has one connection,
-    /// no connection is left to other scopes.**
+    /// [`max_runs`](Self::max_runs). In a transactional layer, each run needs a connection. If a transactional layer
+    /// has fewer connections than `max_runs`, the default is seven eighths of the connections. If there are two or more
+    /// of these runs or connections, at least one is left to other scopes. **If a transactional layer has one
+    /// connection, no connection is left to other scopes.**
     ///
     /// Until its handler runs, a request of a client also needs a place among the requests with its key. A replay needs
     /// this place until the replay ends. A key has seven eighths of the places of its scope, but not more places than
@@ -572,7 +573,7 @@ impl IdempotencyLayer {
 
     pub(super) fn bounds(&self) -> Bounds {
         let connections = connections(&self.pool);
-        // A run of a transactional layer needs a connection, so the connections also limit the runs.
+        // A run of a transactional layer needs a connection, so the share of a scope is computed from the connections.
         let at_once = match self.mode {
             LayerMode::Transactional(_) => self.max_runs.min(connections),
             LayerMode::Leased(_) => self.max_runs,

@@ -1,10 +1,11 @@
 //! The places of the runs, and the queues for these places.
 //!
-//! A request needs three places for its run: a place of its key until its handler runs, a place of its scope, and a
-//! place of the layer. A request queues for its places in this order, so a storm of requests with one key, or of one
-//! scope, waits in its own queue. While a request of this process runs its handler, the duplicates of this request have
-//! no place and no connection. While another process runs the handler, the duplicates in this process poll the
-//! database, and have no place between two polls. The database alone decides which request runs its handler.
+//! A request of a client needs three places for its run: a place of its key until its handler runs, a place of its
+//! scope, and a place of the layer. A request queues for its places in this order, so a storm of requests with one key,
+//! or of one scope, waits in its own queue. While a request of this process runs its handler, the duplicates of this
+//! request have no place and no connection. While another process runs the handler, the duplicates in this process poll
+//! the database, and have no place between two polls. Only the database permits a request to run its handler. This
+//! process can only refuse or delay the request.
 //!
 //! A request queues in the task of its run. The runtime polls this task even if an outer service does not poll the
 //! request. So a queue never waits for a request that is not polled.
@@ -22,6 +23,7 @@ use super::rejection::Rejection;
 use super::request::Ticket;
 use crate::background::unless;
 use crate::claim::RETRY_AFTER;
+use crate::fingerprint::Comparison;
 use crate::session::{Pauses, Polls};
 use crate::{Error, Fingerprint, Key};
 
@@ -72,8 +74,8 @@ impl Runs {
         Ok(turn)
     }
 
-    /// Begins the run of a request that a resumer has found. Returns `None` if a place is not free. One of the places
-    /// is free only if no resumer of this process sends a request of the same operation and scope.
+    /// Begins the run of a request that a resumer has found. Returns `None` if a place is not free. The first
+    /// place exists once for each operation and scope, so a process resumes one request of each at a time.
     pub(super) fn begin_resumed(&self, key: &Key, bounds: Bounds) -> Option<Run> {
         let Bounds { all, of_one_scope, .. } = bounds;
         let scope: Arc<str> = key.scope().into();
@@ -190,12 +192,12 @@ impl Queue {
                 // A holder may appear while this request waits for its place, so the request gives the place back.
                 Some(Holder::Here(performed)) => {
                     place = None;
-                    if performed != ticket.fingerprint {
+                    if ticket.fingerprint.compare(performed.as_bytes()) == Comparison::Other {
                         return Err(Error::KeyReused { key: Key::clone(&ticket.key) });
                     }
                     timeout_at(until_free, holders.changed()).await.map_or_else(|_| Err(in_flight()), |_| Ok(()))?;
                 }
-                // At the end of its wait, the request polls once more, although another request polls later.
+                // At the end of its own wait, the request polls once more, even if the holder's time has not come.
                 Some(Holder::Elsewhere(next)) if Instant::now() < next.min(until_free) => {
                     place = None;
                     sleep_until(next.min(until_free)).await;
@@ -225,7 +227,7 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         let mut queues = locked(&self.queues);
-        // The sharers may already have its next queue.
+        // These sharers may already have their next queue.
         if queues.get(&self.sharers).is_some_and(|queue| queue.strong_count() == 0) {
             queues.remove(&self.sharers);
         }
@@ -328,7 +330,7 @@ impl Turn<'_> {
 impl Polls for Turn<'_> {
     /// Gives the places back, so that the request holds no place during a pause. Until the end of the pause, the other
     /// requests with the key sleep, too, as [`Holder::Elsewhere`] describes.
-    async fn rest(&mut self) -> bool {
+    async fn pause(&mut self) -> bool {
         self.run = None;
         let now = Instant::now();
         let Some((_, of_key)) = self.keyed.as_ref().filter(|_| now < self.until_free) else { return false };

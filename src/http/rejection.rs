@@ -71,7 +71,8 @@ pub enum Rejection {
     /// operator or a reconciler has to settle the key.
     #[error(
         "the first request with this Idempotency-Key began and never finished, and it is unknown whether it took \
-         effect; do not use another key, but ask the service's support, and then send the same request again"
+         effect; do not use another key, ask the service's support, and send the same request again when the support \
+         has settled the key"
     )]
     #[non_exhaustive]
     Indeterminate {
@@ -83,7 +84,7 @@ pub enum Rejection {
     /// `exhausted`, 409: the operation has used up its attempts.
     #[error(
         "the operation was attempted {attempts} times without an answer, which is the limit; ask the service's \
-         support, and then send the same request again"
+         support, and send the same request again when the support has settled the key"
     )]
     #[non_exhaustive]
     Exhausted {

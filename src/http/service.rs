@@ -34,8 +34,8 @@ const DISCARDED: usize = 8;
 /// The longest time to throw away a body that is too large. A client that is slower gets its answer after this time.
 const DISCARD_TIME: Duration = Duration::from_secs(10);
 
-/// The service that [`IdempotencyLayer`](super::IdempotencyLayer) makes from an inner service. After a run has begun,
-/// it continues even if the future of its response is dropped.
+/// The service that [`IdempotencyLayer`](super::IdempotencyLayer) makes from an inner service. A run that has its
+/// places continues even if the future of its response is dropped.
 #[derive(Clone)]
 pub struct IdempotencyService<S> {
     inner: S,
@@ -340,7 +340,8 @@ async fn run<R: ByteBody, E>(
     reply
 }
 
-/// Counts a request that was refused before it had a run. Any other request is counted by its run.
+/// Counts a request that was refused before it had a run, if the refusal is an outcome of its key or of the load. The
+/// run counts any other outcome. Nothing counts a request that a client or the service has made wrongly.
 fn count_without_run(layer: &IdempotencyLayer, operation: Option<&str>, rejection: &Rejection) {
     if let Rejection::InFlight { .. }
     | Rejection::KeyReused

@@ -34,7 +34,7 @@ const ROLLBACK_TIME: Duration = Duration::from_secs(1);
 pub(super) async fn run_without_key<R: ByteBody, E>(layer: &IdempotencyLayer, handler: Handler<R, E>) -> Reply<R, E> {
     let beginning = async {
         let mut session = Session::of(&layer.pool).await?;
-        session.begin(&Opening::EXEMPT).await?;
+        session.begin(Opening::EXEMPT).await?;
         Ok::<_, Error>(session)
     };
     let session = bounded(claim_limit(layer), beginning).await?;
@@ -88,7 +88,7 @@ async fn claim<'k>(
     loop {
         match bounded(claim_limit(layer), claim_once(layer, &call)).await {
             Err(Error::Retryable(_)) if retries < RETRIES => retries += 1,
-            Err(Error::InFlight { .. }) if turn.rest().await => {}
+            Err(Error::InFlight { .. }) if turn.pause().await => {}
             claimed => return claimed,
         }
     }

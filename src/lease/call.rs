@@ -52,7 +52,7 @@ impl LeaseOptions {
     ///
     /// - An error of `work` is returned unchanged. The record keeps the text of the error in the column `last_error`.
     /// - An earlier call has the key, so the work did not begin: [`KeyReused`](Error::KeyReused),
-    ///   [`InFlight`](Error::InFlight) with the time that is left of the lease,
+    ///   [`InFlight`](Error::InFlight) with the time after which to call again,
     ///   [`Indeterminate`](Error::Indeterminate), [`Exhausted`](Error::Exhausted), [`OtherMode`](Error::OtherMode),
     ///   [`Undecodable`](Error::Undecodable), [`Incompatible`](crate::Incompatible).
     /// - Other errors before the work begins: [`InvalidRequest::Body`](crate::InvalidRequest::Body),
@@ -191,7 +191,7 @@ impl<'c> LeaseCall<'c> {
             // lease in the database.
             let claimed_at = Instant::now();
             match bounded(self.options.claim_limit(self.pool), self.claim_once()).await {
-                Err(Error::InFlight { .. }) if polls.rest().await => {}
+                Err(Error::InFlight { .. }) if polls.pause().await => {}
                 Err(error) => return Err(error),
                 Ok(Claimed::Won(won)) => return Ok(Acquired::Owner(self.owner(won, claimed_at))),
                 Ok(Claimed::Replayed(response)) => return Ok(Acquired::Replayed(response)),

@@ -83,7 +83,7 @@ impl Memory {
         self.entries().iter().filter(|(_, step)| which(&step.state)).map(|(name, _)| name.clone()).collect()
     }
 
-    pub(super) fn ask<T: DeserializeOwned>(&self, name: &str) -> Result<Recalled<T>, Error> {
+    pub(super) fn recall<T: DeserializeOwned>(&self, name: &str) -> Result<Recalled<T>, Error> {
         let mut entries = self.entries();
         let before = match entries.get_mut(name) {
             Some(Entry { state: StepState::Performing { .. } | StepState::Returned, .. }) => {

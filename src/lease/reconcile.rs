@@ -101,9 +101,8 @@ impl Reconciler {
     async fn reserve<'d>(&self, pool: &PgPool, due: Due<'d>) -> Result<Option<(Due<'d>, Vec<u8>)>, Error> {
         let (begun, shown) = (due.probes.begun(), &due.doubt.shown);
         let after = self.distance_after(&begun).max(self.time_out);
-        let opening = Opening::DURABLE;
         let request = self
-            .transaction(pool, opening, async |conn| {
+            .transaction(pool, Opening::DURABLE, async |conn| {
                 if !self.write(conn, &due, &begun, Some(after)).await? {
                     return Ok(None);
                 }
@@ -162,9 +161,8 @@ impl Reconciler {
         let releases = found_no_trace && probes.no_trace >= self.no_trace;
         let given_up = !releases && probes.probes >= self.most_probes;
         let after = (!given_up).then(|| self.distance_after(probes));
-        let opening = Opening::DURABLE;
         let visit = self
-            .transaction(pool, opening, async |conn| {
+            .transaction(pool, Opening::DURABLE, async |conn| {
                 // The write locks the record, so no later probe can store another finding before the release.
                 if !self.write(conn, due, probes, after).await? {
                     return Ok(Visit::Overtaken);
@@ -221,8 +219,7 @@ impl Reconciler {
             Some((step, result)) => Settlement::ResolveStep { step, result },
         };
         within_a_lease(self.options.policy.lease(), || {
-            let opening = Opening::DURABLE;
-            in_pooled_transaction(pool, opening, async move |conn| -> Result<_, Error> {
+            in_pooled_transaction(pool, Opening::DURABLE, async move |conn| -> Result<_, Error> {
                 let mut shown = due.doubt.shown.clone();
                 while shown.settle(conn, decision).await?.is_none() {
                     match shown.record().show(conn).await? {

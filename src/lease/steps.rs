@@ -25,11 +25,11 @@ tokio::task_local! {
 #[derive(Debug)]
 pub struct Step {
     downstream_key: String,
-    pub(super) took_no_effect: AtomicBool,
+    took_no_effect: AtomicBool,
 }
 
 impl Step {
-    pub(super) fn new(downstream_key: String) -> Self {
+    fn new(downstream_key: String) -> Self {
         Self { downstream_key, took_no_effect: false.into() }
     }
 
@@ -41,7 +41,7 @@ impl Step {
     }
 
     /// Declares that the step had no effect, so that the step may be performed again. Without this declaration, a
-    /// failed [`step_at_most_once`](super::Lease::step_at_most_once) is in doubt. Returns the error, so you can write
+    /// failed [`step_at_most_once`](Lease::step_at_most_once) is in doubt. Returns the error, so you can write
     /// `return Err(step.not_performed(error))`. **The declaration is final**, so call this method only if the step ends
     /// with this error.
     pub fn not_performed<E>(&self, error: E) -> E {
@@ -58,7 +58,7 @@ struct OpenStep<'l> {
     ended: StepState,
 }
 
-enum Asking<'l, T> {
+enum Opened<'l, T> {
     Replayed(T),
     Perform(OpenStep<'l>),
 }
@@ -126,39 +126,39 @@ impl Lease {
         E: From<Error>,
         F: AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     {
-        let mut asked = match self.ask_for_step(name).await? {
-            Asking::Replayed(value) => return Ok(value),
-            Asking::Perform(asked) => asked,
+        let mut open = match self.open_step(name).await? {
+            Opened::Replayed(value) => return Ok(value),
+            Opened::Perform(open) => open,
         };
-        let begun = self.unless_lost(Session::begun(&self.pool, &Opening::DURABLE)).await;
+        let begun = self.unless_lost(Session::begun(&self.pool, Opening::DURABLE)).await;
         let mut session = begun.unwrap_or(Err(Error::LeaseLost))?;
         let unfinished = match self.unless_lost(caught(self.perform_and_finish(&mut session, name, perform))).await {
             None => return Err(Error::LeaseLost.into()),
             Some(Ok(Ok(value))) => {
                 self.unless_lost(session.commit()).await.unwrap_or(Err(Error::LeaseLost))?;
-                asked.performed();
+                open.performed();
                 return Ok(value);
             }
             Some(Ok(Err(unfinished))) => unfinished,
             Some(Err(panic)) => Unfinished::Panicked(panic),
         };
-        let asking_and_ending = async {
+        let checking_and_ending = async {
             let is_gone = is_gone(&mut session).await;
             session.roll_back().await;
             drop(session);
             is_gone
         };
         // Not under the lease: after the loss of the lease, too, the step must not be performed again.
-        if or_closed(self.options.claim_limit(&self.pool), asking_and_ending).await == Some(true) {
-            self.leave_in_doubt(&mut asked).await;
+        if or_closed(self.options.claim_limit(&self.pool), checking_and_ending).await == Some(true) {
+            self.leave_in_doubt(&mut open).await;
         }
         match unfinished {
             Unfinished::Failed(error) => Err(error),
             Unfinished::Panicked(panic) => resume_unwind(panic),
-            Unfinished::NotStored if matches!(asked.ended, StepState::InDoubt) => {
+            Unfinished::NotStored if matches!(open.ended, StepState::InDoubt) => {
                 Err(Error::Misuse(Misuse::NotInTransaction).into())
             }
-            Unfinished::NotStored => match self.stored_result(&mut asked).await? {
+            Unfinished::NotStored => match self.stored_result(&mut open).await? {
                 Some(value) => Ok(value),
                 None => Err(Error::LeaseLost.into()),
             },
@@ -211,14 +211,14 @@ impl Lease {
         E: From<Error>,
         F: AsyncFnOnce(&Step) -> Result<T, E>,
     {
-        let asked = match self.ask_for_step(name).await? {
-            Asking::Replayed(value) => return Ok(value),
-            Asking::Perform(asked) => asked,
+        let open = match self.open_step(name).await? {
+            Opened::Replayed(value) => return Ok(value),
+            Opened::Perform(open) => open,
         };
         let step = Step::new(self.key.downstream(self.fingerprint.as_bytes(), name));
         let performed = self.unless_lost(self.inside_a_step(perform(&step))).await;
         let value = performed.ok_or(Error::LeaseLost)??;
-        Ok(self.finish_step(asked, value).await?)
+        Ok(self.finish_step(open, value).await?)
     }
 
     /// Performs a step outside the database at most once. Before the effect, the record stores durably that the step
@@ -242,12 +242,12 @@ impl Lease {
         E: From<Error>,
         F: AsyncFnOnce(&Step) -> Result<T, E>,
     {
-        let mut asked = match self.ask_for_step(name).await? {
-            Asking::Replayed(value) => return Ok(value),
-            Asking::Perform(asked) => asked,
+        let mut open = match self.open_step(name).await? {
+            Opened::Replayed(value) => return Ok(value),
+            Opened::Perform(open) => open,
         };
         // From now on, the step may be stored as begun, even if the statement below fails.
-        asked.ended = StepState::InDoubt;
+        open.ended = StepState::InDoubt;
         self.steps.note(name, StepState::Performing { begun: true });
         // Without this limit, the statement could wait on a vanished connection for ever, because the renewal has
         // connections of its own and would keep the lease.
@@ -255,7 +255,7 @@ impl Lease {
         let begun = self.unless_lost(beginning).await.unwrap_or(Err(Error::LeaseLost));
         if !matches!(begun, Ok(true)) || self.is_lost() {
             return match begun {
-                Ok(false) => match self.stored_result(&mut asked).await? {
+                Ok(false) => match self.stored_result(&mut open).await? {
                     Some(value) => Ok(value),
                     None => Err(Error::LeaseLost.into()),
                 },
@@ -263,7 +263,7 @@ impl Lease {
                     // Nothing was performed, so the step is retracted. If the retraction fails, the step stays in
                     // doubt.
                     if bounded(time_to_end(self.options.policy.lease()), self.retract_step(name)).await.is_ok() {
-                        asked.ended = StepState::Ended;
+                        open.ended = StepState::Ended;
                     }
                     Err(begun.err().unwrap_or(Error::LeaseLost).into())
                 }
@@ -271,12 +271,12 @@ impl Lease {
         }
         let step = Step::new(self.key.downstream(self.fingerprint.as_bytes(), name));
         match self.unless_lost(self.inside_a_step(perform(&step))).await.ok_or(Error::LeaseLost)? {
-            Ok(value) => Ok(self.finish_step(asked, value).await?),
+            Ok(value) => Ok(self.finish_step(open, value).await?),
             Err(error) => {
                 if step.took_no_effect.into_inner()
                     && within_a_lease(self.options.policy.lease(), || self.retract_step(name)).await.is_ok()
                 {
-                    asked.ended = StepState::Ended;
+                    open.ended = StepState::Ended;
                 }
                 Err(error)
             }
@@ -284,7 +284,7 @@ impl Lease {
     }
 
     /// Finds the stored result of a step, or notes that this call performs the step.
-    async fn ask_for_step<'l, T: DeserializeOwned>(&'l self, name: &'l str) -> Result<Asking<'l, T>, Error> {
+    async fn open_step<'l, T: DeserializeOwned>(&'l self, name: &'l str) -> Result<Opened<'l, T>, Error> {
         self.note_use();
         if self.mode() != Mode::InSteps {
             return Err(invalid(name, InvalidStep::Policy));
@@ -295,44 +295,44 @@ impl Lease {
         if INSIDE_STEPS_OF.try_with(|tokens| tokens.contains(&self.token)).unwrap_or(false) {
             return Err(invalid(name, InvalidStep::Nested));
         }
-        let before = match self.steps.ask(name)? {
+        let before = match self.steps.recall(name)? {
             Recalled::Replayed(value) => {
                 observe::step(self.key.operation(), observe::REPLAYED);
-                return Ok(Asking::Replayed(value));
+                return Ok(Opened::Replayed(value));
             }
             Recalled::Perform { before } => before,
         };
-        let mut asked = OpenStep { lease: self, name, ended: StepState::Ended };
+        let mut open = OpenStep { lease: self, name, ended: StepState::Ended };
         if let Some(before) = before {
-            asked.ended = before;
-            if let Some(value) = self.stored_result(&mut asked).await? {
-                return Ok(Asking::Replayed(value));
+            open.ended = before;
+            if let Some(value) = self.stored_result(&mut open).await? {
+                return Ok(Opened::Replayed(value));
             }
-            asked.ended = StepState::Ended;
+            open.ended = StepState::Ended;
         }
-        Ok(Asking::Perform(asked))
+        Ok(Opened::Perform(open))
     }
 
     /// Reads the result of a step from the record. Returns `None` if the record does not contain the step. Returns an
     /// error if the step is in doubt, or if the claim is gone.
-    async fn stored_result<T: DeserializeOwned>(&self, asked: &mut OpenStep<'_>) -> Result<Option<T>, Error> {
+    async fn stored_result<T: DeserializeOwned>(&self, open: &mut OpenStep<'_>) -> Result<Option<T>, Error> {
         let token = self.token;
         let stored = in_pooled_transaction(&self.pool, Opening::PLAIN, async |conn| -> Result<_, Error> {
             self.record().steps(conn, token).await
         });
         let mut steps = bounded(self.options.claim_limit(&self.pool), stored).await?.ok_or(Error::LeaseLost)?;
-        let found = steps.remove(asked.name);
-        self.steps.resize(asked.name, found.iter().flatten().map(String::len).sum());
+        let found = steps.remove(open.name);
+        self.steps.resize(open.name, found.iter().flatten().map(String::len).sum());
         match found {
             Some(Some(result)) => {
-                let value = decoded(asked.name, &result)?;
-                asked.ended = StepState::Returned;
+                let value = decoded(open.name, &result)?;
+                open.ended = StepState::Returned;
                 observe::step(self.key.operation(), observe::REPLAYED);
                 Ok(Some(value))
             }
             Some(None) => {
-                asked.ended = StepState::InDoubt;
-                Err(Error::StepInDoubt { step: asked.name.to_owned() })
+                open.ended = StepState::InDoubt;
+                Err(Error::StepInDoubt { step: open.name.to_owned() })
             }
             None => Ok(None),
         }
@@ -355,11 +355,11 @@ impl Lease {
 
     /// Stores the result of a step outside the database, and returns the stored value. If an earlier call of this
     /// attempt has already stored a result, the function returns that result.
-    async fn finish_step<T>(&self, mut asked: OpenStep<'_>, value: T) -> Result<T, Error>
+    async fn finish_step<T>(&self, mut open: OpenStep<'_>, value: T) -> Result<T, Error>
     where
         T: Serialize + DeserializeOwned,
     {
-        let (name, token) = (asked.name, self.token);
+        let (name, token) = (open.name, self.token);
         let result = self.encoded_result(name, &value)?;
         let (record, attempt, text) = (self.record(), self.attempt, result.as_str());
         let is_new = within_a_lease(self.options.policy.lease(), || {
@@ -368,10 +368,10 @@ impl Lease {
             })
         });
         if is_new.await? {
-            asked.performed();
+            open.performed();
             return Ok(value);
         }
-        self.stored_result(&mut asked).await?.ok_or(Error::LeaseLost)
+        self.stored_result(&mut open).await?.ok_or(Error::LeaseLost)
     }
 
     /// Stores that a step in this database is in doubt, because `perform` has ended the step's transaction. Writes of
@@ -379,11 +379,11 @@ impl Lease {
     ///
     /// The caller gets the error of the step. So this function only logs its own error, after which the next attempt
     /// may perform the step again, as after a crash at this moment.
-    async fn leave_in_doubt(&self, asked: &mut OpenStep<'_>) {
+    async fn leave_in_doubt(&self, open: &mut OpenStep<'_>) {
         // If the statement fails or is dropped, the owner at least does not release the claim.
-        asked.ended = StepState::InDoubt;
-        self.steps.note(asked.name, StepState::Performing { begun: true });
-        let (record, token, attempt, name) = (self.record(), self.token, self.attempt, asked.name);
+        open.ended = StepState::InDoubt;
+        self.steps.note(open.name, StepState::Performing { begun: true });
+        let (record, token, attempt, name) = (self.record(), self.token, self.attempt, open.name);
         let retention = self.options.retention;
         let noted = within_a_lease(self.options.policy.lease(), || {
             committed(&self.pool, Opening::DURABLE, async move |conn| {
@@ -421,7 +421,7 @@ impl Lease {
     }
 }
 
-/// How often a step whose `perform` has failed is asked whether its transaction is gone. One statement whose future
+/// How often a step whose `perform` has failed is open whether its transaction is gone. One statement whose future
 /// `perform` has dropped, and one ROLLBACK that sqlx has queued, may have failed. The next statement then gets their
 /// error.
 const QUESTIONS: usize = 3;

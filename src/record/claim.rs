@@ -49,7 +49,7 @@ impl Record<'_> {
                     pg_catalog.statement_timestamp() + $7::interval,
                     case when $8::text = 'mark' then pg_catalog.statement_timestamp() end
                 where case
-                    -- A replay takes no lock. No claim waits in the insert for an update or delete of a record that it sees.
+                    -- A replay takes no lock. No claim waits for an update or delete of a record that it sees.
                     when exists (
                         select from idempotency.record where scope = $1::text and operation = $2::text and value = $3::text
                     ) then false
@@ -84,7 +84,7 @@ impl Record<'_> {
     /// callers that have found `found_token` wins: the update waits for no row, and the server checks its conditions
     /// again on the newest version of the row. The other callers look again.
     ///
-    /// The earlier one of two times decides whether the record has expired: the time of the call (`$10`), or the
+    /// The earlier one of two times decides whether the record has expired: the time of the call (`$10`) and the
     /// current time. So a clock that has jumped back expires no record before its time. `idempotency.await_key` repeats
     /// the condition of the update. For an unfinished record, `await_key` also requires that the record has the mode of
     /// the call.

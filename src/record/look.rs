@@ -47,8 +47,8 @@ impl Record<'_> {
 }
 
 /// A statement that reads the response that a call with the mode $4 and the fingerprint $5 replays. Under these
-/// conditions, `answer` of `claim/answer.rs` permits the replay. A look finds the other replays, for example of a record
-/// that has expired during the wait of the call.
+/// conditions, `answer` of `claim/answer.rs` permits the replay. A look finds the other replays, for example of a
+/// record that has expired during the wait of the call.
 macro_rules! response {
     ($name:literal, $columns:literal, $conditions:literal) => {
         concat!(
@@ -129,8 +129,8 @@ impl Record<'_> {
     /// sent would remain if the wait were cancelled.
     ///
     /// If the key has an unfinished record in another mode that has not expired, the transaction does not keep the
-    /// lock, because the call must not take such a record over. A claim of a lease waits here for at most a second, for
-    /// a transaction that is just claiming or completing the key.
+    /// lock, because in most modes the call must not take such a record over. A claim of a lease waits here for at most
+    /// a second, for a transaction that is just claiming or completing the key.
     pub(crate) async fn await_key(
         self,
         conn: &mut PgConnection,

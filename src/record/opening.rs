@@ -56,16 +56,16 @@ macro_rules! durable {
 }
 
 /// How a transaction of the crate begins.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Opening {
     pub(crate) sql: &'static str,
-    /// Whether the message detects every foreign transaction that sqlx does not count.
+    /// Whether no foreign transaction is open after this message. If not, the caller checks the age of its transaction.
     pub(crate) is_checked: bool,
 }
 
 impl Opening {
     /// Begins with the session's settings, and checks that no foreign transaction is open.
-    pub(crate) const PLAIN: Self = Self::checked_by(concat!(check!("opening"), "; begin"));
+    pub(crate) const PLAIN: Self = Self::checked(concat!(check!("opening"), "; begin"));
 
     /// Begins like [`PLAIN`](Self::PLAIN), but without the check, for a claim that returns the age of its transaction.
     /// After the first query of a transaction, PostgreSQL refuses to set the mode `deferrable`, whatever its value is.
@@ -78,7 +78,7 @@ impl Opening {
     /// Begins a transaction for a handler without a key. The handler claims nothing, and may write the tables that are
     /// protected ([`protect`](crate::protect())).
     #[cfg(feature = "http")]
-    pub(crate) const EXEMPT: Self = Self::checked_by(concat!(
+    pub(crate) const EXEMPT: Self = Self::checked(concat!(
         check!("opening exempt"),
         ", pg_catalog.set_config('idempotency.claim', ",
         own_transaction!("exempt"),
@@ -91,7 +91,7 @@ impl Opening {
     /// Until this transaction ends, the setting `idempotency.claim` begins with [`own_transaction`]. So a step, which
     /// claims nothing, may write the tables that are protected. A later statement can check whether it is still in this
     /// transaction.
-    pub(crate) const DURABLE: Self = Self::checked_by(concat!(
+    pub(crate) const DURABLE: Self = Self::checked(concat!(
         check!("opening durable"),
         ", ",
         durable!(),
@@ -107,11 +107,11 @@ impl Opening {
     /// The setting `row_security` is local to the transaction, because the connection belongs to the service or a
     /// pooler. The setting applies to all tables, so no code of the service may run in such a transaction.
     pub(crate) const ALL_ROWS: Self =
-        Self::checked_by(concat!(check!("opening"), ", pg_catalog.set_config('row_security', 'off', true); begin"));
+        Self::checked(concat!(check!("opening"), ", pg_catalog.set_config('row_security', 'off', true); begin"));
 
     /// Begins like [`DURABLE`](Self::DURABLE) and [`ALL_ROWS`](Self::ALL_ROWS) together, for the decision of an
     /// operator, but without the setting `idempotency.claim`.
-    pub(crate) const DURABLE_ALL_ROWS: Self = Self::checked_by(concat!(
+    pub(crate) const DURABLE_ALL_ROWS: Self = Self::checked(concat!(
         check!("opening of decision"),
         ", pg_catalog.set_config('row_security', 'off', true), ",
         durable!(),
@@ -125,17 +125,17 @@ impl Opening {
     /// BEGIN after a snapshot may not set another level. Instead of the check, a ROLLBACK ends a transaction that may
     /// be open. This ROLLBACK counts in `pg_stat_database`. Only migrations and the release of a claim after a failed
     /// call pay for this ROLLBACK.
-    pub(crate) const READ_COMMITTED: Self = Self::checked_by(
+    pub(crate) const READ_COMMITTED: Self = Self::checked(
         "begin; rollback; begin /* pg_idempotency: opening at read committed */ isolation level read committed",
     );
 
-    const fn checked_by(sql: &'static str) -> Self {
+    const fn checked(sql: &'static str) -> Self {
         Self { sql, is_checked: true }
     }
 
     /// Whether this opening has failed because the pool gave out a connection with a foreign transaction. The error has
     /// aborted the foreign transaction, or it was aborted before.
-    pub(crate) fn is_refused_by_a_foreign_transaction(&self, error: &sqlx::Error) -> bool {
+    pub(crate) fn is_refused_by_a_foreign_transaction(self, error: &sqlx::Error) -> bool {
         match sqlstate(error).as_deref() {
             Some(sqlstate::ACTIVE_TRANSACTION) => !self.is_checked,
             Some(sqlstate::DIVISION_BY_ZERO | sqlstate::IN_FAILED_TRANSACTION) => true,

@@ -133,7 +133,7 @@ async fn command(conn: &mut PgConnection, sql: String) -> Result<(), Error> {
 }
 
 /// Runs the statements of an operator's decision in the caller's transaction, with the settings of
-/// [`Opening::DURABLE_ALL_ROWS`](crate::record::Opening::DURABLE_ALL_ROWS). If the statements fail, the transaction is as it was
+/// [`Opening::DURABLE_ALL_ROWS`](crate::record::Opening). If the statements fail, the transaction is as it was
 /// before. If the statements succeed, only the setting `synchronous_commit` may have changed.
 ///
 /// # Cancellation

@@ -15,8 +15,12 @@ use sqlx::pool::PoolConnection;
 use sqlx::{Executor as _, PgConnection, PgPool, Postgres};
 
 use super::nesting::{begin, commit_innermost, depth, queue_rollbacks, roll_back_to};
-use crate::error::{MayContainError, sqlstate};
-use crate::record::{IS_EXEMPT, Opening};
+use crate::error::MayContainError;
+#[cfg(feature = "http")]
+use crate::error::sqlstate;
+#[cfg(feature = "http")]
+use crate::record::IS_EXEMPT;
+use crate::record::Opening;
 use crate::{Error, Misuse};
 
 /// A connection of the pool, with the transaction that the crate may have begun on this connection. If the session is
@@ -43,7 +47,7 @@ impl Session {
         Ok(session)
     }
 
-    pub(crate) async fn begun(pool: &PgPool, opening: &Opening) -> Result<Self, Error> {
+    pub(crate) async fn begun(pool: &PgPool, opening: Opening) -> Result<Self, Error> {
         let mut session = Self::of(pool).await?;
         session.begin(opening).await?;
         Ok(session)
@@ -54,14 +58,14 @@ impl Session {
     /// If other code has left a transaction open on the connection, this function rolls that transaction back, and
     /// begins again. Such a transaction comes from a forgotten guard or from a raw BEGIN. sqlx counts a transaction
     /// with a forgotten guard, and the opening detects a raw BEGIN.
-    pub(crate) async fn begin(&mut self, opening: &Opening) -> Result<(), Error> {
+    pub(crate) async fn begin(&mut self, opening: Opening) -> Result<(), Error> {
         self.roll_back().await;
         self.uncounted = true;
         let begun = match self.send(opening).await {
             Err(error) if opening.is_refused_by_a_foreign_transaction(&error) => {
                 self.conn.execute("rollback").await?;
                 // After the ROLLBACK no foreign transaction is left, so an error has another cause.
-                self.send(if opening.is_checked { opening } else { &Opening::PLAIN }).await
+                self.send(if opening.is_checked { opening } else { Opening::PLAIN }).await
             }
             begun => begun,
         };
@@ -70,7 +74,7 @@ impl Session {
         Ok(())
     }
 
-    async fn send(&mut self, opening: &Opening) -> sqlx::Result<()> {
+    async fn send(&mut self, opening: Opening) -> sqlx::Result<()> {
         self.unchecked_since = (!opening.is_checked).then(Instant::now);
         begin(&mut self.conn, opening.sql).await
     }
@@ -174,7 +178,7 @@ where
     E: MayContainError,
     W: AsyncFnOnce(&mut PgConnection) -> Result<R, E>,
 {
-    let mut session = Session::begun(pool, &opening).await?;
+    let mut session = Session::begun(pool, opening).await?;
     let worked = work(&mut session).await;
     match &worked {
         Ok(_) => session.commit().await?,

@@ -112,7 +112,7 @@ const PAUSES: Range<Duration> = Duration::from_millis(50)..Duration::from_millis
 /// connection back, pauses, and tries again.
 pub(crate) trait Polls {
     /// Pauses, and returns whether the call should try again.
-    fn rest(&mut self) -> impl Future<Output = bool> + Send;
+    fn pause(&mut self) -> impl Future<Output = bool> + Send;
 }
 
 /// The pauses of one call that polls. Each pause is twice as long as the pause before it, up to the longest pause.
@@ -144,7 +144,7 @@ impl PollsUntil {
 }
 
 impl Polls for PollsUntil {
-    async fn rest(&mut self) -> bool {
+    async fn pause(&mut self) -> bool {
         if Instant::now() >= self.deadline {
             return false;
         }

@@ -129,11 +129,11 @@ impl<'k> Call<'k> {
         {
             return Ok(Claimed::Replayed(stored));
         }
-        session.begin(&Opening::BEFORE_CLAIM).await?;
+        session.begin(Opening::BEFORE_CLAIM).await?;
         let unchecked_since = session.unchecked_since();
         match self.claim(session, unchecked_since).await {
             Err(error) if unchecked_since.is_some() && may_be_of_a_foreign_transaction(&error) => {
-                session.begin(&Opening::PLAIN).await?;
+                session.begin(Opening::PLAIN).await?;
                 self.claim(session, None).await
             }
             claimed => claimed,

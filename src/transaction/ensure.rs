@@ -15,9 +15,9 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 /// requested, with the [default options](Idempotency::new).
 ///
 /// The first call with a key calls `perform` with the connection. If the caller commits only after `Ok`, the writes of
-/// `perform`, the claim of the key and the response commit together, or not at all. Every later call with the same key and body gets the [stored
-/// response](#the-response), and does not call `perform`. A call with the same key and another body returns
-/// [`Error::KeyReused`]. A concurrent duplicate waits for the first call's transaction.
+/// `perform`, the claim of the key and the response commit together, or not at all. Every later call with the same key
+/// and body gets the [stored response](#the-response), and does not call `perform`. A call with the same key and
+/// another body returns [`Error::KeyReused`]. A concurrent duplicate waits for the first call's transaction.
 ///
 /// The connection must be in a transaction that sqlx has begun. The claim is part of this transaction, and takes effect
 /// when the caller commits. If you have no transaction, use [`Idempotency::run`] with a pool.
@@ -93,11 +93,11 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 /// # Cancellation
 ///
 /// Drop the transaction together with this future. An early return with `?` drops both, and a `timeout` around both
-/// drops both, too. If a caller drops only this future and then commits, the key stays indeterminate, unless the
-/// completion was already sent. The same holds if the caller catches a panic of `perform`. On the server, a statement
-/// that was already sent runs until it ends, and holds the claim until then. If `perform` drops the future of a raw
-/// `copy … from stdin` and goes on, the server waits for data, and this call waits without an end. So copy with sqlx's
-/// `copy_in_raw`.
+/// drops both, too. If a caller drops only this future and then commits, the key stays indeterminate. If the completion
+/// was already sent, the key may be completed instead. The key also stays indeterminate if the caller catches a panic
+/// of `perform` and then commits. On the server, a statement that was already sent runs until it ends, and holds the
+/// claim until then. If `perform` drops the future of a raw `copy … from stdin` and goes on, the server waits for data,
+/// and this call waits without an end. So copy with sqlx's `copy_in_raw`.
 ///
 /// # What ends the claim early
 ///
@@ -112,7 +112,8 @@ use crate::{Body, Error, Idempotency, Key, Mode, Outcome, Verdict};
 /// transaction of the caller, and can stay. So if a nested `begin` fails, return its error.
 ///
 /// After the call, a ROLLBACK TO an older savepoint undoes the effect together with its record. So acknowledge an
-/// outcome only after the COMMIT, and also commit after a replay: the first call may belong to the same transaction.
+/// outcome only after the COMMIT. Also commit after a replay, because the first call may belong to the same
+/// transaction.
 pub async fn ensure_idempotent<T, E, B, F>(
     conn: &mut PgConnection,
     key: &Key,
@@ -158,8 +159,8 @@ impl Idempotency {
     /// Does the same as [`ensure`](Self::ensure), but runs `perform` behind a savepoint, so that the caller's
     /// transaction survives a failure.
     ///
-    /// If `perform` returns an error, only the writes of `perform` are undone, and the key is free for the next caller
-    /// once the caller's transaction ends. The transaction stays usable, and the caller may commit it.
+    /// If `perform` returns an error, only the writes of `perform` are undone. After the end of this transaction, the
+    /// next call may claim the key. The transaction stays usable, and the caller may commit it.
     /// [`Verdict::Undo`] also undoes the writes, but *stores* the response. Use `Undo` for a failure that every retry
     /// should get. A call takes two round trips more than [`ensure`](Self::ensure), or three more with `Undo`.
     ///
@@ -178,8 +179,9 @@ impl Idempotency {
     ///
     /// # Errors and cancellation
     ///
-    /// The errors are those of [`ensure_idempotent`]. After an error, the caller may commit, unless the undo itself has
-    /// failed. The effect of a cancellation is that of [`ensure_idempotent`].
+    /// The errors are those of [`ensure_idempotent`]. After an error of `perform` or of the completion, the caller may
+    /// commit. If a statement of the claim or of the undo fails, the transaction is aborted, so roll back. The effect
+    /// of a cancellation is that of [`ensure_idempotent`].
     pub async fn ensure_isolated<T, E, B, F>(
         self,
         conn: &mut PgConnection,

@@ -6,7 +6,7 @@ use sha2::{Digest as _, Sha256};
 use super::{FUNCTIONS, ours};
 
 /// The digest of each file that a release has, under its number. The last line may change until a release has it.
-const RELEASED: [(u32, &str); 1] = [(1, "0dd2340234c56d033a6a2f9d3640edb4c85958f1434ad2e4aace2484dee75fea")];
+const RELEASED: [(u32, &str); 1] = [(1, "ec4b2ca886fec032b45faf58944a02e823259533c5ca914e2f90b62f8fc02832")];
 
 /// A process of another release calls the functions by these.
 const SIGNATURES: [&str; 7] = [
