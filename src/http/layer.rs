@@ -100,7 +100,7 @@ impl IdempotencyLayer {
     /// `scope` returns the tenant, account or user of the request **from the authenticated identity**. An outer layer
     /// has put this identity into the request's extensions. Never use an unauthenticated part of the request as the
     /// scope. If `scope` returns an error, this error is the response. A scope follows the rules for a part of a
-    /// [`Key`]. Any other text is a mistake of the service, for which the layer answers 500.
+    /// [`Key`](crate::Key). Any other text is a mistake of the service, for which the layer answers 500.
     ///
     /// # Panics
     ///

@@ -231,11 +231,13 @@ impl Target {
     }
 
     pub(crate) fn what(&self) -> String {
-        match self.value {
+        let what = match self.value {
             Value::Rate(way, other) => format!("rate of *{way}* over *{other}*"),
             Value::P50(way, other) => format!("p50 of *{way}* over *{other}*"),
             Value::Other(what, _) => what.to_owned(),
-        }
+        };
+        // Two tables of a case may have the same ways.
+        if self.title == MAIN { what } else { format!("{what} ({})", self.title) }
     }
 
     /// The columns in which the case measured it, and the figures.
