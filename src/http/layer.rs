@@ -556,6 +556,7 @@ impl LayerMode {
     fn wait(self) -> Duration {
         match self {
             Self::Transactional(Idempotency { on_duplicate: Some(OnDuplicate::Wait(limit)), .. }) => limit,
+            // Over HTTP, the default is `Reject`.
             Self::Transactional(_) => Duration::ZERO,
             Self::Leased(options) => options.wait(),
         }

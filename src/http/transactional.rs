@@ -81,7 +81,8 @@ async fn claim<'k>(
     turn: &mut Turn<'_>,
 ) -> Result<Claimed<(Session, Won<'k>)>, Error> {
     let isolated = !layer.stored_errors.is_empty();
-    // The call itself does not wait, because a request that waits must hold no connection between two polls.
+    // The call itself does not wait, because a request that waits must hold no connection between two polls. The turn
+    // of the request waits, as long as `on_duplicate` allows.
     let call = Call::new(&options, &ticket.key, ticket.fingerprint, Some(OnDuplicate::Reject), isolated);
     let call = call.made_at(ticket.arrived);
     let mut retries = 0;
