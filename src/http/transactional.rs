@@ -100,8 +100,11 @@ async fn claim_once<'k>(layer: &IdempotencyLayer, call: &Call<'k>) -> Result<Cla
     let mut session = Session::of(&layer.pool).await?;
     match call.begin(&mut session).await {
         Ok(Claimed::Won(won)) => Ok(Claimed::Won((session, won))),
-        // The drop of the session rolls back its transaction, which has no writes.
-        Ok(Claimed::Replayed(stored)) => Ok(Claimed::Replayed(stored)),
+        Ok(Claimed::Replayed(stored)) => {
+            // A replay does not wait for the end of its transaction.
+            session.send_rollback();
+            Ok(Claimed::Replayed(stored))
+        }
         Err(error) => {
             session.note(&error);
             roll_back(layer, session).await;

@@ -8,11 +8,11 @@
 use std::future::Future;
 use std::ops::{Deref, DerefMut};
 use std::pin::pin;
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use sqlx::pool::PoolConnection;
-use sqlx::{Executor as _, PgConnection, PgPool, Postgres};
+use sqlx::{Connection as _, Executor as _, PgConnection, PgPool, Postgres};
 
 use super::nesting::{begin, commit_innermost, depth, queue_rollbacks, roll_back_to};
 use crate::error::MayContainError;
@@ -122,6 +122,17 @@ impl Session {
     /// statements. sqlx would use their names for as long as the connection lives, and each call would fail.
     pub(crate) fn note(&mut self, error: &Error) {
         self.closes |= error.has_lost_statements();
+    }
+
+    /// Sends the ROLLBACK of a transaction that has no writes. The pool's ping reads the answer. If the drop of the
+    /// session only queued this ROLLBACK, the transaction would stay open until the runtime polls the pool's task.
+    pub(crate) fn send_rollback(&mut self) {
+        if queue_rollbacks(&mut self.conn, 0) == 0 {
+            return;
+        }
+        // One poll writes what is queued. An error that this poll reads would be hidden from the pool's ping.
+        let sent = pin!(self.conn.ping()).poll(&mut Context::from_waker(Waker::noop()));
+        self.closes |= matches!(sent, Poll::Ready(Err(_)));
     }
 
     pub(crate) async fn roll_back(&mut self) {

@@ -98,9 +98,12 @@ impl<'k> Call<'k> {
         let ended = async {
             let won = match self.begin(&mut session).await? {
                 Claimed::Won(won) => won,
-                // The drop of the session rolls back its transaction, which has no writes. The pool sends the ROLLBACK
-                // together with its ping, so a replay does not wait for a COMMIT.
-                Claimed::Replayed(stored) => return Ok(Outcome::Replayed(decode(&stored)?)),
+                Claimed::Replayed(stored) => {
+                    let response = decode(&stored)?;
+                    // A replay does not wait for the end of its transaction.
+                    session.send_rollback();
+                    return Ok(Outcome::Replayed(response));
+                }
             };
             let (response, stored) = won.perform(&mut session, perform).await?;
             won.complete_and_commit(&mut session, &stored).await?;

@@ -166,7 +166,7 @@ async fn a_request_takes_the_documented_round_trips(direct: PgPool) -> anyhow::R
         PgPoolOptions::new().max_connections(1).test_before_acquire(false).connect_with(proxy.options.clone()).await?;
     // The pool pings a connection that comes back: here ours, and then the layer's.
     const PINGS: usize = 2;
-    // Of a first call and of a replay. The ROLLBACK of a replay is counted, although it travels together with the ping.
+    // Of a first call and of a replay. The replay does not wait for its ROLLBACK, which is counted.
     for (layer, name, wanted) in [(transactional(&pool), "plain", [5, 4]), (replaying_first(&pool), "first", [6, 1])] {
         let app = app(layer);
         // The first use of a statement prepares it.

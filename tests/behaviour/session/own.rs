@@ -12,7 +12,7 @@ use sqlx::{Connection as _, Executor as _, PgPool};
 
 use crate::support::{
     clear, connect, create_effects, create_open_effects, effects, key, leave_effect, once, options, pool_of, records,
-    setting,
+    setting, until,
 };
 
 #[sqlx::test(migrator = "rig::strict::MIGRATOR")]
@@ -191,5 +191,25 @@ async fn a_transaction_timeout_ends_the_wait_of_a_duplicate(pool: PgPool) -> any
     first.commit().await?;
     assert!(once(&limited, &key, "body").await?.is_replayed());
     assert_eq!((effects(&pool).await, records(&pool).await), (1, 1));
+    Ok(())
+}
+
+/// While the thread is blocked, the runtime does not poll the task that returns the connection to the pool.
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn a_replay_ends_its_transaction_although_nothing_polls_the_runtime(pool: PgPool) -> anyhow::Result<()> {
+    create_effects(&pool).await;
+    once(&pool, &key("a"), "body").await?;
+    let of_observer = options(&pool);
+    assert!(once(&pool, &key("a"), "body").await?.is_replayed());
+    let observer = std::thread::spawn(move || {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(async {
+            let observer = pool_of(1, &of_observer).await;
+            let ended = "select count(*) = 0 from pg_stat_activity
+                where datname = current_database() and state like 'idle in transaction%'";
+            until(&observer, ended).await;
+            observer.close().await;
+        });
+    });
+    observer.join().expect("no open transaction");
     Ok(())
 }
