@@ -130,8 +130,9 @@ impl Session {
         if queue_rollbacks(&mut self.conn, 0) == 0 {
             return;
         }
-        // One poll writes what is queued. An error that this poll reads would be hidden from the pool's ping.
-        let sent = pin!(self.conn.ping()).poll(&mut Context::from_waker(Waker::noop()));
+        // One poll writes what is queued, unless the socket is full. If the poll reads an error, the pool's ping does not
+        // see it.
+        let sent = pin!(self.conn.flush()).poll(&mut Context::from_waker(Waker::noop()));
         self.closes |= matches!(sent, Poll::Ready(Err(_)));
     }
 

@@ -122,11 +122,12 @@ async fn the_same_key_inside_perform_is_refused(pool: PgPool) -> anyhow::Result<
 async fn a_raw_copy_whose_future_is_dropped_holds_the_call_and_leaves_nothing(pool: PgPool) -> anyhow::Result<()> {
     create_effects(&pool).await;
     let copies = async |conn: &mut PgConnection| {
-        assert!(cancel_after(1, conn.execute("copy effect (note) from stdin")).await.is_none());
+        // The answer to the sleep comes first, so the copy is dropped without an answer.
+        assert!(cancel_after(1, conn.execute("select pg_sleep(0.5); copy effect (note) from stdin")).await.is_none());
         Ok::<_, Error>(1)
     };
     let (way, key) = (Idempotency::new(), key("a"));
-    let held = timeout(Duration::from_millis(300), way.run(&pool, &key, "body", copies)).await;
+    let held = timeout(Duration::from_secs(2), way.run(&pool, &key, "body", copies)).await;
     assert!(held.is_err(), "the call ended: {held:?}; the documentation of `ensure_idempotent` says that it waits");
     let others = "select count(pg_terminate_backend(pid)) from pg_stat_activity
         where datname = current_database() and pid <> pg_backend_pid()";
