@@ -1,12 +1,11 @@
-//! The error of a call until it gets the caller's type.
+//! The error of a call before its conversion into the caller's type.
 
 use std::any::Any;
 use std::panic::resume_unwind;
 
 use crate::Error;
 
-/// The error of a call, before its conversion into the caller's type. The caller's type does not show the origin of the
-/// error.
+/// Where the error of a call comes from. The caller's type does not show this.
 pub(crate) enum Failure<E> {
     Crate(Error),
     Perform(E),

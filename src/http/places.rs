@@ -74,8 +74,8 @@ impl Runs {
         Ok(turn)
     }
 
-    /// Begins the run of a request that a resumer has found. Returns `None` if a place is not free. The first
-    /// place exists once for each operation and scope, so a process resumes one request of each at a time.
+    /// Begins the run of a request that a resumer has found. Returns `None` if a place is not free. The first place
+    /// exists once for each operation and scope, so a process resumes one request of each at a time.
     pub(super) fn begin_resumed(&self, key: &Key, bounds: Bounds) -> Option<Run> {
         let Bounds { all, of_one_scope, .. } = bounds;
         let scope: Arc<str> = key.scope().into();

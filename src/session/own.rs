@@ -130,8 +130,8 @@ impl Session {
         if queue_rollbacks(&mut self.conn, 0) == 0 {
             return;
         }
-        // One poll writes what is queued, unless the socket is full. If the poll reads an error, the pool's ping does not
-        // see it.
+        // One poll writes the queued ROLLBACK, unless the socket is full. The poll may read an error, which the pool's
+        // ping would then not see.
         let sent = pin!(self.conn.flush()).poll(&mut Context::from_waker(Waker::noop()));
         self.closes |= matches!(sent, Poll::Ready(Err(_)));
     }
