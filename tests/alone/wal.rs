@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use pg_idempotency::Error;
 use pg_idempotency::mark::{MarkOptions, Marked, mark};
-use sqlx::PgPool;
+use pg_idempotency::{Error, Idempotency};
+use sqlx::{PgConnection, PgPool};
 
 use crate::support::key;
 
@@ -53,5 +53,12 @@ async fn duplicates_of_settled_keys_write_no_wal(pool: PgPool) -> anyhow::Result
     let written =
         wal_bytes(&pool, async || assert_eq!(marked(&pool, "7").await.expect("marked"), Marked::Duplicate)).await;
     assert_eq!(written, 0, "one by one");
+    let run = async || {
+        let perform = async |_: &mut PgConnection| Ok::<_, Error>(1);
+        Idempotency::new().run(&pool, &key("run"), "body", perform).await.expect("an outcome")
+    };
+    assert!(!run().await.is_replayed());
+    let written = wal_bytes(&pool, async || assert!(run().await.is_replayed())).await;
+    assert_eq!(written, 0, "a replay");
     Ok(())
 }

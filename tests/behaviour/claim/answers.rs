@@ -2,6 +2,7 @@
 //! the table that shares no code with the crate's.
 
 use pg_idempotency::lease::{Acquired, LeaseOptions, Policy};
+use pg_idempotency::mark::{MarkOptions, Marked};
 use pg_idempotency::{Error, Fingerprint, Idempotency, Key};
 use rig::cases::each;
 use rig::database::until_blocked;
@@ -130,8 +131,8 @@ fn every_state() -> Vec<State> {
     states
 }
 
-/// Writes the state as a record; `false` where the schema bars it. Every record has the time of this transaction,
-/// because that must not make it this transaction's own.
+/// Writes the state as a record; `false` where the strict schema of the tests bars it. Every record has the time of
+/// this transaction, because that must not make it this transaction's own.
 async fn write(conn: &mut PgConnection, key: &Key, state: State) -> bool {
     let body = if state.same_fingerprint { "body" } else { "other" };
     let fingerprint = Fingerprint::of_json(body).expect("a string");
@@ -177,8 +178,8 @@ async fn write(conn: &mut PgConnection, key: &Key, state: State) -> bool {
     }
 }
 
-/// The states that the schema allows. It bars an unfinished mark, a completed lease, a transaction with a deadline, and
-/// others.
+/// The states that the strict schema allows. It bars an unfinished mark, a completed lease, a transaction with a
+/// deadline, and others.
 async fn possible_states(pool: &PgPool) -> anyhow::Result<Vec<State>> {
     let mut possible = Vec::new();
     for state in every_state() {
@@ -293,6 +294,35 @@ async fn every_state_gets_the_answer_of_the_table_in_lease_mode(pool: PgPool) ->
             };
             assert_eq!(answer, expected(state, asked), "{leasing:?} {state:?}");
         }
+    }
+    Ok(())
+}
+
+#[sqlx::test(migrator = "rig::strict::MIGRATOR")]
+async fn every_state_gets_the_answer_of_the_table_in_mark_mode(pool: PgPool) -> anyhow::Result<()> {
+    let mut states = possible_states(&pool).await?;
+    // A mark has no fingerprint.
+    states.retain(|state| state.same_fingerprint);
+    let options = MarkOptions::new(Duration::from_secs(300));
+    let key = key("a");
+    for (state, in_a_batch) in states.into_iter().flat_map(|state| [(state, false), (state, true)]) {
+        let mut tx = pool.begin().await?;
+        assert!(write(&mut tx, &key, state).await);
+        let answer = match in_a_batch {
+            true => options.mark_many(&mut tx, std::slice::from_ref(&key)).await.map(|marked| marked[0]),
+            false => options.mark(&mut tx, &key).await,
+        };
+        let answer = match answer {
+            Ok(Marked::First) => Expected::TakenOver { attempt: 1 },
+            Ok(Marked::Duplicate) => Expected::Replayed,
+            Err(Error::OtherMode { stored, .. }) => {
+                assert_eq!(stored.to_string(), state.mode);
+                Expected::OtherMode
+            }
+            Err(error) => panic!("{state:?}: {error:?}"),
+        };
+        assert_eq!(answer, expected(state, "mark"), "{state:?}, in a batch: {in_a_batch}");
+        tx.rollback().await?;
     }
     Ok(())
 }
