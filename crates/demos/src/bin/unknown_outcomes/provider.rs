@@ -1,6 +1,6 @@
 //! A provider of texts, in a process of its own, and its client. It takes no idempotency key, and it can be asked.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::future::pending;
 use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -70,6 +70,8 @@ struct Books {
     due: Vec<Instant>,
     /// When each request arrived whose sender waits.
     waiting: HashMap<u32, Vec<Instant>>,
+    /// The senders that have to be killed, and were named. Until its death, such a sender may send one more request.
+    named: HashSet<u32>,
     look_ups: usize,
 }
 
@@ -131,7 +133,9 @@ fn receive(books: &mut Books, order: Order) -> Option<Receipt> {
     });
     text.receipts.extend(receipt);
     if is_first {
-        books.waiting.entry(order.sender).or_default().push(now);
+        if !books.named.contains(&order.sender) {
+            books.waiting.entry(order.sender).or_default().push(now);
+        }
         return None;
     }
     receipt
@@ -153,11 +157,16 @@ async fn find(
     Ok(Json(books.texts.get(&reference).and_then(|text| text.receipts.iter().find(sent)).copied()))
 }
 
-/// The senders that have to be killed.
 async fn deaths(State(shared): State<Shared>) -> Json<Vec<u32>> {
-    let waiting = &mut open(&shared).waiting;
+    Json(name_the_dying(&mut open(&shared)))
+}
+
+/// The senders that have to be killed, each once.
+fn name_the_dying(books: &mut Books) -> Vec<u32> {
     let is_dying = |arrivals: &Vec<Instant>| arrivals.len() >= DYING.0 || arrivals[0].elapsed() >= DYING.1;
-    Json(waiting.extract_if(|_, arrivals| is_dying(arrivals)).map(|(sender, _)| sender).collect())
+    let dying: Vec<_> = books.waiting.extract_if(|_, arrivals| is_dying(arrivals)).map(|(sender, _)| sender).collect();
+    books.named.extend(&dying);
+    dying
 }
 
 async fn all(State(shared): State<Shared>) -> Json<Vec<Text>> {
@@ -200,5 +209,25 @@ impl Provider {
 
     async fn get<T: serde::de::DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
         Ok(self.client.get(format!("{}{path}", self.url)).send().await?.error_for_status()?.json().await?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The last requests of a sender may arrive after the sender was named, and even after its death.
+    #[test]
+    fn a_sender_is_named_once() {
+        let mut books = Books::default();
+        let send = |books: &mut Books, number: usize| {
+            let until = SystemTime::now() + Duration::from_secs(60);
+            let order = Order { reference: number.to_string(), phone: String::new(), until, sender: 1 };
+            assert!(receive(books, order).is_none());
+        };
+        (0..DYING.0).for_each(|number| send(&mut books, number));
+        assert_eq!(name_the_dying(&mut books), [1]);
+        (DYING.0..2 * DYING.0).for_each(|number| send(&mut books, number));
+        assert!(name_the_dying(&mut books).is_empty());
     }
 }
