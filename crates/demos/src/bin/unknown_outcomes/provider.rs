@@ -70,7 +70,7 @@ struct Books {
     due: Vec<Instant>,
     /// When each request arrived whose sender waits.
     waiting: HashMap<u32, Vec<Instant>>,
-    /// The senders that have to be killed, and were named. Until its death, such a sender may send one more request.
+    /// The senders that were named as dying. Their last requests may arrive later.
     named: HashSet<u32>,
     look_ups: usize,
 }
@@ -216,7 +216,6 @@ impl Provider {
 mod tests {
     use super::*;
 
-    /// The last requests of a sender may arrive after the sender was named, and even after its death.
     #[test]
     fn a_sender_is_named_once() {
         let mut books = Books::default();
